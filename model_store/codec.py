@@ -1,0 +1,108 @@
+"""Networks and images to shards and back. A shard is a prefix of parameter names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+
+import numpy as np
+import torch
+from safetensors.numpy import save
+from torch import Tensor, nn
+
+from model_store.manifest import Draft, ShardRef
+from model_store.network import Expert, Network
+from model_store.shard import check_shard, expected_tensors, image_bounds, read_layout
+
+ReadShard = Callable[[ShardRef], bytes]
+
+
+def encode_expert(network: Network, index: int) -> bytes:
+    return _encode(network, prefix=f"experts.{index}.")
+
+
+def encode_classifier(network: Network) -> bytes:
+    return _encode(network, prefix="heads.")
+
+
+def load_network(
+    read: ReadShard, manifest: Draft, *, known: MutableMapping[str, Expert] | None = None
+) -> Network:
+    """The network of `manifest`, frozen, in evaluation mode, on the CPU.
+
+    `known` holds experts by shard digest: those are shared and not read again, and experts
+    that were read are added to it, so that the next version costs its delta.
+    """
+    bank = {} if known is None else known
+    for index, task in enumerate(manifest.tasks):
+        if task.expert.sha256 not in bank:
+            weights = read_weights(read, manifest, task.expert)
+            bank[task.expert.sha256] = _build_expert(manifest, index, weights)
+    experts = [bank[task.expert.sha256] for task in manifest.tasks]
+    heads = _build_heads(manifest, read_weights(read, manifest, manifest.classifier))
+    network = Network.assemble(manifest.spec, experts, heads)
+    return network.requires_grad_(False).eval()
+
+
+def read_weights(read: ReadShard, manifest: Draft, ref: ShardRef) -> dict[str, Tensor]:
+    """The tensors of a model shard by full name, after every check that its bytes can be put to."""
+    data = read(ref)
+    check_shard(ref, data, expected=expected_tensors(manifest, ref))
+    # One copy of ours: tensors must not change when the caller's buffer does.
+    payload = bytearray(data)
+    return {
+        name: torch.frombuffer(
+            payload,
+            dtype=torch.float32,
+            offset=stored.start,
+            count=(stored.end - stored.start) // 4,
+        ).reshape(stored.shape)
+        if stored.end > stored.start
+        else torch.empty(stored.shape)
+        for name, stored in read_layout(data).items()
+    }
+
+
+def encode_images(images: Sequence[bytes]) -> bytes:
+    """One shard of encoded images (PNG, JPEG …), in this order."""
+    sizes = [len(image) for image in images]
+    return save(
+        {
+            "bytes": np.frombuffer(b"".join(images), dtype=np.uint8),
+            "offsets": np.cumsum([0, *sizes], dtype=np.int64),
+        }
+    )
+
+
+def decode_images(data: bytes, *, count: int) -> list[bytes]:
+    """The first `count` encoded images of a shard that was checked."""
+    bounds = image_bounds(data, read_layout(data))
+    return [data[start:end] for start, end in bounds[:count]]
+
+
+def _encode(network: Network, *, prefix: str) -> bytes:
+    tensors = {
+        name: np.ascontiguousarray(tensor.detach().cpu().numpy())
+        for name, tensor in network.state_dict().items()
+        if name.startswith(prefix)
+    }
+    return save(tensors)
+
+
+def _build_expert(manifest: Draft, index: int, weights: dict[str, Tensor]) -> Expert:
+    prefix = f"experts.{index}."
+    with torch.device("meta"):  # no random numbers for parameters that are replaced at once
+        expert = Expert(manifest.spec, index=index)
+    named = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    expert.load_state_dict(named, assign=True)
+    expert.freeze()
+    return expert
+
+
+def _build_heads(manifest: Draft, weights: dict[str, Tensor]) -> list[nn.Linear]:
+    heads = []
+    for index in range(len(manifest.tasks)):
+        weight, bias = weights[f"heads.{index}.weight"], weights[f"heads.{index}.bias"]
+        head = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+        head.load_state_dict({"weight": weight, "bias": bias}, assign=True)
+        heads.append(head)
+    return heads

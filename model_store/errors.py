@@ -1,0 +1,112 @@
+"""What can go wrong, as a tree. Raised where it happens; translated once, to an exit code
+(`model_store.command`) or to an HTTP status (`dne_serve.problems`).
+
+DneError
+├── WrongUsage               the command line or a setting asks for something that makes no sense
+│   └── SpecInvalid          a network that cannot be built
+├── DataRejected             a folder of images that cannot be learnt from
+├── ImageRejected            bytes that are not an accepted image
+│   └── ImageTooLarge        more pixels than allowed
+├── Interrupted              the user stopped the run; nothing was published
+└── StoreError
+    ├── StoreNotFound        there is no store at that location
+    ├── StoreUnsupported     another format number, or a backend without create-if-absent
+    ├── VersionNotFound      no such version
+    ├── ChannelNotFound      a channel that names nothing
+    ├── ChannelMoved         someone else moved the channel first
+    ├── NothingToRollBack    the channel has no earlier version, or was never rolled back
+    ├── RecordInvalid        a manifest, channel record or store.json that cannot be trusted
+    ├── ShardMissing         a manifest names a shard that is not there
+    ├── ShardCorrupt         bytes that are not what the manifest says
+    └── WriteFailed          the backend refused a write (disk full, I/O error)
+        └── OutcomeUnknown   the backend did not say whether the write happened
+"""
+
+from __future__ import annotations
+
+
+class DneError(Exception):
+    """The message is one clear sentence for the user."""
+
+
+class WrongUsage(DneError):
+    pass
+
+
+class SpecInvalid(WrongUsage):
+    pass
+
+
+class DataRejected(DneError):
+    pass
+
+
+class ImageRejected(DneError):
+    pass
+
+
+class ImageTooLarge(ImageRejected):
+    pass
+
+
+class Interrupted(DneError):
+    pass
+
+
+class StoreError(DneError):
+    pass
+
+
+class StoreNotFound(StoreError):
+    pass
+
+
+class StoreUnsupported(StoreError):
+    pass
+
+
+class VersionNotFound(StoreError):
+    def __init__(self, version: int, *, newest: int | None) -> None:
+        there_is = f"the newest is {newest}" if newest is not None else "the store is empty"
+        super().__init__(f"there is no version {version}; {there_is}")
+        self.version = version
+
+
+class ChannelNotFound(StoreError):
+    pass
+
+
+class ChannelMoved(StoreError):
+    pass
+
+
+class NothingToRollBack(StoreError):
+    pass
+
+
+class RecordInvalid(StoreError):
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} cannot be trusted: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+class ShardMissing(StoreError):
+    def __init__(self, sha256: str) -> None:
+        super().__init__(f"shard {sha256} is missing from the store")
+        self.sha256 = sha256
+
+
+class ShardCorrupt(StoreError):
+    def __init__(self, sha256: str, reason: str) -> None:
+        super().__init__(f"shard {sha256} is corrupt: {reason}")
+        self.sha256 = sha256
+        self.reason = reason
+
+
+class WriteFailed(StoreError):
+    pass
+
+
+class OutcomeUnknown(WriteFailed):
+    pass

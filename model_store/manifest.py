@@ -1,0 +1,214 @@
+"""The immutable JSON of one version: what it is made of, never where it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from model_store.errors import RecordInvalid, SpecInvalid
+from model_store.record import FORMAT, seal, unseal
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ShardKind = Literal["expert", "classifier", "memory", "held-out"]
+Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+Scalar = str | int | float | bool | None
+Text = Annotated[str, Field(max_length=2000)]
+Timestamp = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$")]
+
+MAX_VERSION = 99_999_999
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True
+    )
+
+
+class ShardRef(Record):
+    """A shard's location follows from its digest: `shards/<first two>/<sha256>.safetensors`."""
+
+    kind: ShardKind
+    sha256: Sha256
+    bytes: Count
+
+
+class Preprocessing(Record):
+    """How bytes become pixels. Fixed by the first version of a lineage."""
+
+    image_size: Annotated[int, Field(ge=1, le=4096)]
+    resize: Literal["cover"] = "cover"
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: Annotated[
+        tuple[
+            Annotated[float, Field(gt=0)],
+            Annotated[float, Field(gt=0)],
+            Annotated[float, Field(gt=0)],
+        ],
+        Field(),
+    ] = (0.5, 0.5, 0.5)
+
+
+class Geometry(Record):
+    """The part of a `NetworkSpec` that the first task fixes."""
+
+    image_size: int
+    patch_size: int
+    depth: int
+    head_width: int
+    mlp_ratio: int
+    layer_norm_eps: float
+    qkv_bias: bool
+
+
+class TaskRecord(Record):
+    name: str
+    classes: tuple[str, ...]
+    heads: int
+    expert: ShardRef
+    training: dict[str, Scalar] = {}
+
+
+class ClassImages(Record):
+    """Images of one class. The first `count` of the shard are in use."""
+
+    class_name: str = Field(alias="class")
+    shard: ShardRef
+    count: Count
+
+
+class Calibration(Record):
+    """Logits are divided by `temperature` before the softmax."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+
+
+class Accuracy(Record):
+    """Shares of right answers; null where there was nothing to judge by."""
+
+    all: float | None = None
+    old: float | None = None
+    new: float | None = None
+    parent_old: float | None = None
+
+
+class Metrics(Record):
+    accuracy: Accuracy = Accuracy()
+    per_class: dict[str, float] = {}
+    images: Count = 0
+    source: Literal["held-out", "validation", "none"] = "none"
+
+
+class Draft(Record):
+    """Everything about a version that is known before it has a number."""
+
+    format: Literal[1] = FORMAT
+    parent: Annotated[int, Field(ge=1, le=MAX_VERSION)] | None = None
+    parent_digest: Sha256 | None = None
+    transaction: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    network: Geometry
+    preprocessing: Preprocessing
+    tasks: Annotated[tuple[TaskRecord, ...], Field(min_length=1)]
+    classifier: ShardRef
+    memory: tuple[ClassImages, ...] = ()
+    held_out: tuple[ClassImages, ...] = ()
+    calibration: Calibration = Calibration()
+    metrics: Metrics = Metrics()
+    created: Timestamp
+    software: Text
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if (self.parent is None) != (self.parent_digest is None):
+            raise ValueError("parent and parent_digest go together")
+        try:
+            spec = self.spec
+        except SpecInvalid as error:
+            raise ValueError(str(error)) from error
+        if self.preprocessing.image_size != self.network.image_size:
+            raise ValueError("preprocessing and network disagree on the image size")
+        for what, images in (("memory", self.memory), ("held-out", self.held_out)):
+            names = [entry.class_name for entry in images]
+            if len(set(names)) != len(names) or not set(names) <= set(spec.classes):
+                raise ValueError(f"the classes of {what} are not distinct classes of the tasks")
+            if any(entry.shard.kind != what for entry in images):
+                raise ValueError(f"a shard of {what} has another kind")
+        kinds = {task.expert.kind for task in self.tasks} | {self.classifier.kind}
+        if kinds != {"expert", "classifier"} or self.classifier.kind != "classifier":
+            raise ValueError("an expert or classifier shard has another kind")
+        return self
+
+    @property
+    def spec(self) -> NetworkSpec:
+        tasks = tuple(
+            TaskSpec(name=task.name, classes=task.classes, expert=ExpertSpec(heads=task.heads))
+            for task in self.tasks
+        )
+        return NetworkSpec(**self.network.model_dump(), tasks=tasks)
+
+    @property
+    def model_shards(self) -> tuple[ShardRef, ...]:
+        """What a server reads: experts, oldest first, then the classifier."""
+        return (*(task.expert for task in self.tasks), self.classifier)
+
+    @property
+    def image_shards(self) -> tuple[ShardRef, ...]:
+        return tuple(entry.shard for entry in (*self.memory, *self.held_out))
+
+    @property
+    def shards(self) -> tuple[ShardRef, ...]:
+        return (*self.model_shards, *self.image_shards)
+
+
+class Manifest(Draft):
+    version: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    digest: Sha256
+
+    @model_validator(mode="after")
+    def _older_parent(self) -> Self:
+        if self.parent is not None and self.parent >= self.version:
+            raise ValueError("a parent is older than its child")
+        return self
+
+
+def geometry_of(spec: NetworkSpec) -> Geometry:
+    return Geometry(**{name: getattr(spec, name) for name in Geometry.model_fields})
+
+
+def encode(draft: Draft, *, version: int) -> bytes:
+    return seal({**_body(draft), "version": version})
+
+
+def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
+    """The manifest in `sealed`, which must be that of `version`."""
+    body = unseal(name, sealed)
+    try:
+        # Strict mode takes a JSON list for a tuple only when it reads JSON itself.
+        manifest = Manifest.model_validate_json(sealed)
+    except ValidationError as error:
+        raise RecordInvalid(name, first_reason(error)) from error
+    if body["version"] != version:
+        raise RecordInvalid(name, f"it says it is version {manifest.version}")
+    return manifest
+
+
+def first_reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
+
+
+def delta_of(child: Draft, parent: Draft | None) -> tuple[ShardRef, ...]:
+    """The model shards that `child` has and `parent` has not."""
+    known = {ref.sha256 for ref in parent.model_shards} if parent else set()
+    return tuple(ref for ref in child.model_shards if ref.sha256 not in known)
+
+
+def total_bytes(refs: tuple[ShardRef, ...]) -> int:
+    return sum({ref.sha256: ref.bytes for ref in refs}.values())
+
+
+def _body(draft: Draft) -> dict[str, Any]:
+    return draft.model_dump(mode="json", by_alias=True)

@@ -1,0 +1,7 @@
+"""The network: pure modules. Reads no files and knows no store."""
+
+from model_store.network.device import choose_device
+from model_store.network.expert import Expert
+from model_store.network.network import Network
+
+__all__ = ["Expert", "Network", "choose_device"]

@@ -1,0 +1,110 @@
+"""One expert: a narrow transformer of its own that reads all older experts through task attention.
+
+Shapes as in `layers.py`. An expert never sees a younger one, so what it computes is final
+from the moment it is frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model_store.network.layers import INIT_STD, SpatialAttention, TaskAttention
+from model_store.spec import NetworkSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """What an expert leaves in a block for younger experts to read, and its output."""
+
+    normed: Tensor
+    hidden: Tensor
+    out: Tensor
+
+
+class Block(nn.Module):
+    """Spatial attention inside the expert, then two linear layers that read all experts so far."""
+
+    def __init__(self, spec: NetworkSpec, *, index: int) -> None:
+        super().__init__()
+        width, heads = spec.width_of(index), spec.tasks[index].expert.heads
+        self.norm1 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        self.attention = SpatialAttention(width=width, heads=heads, bias=spec.qkv_bias)
+        self.norm2 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        self.widen: nn.Linear | TaskAttention
+        self.narrow: nn.Linear | TaskAttention
+        if index == 0:
+            self.widen = nn.Linear(width, width * spec.mlp_ratio)
+            self.narrow = nn.Linear(width * spec.mlp_ratio, width)
+        else:
+            sources = spec.source_heads(index)
+            narrow, wide = spec.head_width, spec.hidden_width
+            self.widen = TaskAttention(sources=sources, heads=heads, reads=narrow, writes=wide)
+            self.narrow = TaskAttention(sources=sources, heads=heads, reads=wide, writes=narrow)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=INIT_STD)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def attend(self, x_BPC: Tensor) -> Tensor:
+        """The block's first half, among all positions."""
+        attended: Tensor = x_BPC + self.attention(self.norm1(x_BPC))
+        return attended
+
+    def attend_token(self, token_B1C: Tensor, patches_BPC: Tensor) -> Tensor:
+        """The block's first half for a token that reads itself and the patches."""
+        both = self.norm1(torch.cat((token_B1C, patches_BPC), dim=1))
+        attended: Tensor = token_B1C + self.attention(both, queries=1)
+        return attended
+
+    def mix(self, s_BPC: Tensor, older: Sequence[Mixed]) -> Mixed:
+        """The block's second half; `older` is what the older experts' `mix` gave in this block."""
+        normed = self.norm2(s_BPC)
+        hidden = F.gelu(_read(self.widen, [*(one.normed for one in older), normed]))
+        out = s_BPC + _read(self.narrow, [*(one.hidden for one in older), hidden])
+        return Mixed(normed=normed, hidden=hidden, out=out)
+
+
+def _read(layer: nn.Linear | TaskAttention, sources: list[Tensor]) -> Tensor:
+    # The first expert is an ordinary transformer: it has nobody to read but itself.
+    read: Tensor = layer(sources[-1] if isinstance(layer, nn.Linear) else sources)
+    return read
+
+
+class Expert(nn.Module):
+    """The parameters added for one task."""
+
+    def __init__(self, spec: NetworkSpec, *, index: int) -> None:
+        super().__init__()
+        width = spec.width_of(index)
+        self.patch_embed = nn.Conv2d(3, width, spec.patch_size, stride=spec.patch_size)
+        self.position = nn.Parameter(torch.empty(spec.patches, width))
+        self.token = nn.Parameter(torch.empty(width))
+        self.blocks = nn.ModuleList(Block(spec, index=index) for _ in range(spec.depth))
+        self.class_block = Block(spec, index=index)
+        self.norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        nn.init.trunc_normal_(self.position, std=INIT_STD)
+        nn.init.trunc_normal_(self.token, std=INIT_STD)
+
+    def embed(self, images_BCHW: Tensor) -> Tensor:
+        patches: Tensor = self.patch_embed(images_BCHW)
+        return patches.flatten(2).transpose(1, 2) + self.position
+
+    def patch_block(self, layer: int) -> Block:
+        block = self.blocks[layer]
+        assert isinstance(block, Block)
+        return block
+
+    def attend_token(self, patches_BPC: Tensor) -> Tensor:
+        token_B1C = self.token.expand(len(patches_BPC), 1, -1)
+        return self.class_block.attend_token(token_B1C, patches_BPC)
+
+    def freeze(self) -> None:
+        """From now on a constant: no gradients, evaluation mode."""
+        self.requires_grad_(False)
+        self.eval()

@@ -1,0 +1,83 @@
+"""The layers of an expert.
+
+Shapes: B images, P positions (patches, or the token), H source heads, K heads of this expert,
+D channels that a head reads, E channels that a head writes, C channels of this expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+INIT_STD = 0.02
+
+
+class SpatialAttention(nn.Module):
+    """Multi-head attention among the positions of one expert. Queries may be the first few only."""
+
+    def __init__(self, *, width: int, heads: int, bias: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x_BPC: Tensor, *, queries: int | None = None) -> Tensor:
+        batch, positions, width = x_BPC.shape
+        head_width = width // self.heads
+        qkv = self.qkv(x_BPC.flatten(0, 1)).view(batch, positions, 3, self.heads, head_width)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q[:, :, :queries], k, v)
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class TaskAttention(nn.Module):
+    """A linear layer across tasks: each own head attends to the heads of all experts so far.
+
+    Position by position, own head i writes scale_i · Σ_j A_ij (W_j n_j + b_j) over source heads j,
+    with A_i = softmax_j((W_q n_i)·(W_k n_j)/√D). The scores are computed as (W_kᵀ W_q n_i)·n_j:
+    the same number, and no source head has to be projected to a key.
+    """
+
+    def __init__(self, *, sources: int, heads: int, reads: int, writes: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.reads = reads
+        self.query = nn.Parameter(torch.empty(reads, reads))
+        self.key = nn.Parameter(torch.empty(reads, reads))
+        self.value = nn.Parameter(torch.empty(sources, reads, writes))
+        self.value_bias = nn.Parameter(torch.zeros(sources, writes))
+        # Starting at the number of older heads makes the layer start close to a plain dense sum.
+        self.scale = nn.Parameter(torch.full((heads,), float(max(1, sources - heads))))
+        nn.init.xavier_uniform_(self.query)
+        nn.init.xavier_uniform_(self.key)
+        nn.init.trunc_normal_(self.value, std=INIT_STD)
+
+    def forward(self, sources: Sequence[Tensor]) -> Tensor:
+        """[B, P, K·E] from the features [B, P, channels] of every expert, this one's last."""
+        joined = torch.cat(tuple(sources), dim=-1)
+        n_BPHD = joined.view(*joined.shape[:2], -1, self.reads)
+        attention_BPKH = self.attention(n_BPHD) * self.scale[:, None]
+        # Scaling what is read and multiplying once is one large product for all source heads.
+        scaled = attention_BPKH.unsqueeze(-1) * n_BPHD.unsqueeze(-3)
+        written = _times(scaled.flatten(-2), self.value.flatten(0, 1))
+        return (written + _times(attention_BPKH, self.value_bias)).flatten(-2)
+
+    def attention(self, n_BPHD: Tensor) -> Tensor:
+        """A: the weight of each source head for each own head, before the scale. [B, P, K, H]"""
+        own_BPKD = n_BPHD[..., -self.heads :, :]
+        asked_BPKD = _times(_times(own_BPKD, self.query.T), self.key)
+        scores = asked_BPKD @ n_BPHD.transpose(-1, -2)
+        return torch.softmax(scores * self.reads**-0.5, dim=-1)
+
+
+def _times(x: Tensor, matrix: Tensor) -> Tensor:
+    """x @ matrix over the last dimension.
+
+    Explicitly as one product of two matrices: `@` on more dimensions chooses its kernel by
+    whether `matrix` wants a gradient, and then freezing an expert would change its last bits.
+    """
+    return (x.reshape(-1, x.shape[-1]) @ matrix).view(*x.shape[:-1], -1)

@@ -1,0 +1,127 @@
+"""The reference network: for training, and the truth that every other form is measured against.
+
+`forward` stores nothing on `self`; the caller chooses the device. Shapes as in `layers.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from model_store.network.expert import Block, Expert, Mixed
+from model_store.network.layers import INIT_STD
+from model_store.spec import NetworkSpec, TaskSpec
+
+
+class Network(nn.Module):
+    """One expert a task, oldest first, and one task head a task that reads all experts' tokens."""
+
+    def __init__(self, spec: NetworkSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.experts = nn.ModuleList(Expert(spec, index=index) for index in range(len(spec.tasks)))
+        self.heads = nn.ModuleList(
+            _task_head(spec.token_width, len(task.classes)) for task in spec.tasks
+        )
+
+    @classmethod
+    def assemble(
+        cls, spec: NetworkSpec, experts: Sequence[Expert], heads: Sequence[nn.Linear]
+    ) -> Network:
+        """A network of parts that exist already. Experts may be shared with other networks."""
+        network = cls(spec.until(0))
+        network.spec = spec
+        network.experts.extend(experts)
+        network.heads.extend(heads)
+        return network
+
+    def expand(self, task: TaskSpec) -> None:
+        """Adds an expert and a task head. Older experts become constants; no old logit moves."""
+        spec = self.spec.expand(task)
+        for expert in self._experts():
+            expert.freeze()
+        where = next(self.parameters(), torch.empty(0)).device
+        heads = [_widened(head, to=spec.token_width) for head in _linears(self.heads)]
+        self.heads = nn.ModuleList(heads)
+        self.experts.append(Expert(spec, index=len(spec.tasks) - 1).to(where))
+        self.heads.append(_task_head(spec.token_width, len(task.classes)).to(where))
+        self.spec = spec
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Logits [B, classes], in the order of `spec.classes`."""
+        return self.classify(self.token_slices(images_BCHW))
+
+    def token_slices(self, images_BCHW: Tensor) -> list[Tensor]:
+        """Each expert's slice of the token, normalised: [B, C] an expert, oldest first."""
+        experts = self._experts()
+        patches = [expert.embed(images_BCHW) for expert in experts]
+        for layer in range(self.spec.depth):
+            blocks = [expert.patch_block(layer) for expert in experts]
+            attended = [block.attend(x_BPC) for block, x_BPC in zip(blocks, patches, strict=True)]
+            patches = _mix_all(blocks, attended)
+        attended = [
+            expert.attend_token(x_BPC) for expert, x_BPC in zip(experts, patches, strict=True)
+        ]
+        tokens = _mix_all([expert.class_block for expert in experts], attended)
+        return [
+            expert.norm(token.squeeze(1)) for expert, token in zip(experts, tokens, strict=True)
+        ]
+
+    def classify(self, slices: Sequence[Tensor], heads: nn.ModuleList | None = None) -> Tensor:
+        """Logits from token slices. The heads of an older version read the slices they know."""
+        chosen = self.heads if heads is None else heads
+        token_BC = torch.cat(tuple(slices), dim=-1)
+        return torch.cat(
+            [head(token_BC[:, : head.in_features]) for head in _linears(chosen)], dim=-1
+        )
+
+    def auxiliary_head(self) -> nn.Linear:
+        """The newest task's classes and, as output 0, "an older class". For training only."""
+        newest = self.spec.tasks[-1]
+        return _task_head(self.spec.token_width, 1 + len(newest.classes)).to(self.device)
+
+    def learnable(self) -> list[nn.Parameter]:
+        """What learning a task may change: the newest expert and all task heads."""
+        return [*self.experts[-1].parameters(), *self.heads.parameters()]
+
+    def tunable(self) -> list[nn.Parameter]:
+        """What balanced tuning may change: the newest token, the block that reads it, all heads."""
+        newest = self._experts()[-1]
+        return [newest.token, *newest.class_block.parameters(), *self.heads.parameters()]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def _experts(self) -> list[Expert]:
+        return [expert for expert in self.experts if isinstance(expert, Expert)]
+
+
+def _mix_all(blocks: Iterable[Block], attended: Iterable[Tensor]) -> list[Tensor]:
+    mixed: list[Mixed] = []
+    for block, s_BPC in zip(blocks, attended, strict=True):
+        mixed.append(block.mix(s_BPC, mixed))
+    return [one.out for one in mixed]
+
+
+def _linears(heads: nn.ModuleList) -> list[nn.Linear]:
+    return [head for head in heads if isinstance(head, nn.Linear)]
+
+
+def _task_head(width: int, classes: int) -> nn.Linear:
+    head = nn.Linear(width, classes)
+    nn.init.trunc_normal_(head.weight, std=INIT_STD)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _widened(head: nn.Linear, *, to: int) -> nn.Linear:
+    """The same head on a wider token: zero for the new columns, so that its logits stay."""
+    wider = nn.Linear(to, head.out_features, device=head.weight.device)
+    with torch.no_grad():
+        wider.weight.zero_()
+        wider.weight[:, : head.in_features] = head.weight
+        wider.bias.copy_(head.bias)
+    return wider

@@ -1,0 +1,76 @@
+"""Sealed JSON: the one way in which manifests, channel records and store.json become bytes.
+
+Canonical form: UTF-8, keys sorted, no white space, no NaN; then one last field, `digest`, the
+SHA-256 of those bytes without it. Bytes that are not exactly that are refused, so two readers
+can never understand the same record differently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Literal, NoReturn
+
+from model_store.errors import RecordInvalid, StoreUnsupported
+
+FORMAT: Literal[1] = 1
+MAX_RECORD_BYTES = 16 << 20
+DIGEST_FIELD_BYTES = len(',"digest":""}') + 64
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """Canonical bytes of `body`, which must not hold a digest yet, with its digest added."""
+    bare = canonical(body)
+    return bare[:-1] + f',"digest":"{hashlib.sha256(bare).hexdigest()}"}}'.encode()
+
+
+def canonical(body: dict[str, Any]) -> bytes:
+    return json.dumps(
+        body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def unseal(name: str, sealed: bytes) -> dict[str, Any]:
+    """The body, digest included. The format number is judged before anything else."""
+    if len(sealed) > MAX_RECORD_BYTES:
+        raise RecordInvalid(name, f"it is larger than {MAX_RECORD_BYTES} bytes")
+    body = _parse(name, sealed)
+    found = body.get("format")
+    if found != FORMAT or isinstance(found, bool):
+        raise StoreUnsupported(
+            f"{name} has format {found!r}; this software reads format {FORMAT} only"
+        )
+    digest = body.pop("digest", None)
+    try:
+        expected = seal(body)
+    except (ValueError, UnicodeEncodeError) as error:
+        raise RecordInvalid(name, f"it has no canonical form ({error})") from error
+    if sealed != expected:
+        wrong_digest = sealed[:-DIGEST_FIELD_BYTES] == expected[:-DIGEST_FIELD_BYTES]
+        reason = "its digest does not match" if wrong_digest else "its bytes are not canonical"
+        raise RecordInvalid(name, reason)
+    body["digest"] = digest
+    return body
+
+
+def _parse(name: str, sealed: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(
+            sealed.decode(), object_pairs_hook=_distinct_keys, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise RecordInvalid(name, f"it is not JSON ({error})") from error
+    if not isinstance(body, dict):
+        raise RecordInvalid(name, "it is not a JSON object")
+    return body
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    body = dict(pairs)
+    if len(body) != len(pairs):
+        raise ValueError("a key is there twice")
+    return body
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")

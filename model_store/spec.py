@@ -1,0 +1,194 @@
+"""The shape of a network: plain data, no torch. A spec that exists can be built.
+
+Besides the sizes it knows the name and shape of every tensor (`expert_tensors`,
+`classifier_tensors`), so that a shard can be judged before a tensor is made of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from model_store.errors import SpecInvalid
+
+Shape = tuple[int, ...]
+
+MAX_NAME_LENGTH = 200
+MAX_SIZE = (
+    1 << 16
+)  # of any single number in a spec: keeps hostile manifests from asking for the moon
+MAX_PARAMETERS = 1 << 31  # of one network
+
+
+def check_name(name: str, *, what: str) -> str:
+    """Names reach file listings, logs, pages and metrics: printable, bounded, not blank."""
+    if not name or name != name.strip() or not name.isprintable():
+        raise SpecInvalid(f"{what} {name!r} must be printable text without surrounding spaces")
+    if len(name) > MAX_NAME_LENGTH:
+        raise SpecInvalid(f"{what} {name[:40]!r}… is longer than {MAX_NAME_LENGTH} characters")
+    return name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSpec:
+    """The parameters added for one task."""
+
+    heads: int
+
+    def __post_init__(self) -> None:
+        _check_size("heads of an expert", self.heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """A named set of classes learnt together, and the expert that was added for it."""
+
+    name: str
+    classes: tuple[str, ...]
+    expert: ExpertSpec
+
+    def __post_init__(self) -> None:
+        check_name(self.name, what="the task name")
+        if not self.classes:
+            raise SpecInvalid(f"task {self.name!r} has no classes")
+        for name in self.classes:
+            check_name(name, what="the class name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSpec:
+    """Geometry, fixed by the first task, and the tasks in the order they were learnt."""
+
+    image_size: int
+    patch_size: int
+    depth: int
+    """Patch blocks; one class-attention block follows them."""
+    head_width: int = 32
+    mlp_ratio: int = 4
+    layer_norm_eps: float = 1e-6
+    qkv_bias: bool = True
+    tasks: tuple[TaskSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        for what in ("image_size", "patch_size", "depth", "head_width", "mlp_ratio"):
+            _check_size(what, getattr(self, what))
+        if self.image_size % self.patch_size:
+            raise SpecInvalid(
+                f"an image of {self.image_size} pixels "
+                f"cannot be cut into patches of {self.patch_size}"
+            )
+        if not 0 < self.layer_norm_eps < 1:
+            raise SpecInvalid(f"layer_norm_eps {self.layer_norm_eps} is not between 0 and 1")
+        _check_distinct("class", self.classes)
+        _check_distinct("task", (task.name for task in self.tasks))
+        if self.parameters > MAX_PARAMETERS:
+            raise SpecInvalid(f"a network of {self.parameters} parameters is too large")
+
+    @property
+    def patches(self) -> int:
+        return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def hidden_width(self) -> int:
+        """Width of one head between the two linear layers of a block (the paper's D')."""
+        return self.head_width * self.mlp_ratio
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Tasks in order, inside a task in the task's order: the order of the logits."""
+        return tuple(name for task in self.tasks for name in task.classes)
+
+    @property
+    def token_width(self) -> int:
+        return sum(self.width_of(index) for index in range(len(self.tasks)))
+
+    def width_of(self, index: int) -> int:
+        return self.tasks[index].expert.heads * self.head_width
+
+    def source_heads(self, index: int) -> int:
+        """Heads that expert `index` reads: those of all older experts and its own."""
+        return sum(task.expert.heads for task in self.tasks[: index + 1])
+
+    def expand(self, task: TaskSpec) -> NetworkSpec:
+        return replace(self, tasks=(*self.tasks, task))
+
+    def until(self, count: int) -> NetworkSpec:
+        """The network as it was after `count` tasks."""
+        return replace(self, tasks=self.tasks[:count])
+
+    def task_of(self, class_name: str) -> TaskSpec:
+        return next(task for task in self.tasks if class_name in task.classes)
+
+    @property
+    def parameters(self) -> int:
+        experts = (self.expert_tensors(index) for index in range(len(self.tasks)))
+        return sum(
+            math.prod(shape)
+            for tensors in (*experts, self.classifier_tensors())
+            for shape in tensors.values()
+        )
+
+    def expert_tensors(self, index: int) -> dict[str, Shape]:
+        """Name and shape of every tensor in the shard of expert `index`."""
+        width = self.width_of(index)
+        names: dict[str, Shape] = {
+            "patch_embed.weight": (width, 3, self.patch_size, self.patch_size),
+            "patch_embed.bias": (width,),
+            "position": (self.patches, width),
+            "token": (width,),
+            "norm.weight": (width,),
+            "norm.bias": (width,),
+        }
+        for block in (*(f"blocks.{layer}" for layer in range(self.depth)), "class_block"):
+            for name, shape in self._block_tensors(index).items():
+                names[f"{block}.{name}"] = shape
+        return {f"experts.{index}.{name}": shape for name, shape in names.items()}
+
+    def classifier_tensors(self) -> dict[str, Shape]:
+        """Name and shape of every tensor in the classifier shard."""
+        tensors: dict[str, Shape] = {}
+        for index, task in enumerate(self.tasks):
+            tensors[f"heads.{index}.weight"] = (len(task.classes), self.token_width)
+            tensors[f"heads.{index}.bias"] = (len(task.classes),)
+        return tensors
+
+    def _block_tensors(self, index: int) -> dict[str, Shape]:
+        width, narrow, wide = self.width_of(index), self.head_width, self.hidden_width
+        tensors: dict[str, Shape] = {
+            "norm1.weight": (width,),
+            "norm1.bias": (width,),
+            "attention.qkv.weight": (3 * width, width),
+            "attention.out.weight": (width, width),
+            "attention.out.bias": (width,),
+            "norm2.weight": (width,),
+            "norm2.bias": (width,),
+        }
+        if self.qkv_bias:
+            tensors["attention.qkv.bias"] = (3 * width,)
+        for name, read, written in (("widen", narrow, wide), ("narrow", wide, narrow)):
+            if index == 0:
+                heads = self.tasks[0].expert.heads
+                tensors[f"{name}.weight"] = (heads * written, heads * read)
+                tensors[f"{name}.bias"] = (heads * written,)
+            else:
+                sources = self.source_heads(index)
+                tensors[f"{name}.query"] = (read, read)
+                tensors[f"{name}.key"] = (read, read)
+                tensors[f"{name}.value"] = (sources, read, written)
+                tensors[f"{name}.value_bias"] = (sources, written)
+                tensors[f"{name}.scale"] = (self.tasks[index].expert.heads,)
+        return tensors
+
+
+def _check_size(what: str, value: int) -> None:
+    if not 1 <= value <= MAX_SIZE:
+        raise SpecInvalid(f"{what} must be between 1 and {MAX_SIZE}, not {value}")
+
+
+def _check_distinct(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SpecInvalid(f"{what} {name!r} is there twice")
+        seen.add(name)

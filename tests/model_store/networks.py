@@ -1,0 +1,36 @@
+"""Small networks for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from model_store.network import Network
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+
+GEOMETRY = NetworkSpec(image_size=8, patch_size=4, depth=2, head_width=8, mlp_ratio=2)
+
+
+def task(name: str, *, heads: int, classes: int = 2) -> TaskSpec:
+    names = tuple(f"{name}-{index}" for index in range(classes))
+    return TaskSpec(name=name, classes=names, expert=ExpertSpec(heads=heads))
+
+
+def grown(
+    heads: Sequence[int], *, geometry: NetworkSpec = GEOMETRY, seed: int = 0, noise: float = 0.3
+) -> Network:
+    """A network grown task by task, with parameters far from their special starting values."""
+    torch.manual_seed(seed)
+    network = Network(geometry)
+    for index, count in enumerate(heads):
+        network.expand(task(f"task{index}", heads=count))
+        with torch.no_grad():
+            for parameter in network.learnable():
+                parameter.add_(noise * torch.randn_like(parameter))
+    return network.eval()
+
+
+def images(count: int = 3, *, size: int = 8, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 3, size, size, generator=generator)
