@@ -1,0 +1,39 @@
+# Everything a developer or CI runs. Needs python3 (3.11 or newer), make and git; the rest goes into .venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+
+demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
+	@$(BIN)/python deploy/demo.py
+
+test: $(READY) ## the default tests: under five minutes on two cores
+	$(BIN)/python -m pytest -q -m "not slow"
+
+check: $(READY) ## lint, formatting, types, and which package may import which
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY) ## rewrite the sources in the project's form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove .venv, caches and what the demo made; ./models stays
+	rm -rf .venv demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last: an interrupted installation is taken up again by the next `make`.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or newer is needed; set PYTHON=…")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[onnx,dev,demo]'
+	touch $@

@@ -1,0 +1,171 @@
+"""The processes that the demo starts (a server, a trainer, the store's command), and HTTP to the
+server. Every process has ended when its `with` block has."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROJECT = Path(__file__).resolve().parents[1]
+COMMANDS = Path(os.path.relpath(Path(sys.executable).parent, PROJECT))
+START_S = 60
+STOP_S = 20
+
+
+class DemoFailed(Exception):
+    """The message says which step failed, and where to look."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def is_alive(self) -> bool:
+        if self.process.poll() is not None:
+            raise DemoFailed(f"the server ended by itself:\n{tail(self.log)}")
+        try:
+            with urllib.request.urlopen(self.url + "/healthz", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def version(self, image: Path) -> int | None:
+        """The version that answers now; none while there is no model."""
+        try:
+            return int(self.predict([image])["version"])
+        except urllib.error.HTTPError as error:
+            if error.code == 503:
+                return None
+            raise
+
+    def predict(self, images: Sequence[Path]) -> dict[str, Any]:
+        boundary = uuid.uuid4().hex
+        request = urllib.request.Request(
+            self.url + "/predict",
+            data=multipart(images, boundary=boundary),
+            headers={"Content-Type": f"multipart/form-data; boundary={boundary}"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
+
+@contextlib.contextmanager
+def running_server(store: Path, *, port: int, token: str, log: Path) -> Iterator[Server]:
+    command = [str(COMMANDS / "dne-serve"), "--store", str(store), "--port", str(port)]
+    say_command(command)
+    with log.open("w") as stream:
+        environment = {**os.environ, "DNE_ADMIN_TOKEN": token}
+        process = start(command, stdout=stream, stderr=stream, env=environment)
+    server = Server(url=f"http://127.0.0.1:{port}", process=process, log=log)
+    with stopping(process, signal.SIGTERM):
+        waited = wait_for(
+            server.is_alive, within_s=START_S, otherwise=f"the server does not start; see {log}"
+        )
+        print(f"  {server.url} is up ({waited:.1f} s) and has no model yet")
+        yield server
+
+
+def train(*arguments: str, store: Path, log: Path) -> dict[str, Any]:
+    """The JSON of a `dne-train` command. Progress is shown on a terminal, else kept in `log`."""
+    command = [str(COMMANDS / "dne-train"), *arguments, "--store", str(store)]
+    say_command(command)
+    shown = sys.stderr.isatty()
+    with log.open("w") as stream:
+        errors = None if shown else stream
+        process = start([*command, "--json"], stdout=subprocess.PIPE, stderr=errors)
+        with stopping(process, signal.SIGINT):
+            out, _ = process.communicate()
+    if process.returncode:
+        reason = "" if shown else f":\n{tail(log)}"
+        raise DemoFailed(f"dne-train {arguments[0]} ended with {process.returncode}{reason}")
+    answer: dict[str, Any] = json.loads(out.decode().splitlines()[-1])
+    return answer
+
+
+def move_channel(*arguments: str, store: Path) -> None:
+    """`dne-store rollback`, `resume` or `promote`."""
+    command = [str(COMMANDS / "dne-store"), *arguments, "--store", str(store)]
+    say_command(command)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DemoFailed(f"dne-store {arguments[0]} ended with {done.returncode}: {done.stderr}")
+
+
+def start(command: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
+    """In a session of its own: Ctrl-C reaches the demo only, which then stops what it started."""
+    return subprocess.Popen(command, start_new_session=True, **streams)
+
+
+@contextlib.contextmanager
+def stopping(process: subprocess.Popen[bytes], number: signal.Signals) -> Iterator[None]:
+    """Whatever happens inside, the process has ended afterwards."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.send_signal(number)
+        try:
+            process.wait(STOP_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()
+
+
+def multipart(images: Sequence[Path], *, boundary: str) -> bytes:
+    """What `curl -F files=@… -F files=@…` sends."""
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="{image.name}"\r\n'
+        "Content-Type: image/png\r\n\r\n".encode()
+        + image.read_bytes()
+        + b"\r\n"
+        for image in images
+    ]
+    return b"".join((*parts, f"--{boundary}--\r\n".encode()))
+
+
+def free_port(wanted: int) -> int:
+    """`wanted`, or another one, with a note, where it is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
+            print(f"Port {wanted} is taken: another one is used.")
+        return int(probe.getsockname()[1])
+
+
+def wait_for(happened: Callable[[], bool], *, within_s: float, otherwise: str) -> float:
+    """The seconds it took."""
+    began = time.monotonic()
+    while not happened():
+        if time.monotonic() - began > within_s:
+            raise DemoFailed(otherwise)
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def say_command(command: Sequence[str]) -> None:
+    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
+    print(f"{bold}$ {shlex.join(command)}{plain}", flush=True)
+
+
+def tail(log: Path, *, lines: int = 8) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

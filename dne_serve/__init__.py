@@ -1,0 +1,1 @@
+"""The HTTP server. Knows the model store, and nothing of the trainer."""

@@ -1,0 +1,170 @@
+"""Groups tickets into batches for one worker thread. Knows nothing of images, torch or HTTP.
+
+It never waits for company: when the worker is free it takes what is queued, up to the maximum;
+while it is busy, the queue fills. A lone ticket pays no delay and a crowd gets large batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from model_store.errors import DneError
+
+Key = TypeVar("Key")
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
+
+
+class QueueFull(DneError):
+    """There is no room for the tickets; none of them was taken."""
+
+
+class Stopped(DneError):
+    """The batcher ended before it came to this ticket."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ticket(Generic[Key, Item, Answer]):
+    """One item, the key it is batched under, and its answer to come."""
+
+    key: Key
+    item: Item
+    answer: Future[Answer] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Call:
+    """Work that must happen on the worker thread, between two batches."""
+
+    work: Callable[[], Any]
+    done: Future[Any] = field(default_factory=Future)
+
+
+class Batcher(Generic[Key, Item, Answer]):
+    def __init__(
+        self,
+        run: Callable[[Key, Sequence[Item]], Sequence[Answer]],
+        *,
+        max_batch: int,
+        max_queue: int,
+        on_batch: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        self._run = run
+        self._max_batch = max_batch
+        self._max_queue = max_queue
+        self._on_batch = on_batch
+        self._tickets: deque[Ticket[Key, Item, Answer]] = deque()
+        self._calls: deque[Call] = deque()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """The batch under way is finished; what is still queued fails with Stopped."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+        while self._tickets:
+            _fail(self._tickets.popleft().answer, Stopped("the server is stopping"))
+        while self._calls:
+            _fail(self._calls.popleft().done, Stopped("the server is stopping"))
+
+    @property
+    def depth(self) -> int:
+        return len(self._tickets)
+
+    def submit(self, key: Key, *, items: Sequence[Item]) -> list[Future[Answer]]:
+        """Queues all of `items` or, with QueueFull, none. Answers come in the order of `items`."""
+        tickets: list[Ticket[Key, Item, Answer]] = [Ticket(key=key, item=item) for item in items]
+        with self._changed:
+            self._refuse_when_stopping()
+            if len(self._tickets) + len(tickets) > self._max_queue:
+                raise QueueFull(f"{len(self._tickets)} images are waiting already; try again soon")
+            self._tickets.extend(tickets)
+            self._changed.notify()
+        return [ticket.answer for ticket in tickets]
+
+    def call(self, work: Callable[[], Result]) -> Future[Result]:
+        """Runs `work` on the worker thread before the next batch."""
+        call = Call(work=work)
+        with self._changed:
+            self._refuse_when_stopping()
+            self._calls.append(call)
+            self._changed.notify()
+        return call.done
+
+    def _refuse_when_stopping(self) -> None:
+        if self._stopping:
+            raise Stopped("the server is stopping")
+
+    def _loop(self) -> None:
+        while self._work_once():
+            pass
+
+    def _work_once(self) -> bool:
+        # A function of its own, so that nothing of the last batch stays referenced while we wait.
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopping or self._calls or self._tickets)
+            if self._stopping:
+                return False
+            call = self._calls.popleft() if self._calls else None
+            batch = [] if call else self._take()
+        if call:
+            _answer(call)
+        elif batch:
+            self._answer_batch(batch)
+        return True
+
+    def _take(self) -> list[Ticket[Key, Item, Answer]]:
+        """The oldest ticket and those of its key, oldest first. The others keep their place."""
+        key = self._tickets[0].key
+        batch: list[Ticket[Key, Item, Answer]] = []
+        others: deque[Ticket[Key, Item, Answer]] = deque()
+        for ticket in self._tickets:
+            if ticket.key != key or len(batch) == self._max_batch:
+                others.append(ticket)
+            elif ticket.answer.set_running_or_notify_cancel():
+                batch.append(ticket)
+        self._tickets = others
+        return batch
+
+    def _answer_batch(self, batch: list[Ticket[Key, Item, Answer]]) -> None:
+        self._on_batch(len(batch))
+        try:
+            answers = list(self._run(batch[0].key, [ticket.item for ticket in batch]))
+            if len(answers) != len(batch):
+                raise RuntimeError(f"{len(batch)} items gave {len(answers)} answers")
+        except (
+            Exception
+        ) as error:  # whatever it is, it belongs to these tickets and not to the loop
+            for ticket in batch:
+                ticket.answer.set_exception(error)
+            return
+        for ticket, answer in zip(batch, answers, strict=True):
+            ticket.answer.set_result(answer)
+
+
+def _answer(call: Call) -> None:
+    if not call.done.set_running_or_notify_cancel():
+        return
+    try:
+        result = call.work()
+    except Exception as error:  # belongs to whoever asked for the work
+        call.done.set_exception(error)
+    else:
+        call.done.set_result(result)
+
+
+def _fail(future: Future[Any], error: Exception) -> None:
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)

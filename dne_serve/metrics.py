@@ -1,0 +1,80 @@
+"""What Prometheus sees. Labels are routes and statuses only: nothing a client can make up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """One registry a server, so that two servers in one process do not share counts."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, for nobody
+        self.registry = CollectorRegistry()
+        new = self.registry
+        self.requests = Counter(
+            "dne_requests", "Requests answered.", ("method", "route", "status"), registry=new
+        )
+        self.under_way = Gauge(
+            "dne_requests_under_way", "Requests that wait for their answer.", registry=new
+        )
+        self.seconds = Histogram(
+            "dne_request_seconds",
+            "From request to answer.",
+            ("route",),
+            buckets=SECONDS,
+            registry=new,
+        )
+        self.images = Counter("dne_images", "Images run through the network.", registry=new)
+        self.batch_images = Histogram(
+            "dne_batch_images", "Images in a batch.", buckets=BATCHES, registry=new
+        )
+        self.queue_images = Gauge(
+            "dne_queue_images", "Images that wait for the engine.", registry=new
+        )
+        self.served_version = Gauge(
+            "dne_served_version", "The version that is served; 0 for none.", registry=new
+        )
+        self.residents = Gauge("dne_resident_versions", "Versions in memory.", registry=new)
+        self.following = Gauge(
+            "dne_following", "1 while what the channel names is what is served.", registry=new
+        )
+        self.swaps = Counter("dne_swaps", "Changes of the served version.", registry=new)
+        self.failed_loads = Counter(
+            "dne_failed_loads", "Versions that could not be loaded.", registry=new
+        )
+
+    def watch(
+        self,
+        *,
+        queue: Callable[[], int],
+        residents: Callable[[], int],
+        following: Callable[[], bool],
+    ) -> None:
+        """Gauges that are read when Prometheus asks."""
+        self.queue_images.set_function(queue)
+        self.residents.set_function(residents)
+        self.following.set_function(following)
+
+    def ran(self, images: int) -> None:
+        self.batch_images.observe(images)
+        self.images.inc(images)
+
+    def swapped(self, version: int) -> None:
+        self.swaps.inc()
+        self.served_version.set(version)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

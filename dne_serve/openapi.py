@@ -1,0 +1,68 @@
+"""The OpenAPI document, in the dialect that the bundled Swagger UI reads: 3.0, not 3.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from dne_serve.schemas import ProblemAnswer
+
+DIALECT = "3.0.3"
+PROBLEM_SCHEMA = {"$ref": f"#/components/schemas/{ProblemAnswer.__name__}"}
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Made once an application."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title,
+            version=app.version,
+            openapi_version=DIALECT,
+            description=app.description,
+            routes=app.routes,
+        )
+        _drop_validation_errors(made)
+        made["components"]["schemas"][ProblemAnswer.__name__] = ProblemAnswer.model_json_schema()
+        app.openapi_schema = _in_dialect(made)
+    return app.openapi_schema
+
+
+def _drop_validation_errors(made: dict[str, Any]) -> None:
+    """FastAPI documents a 422 of its own; here malformed requests are 400, as a problem."""
+    for operations in made["paths"].values():
+        for operation in operations.values():
+            found = operation["responses"].get("422", {})
+            if "HTTPValidationError" in str(found):
+                del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        made["components"]["schemas"].pop(name, None)
+
+
+def _in_dialect(node: Any) -> Any:
+    """`null` as a type, `const` and exclusive bounds are written otherwise in 3.0."""
+    if isinstance(node, list):
+        return [_in_dialect(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: _in_dialect(value) for key, value in node.items()}
+    if "const" in made:
+        made["enum"] = [made.pop("const")]
+    if isinstance(made.get("exclusiveMinimum"), int | float):
+        made["minimum"], made["exclusiveMinimum"] = made["exclusiveMinimum"], True
+    if "prefixItems" in made:
+        made["items"] = made.pop("prefixItems")[0]
+    return _nullable(made)
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    choices = schema.get("anyOf")
+    if not isinstance(choices, list) or {"type": "null"} not in choices:
+        return schema
+    rest = [choice for choice in choices if choice != {"type": "null"}]
+    bare = {key: value for key, value in schema.items() if key != "anyOf"}
+    only = {"allOf": rest} if len(rest) == 1 and "$ref" in rest[0] else None
+    if only is None:
+        only = rest[0] if len(rest) == 1 else {"anyOf": rest}
+    return {**bare, **only, "nullable": True}

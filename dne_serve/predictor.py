@@ -1,0 +1,127 @@
+"""From a request's bytes to its answer: resolve the version, decode, queue, name the classes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import numpy as np
+
+from dne_serve.batcher import QueueFull
+from dne_serve.engine import Floats, Resident
+from dne_serve.problems import NotReady
+from dne_serve.residents import ImageBatcher, Residents
+from dne_serve.schemas import PredictAnswer, Prediction, Score
+from dne_serve.uploads import Upload
+from model_store.errors import ImageRejected
+from model_store.preprocess import Pixels, read_pixels
+from model_store.store import Store
+
+
+class Predictor:
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        *,
+        residents: Residents,
+        batcher: ImageBatcher,
+        decoders: Executor,
+        loaders: Executor,
+        max_pixels: int,
+        max_queue: int,
+    ) -> None:
+        self._open_store = open_store
+        self._residents = residents
+        self._batcher = batcher
+        self._decoders = decoders
+        self._loaders = loaders
+        self._max_pixels = max_pixels
+        self._max_queue = max_queue
+        self._decoding = 0  # touched on the event loop only
+
+    async def resolve(self, version: int | None) -> Resident:
+        """The one version that a request is answered by, whatever the channel does meanwhile."""
+        if version is None:
+            served = self._residents.served
+            if served is None:
+                raise NotReady("no version is served yet")
+            return served
+        found = self._residents.find_version(version)
+        if found is not None:
+            return found
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._loaders, self._load, version)
+
+    async def predict(
+        self, resident: Resident, *, uploads: Sequence[Upload], top_k: int
+    ) -> PredictAnswer:
+        pixels = await self._decode(resident, uploads)
+        tickets = self._batcher.submit(resident, items=pixels)
+        logits = await asyncio.gather(*map(asyncio.wrap_future, tickets))
+        predictions = [
+            _prediction(resident, filename=upload.filename, logits=row, top_k=top_k)
+            for upload, row in zip(uploads, logits, strict=True)
+        ]
+        return PredictAnswer(version=resident.version, predictions=predictions)
+
+    def _load(self, version: int) -> Resident:
+        store = self._open_store()
+        return self._residents.load(store.manifest(version), shards=store)
+
+    async def _decode(self, resident: Resident, uploads: Sequence[Upload]) -> list[Pixels]:
+        """All images or the first one's fault. Images in decoding count as queued."""
+        if self._decoding + self._batcher.depth + len(uploads) > self._max_queue:
+            raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
+        self._decoding += len(uploads)
+        try:
+            loop = asyncio.get_running_loop()
+            results = await asyncio.gather(
+                *(
+                    loop.run_in_executor(self._decoders, self._read, resident, upload.data)
+                    for upload in uploads
+                ),
+                return_exceptions=True,
+            )
+        finally:
+            self._decoding -= len(uploads)
+        return [
+            _checked(result, place=place, of=len(uploads), filename=upload.filename)
+            for place, (upload, result) in enumerate(zip(uploads, results, strict=True), start=1)
+        ]
+
+    def _read(self, resident: Resident, data: bytes) -> Pixels:
+        return read_pixels(data, resident.manifest.preprocessing, max_pixels=self._max_pixels)
+
+
+def _checked(
+    result: Pixels | BaseException, *, place: int, of: int, filename: str | None
+) -> Pixels:
+    if isinstance(result, ImageRejected):
+        name = f" ({filename[:200]!r})" if filename else ""
+        raise type(result)(f"image {place} of {of}{name}: {result}") from result
+    if isinstance(result, BaseException):
+        raise result
+    return result
+
+
+def _prediction(
+    resident: Resident, *, filename: str | None, logits: Floats, top_k: int
+) -> Prediction:
+    scores = _softmax(logits, temperature=resident.manifest.calibration.temperature)
+    order = np.argsort(-scores, kind="stable")[:top_k]
+    top = [Score(label=resident.labels[index], score=float(scores[index])) for index in order]
+    return Prediction(
+        filename=filename,
+        label=top[0].label,
+        score=top[0].score,
+        task=resident.tasks[order[0]],
+        unknown=False,  # manifests of this format carry no detector of unknown images
+        top=top,
+    )
+
+
+def _softmax(logits: Floats, *, temperature: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    scaled = logits.astype(np.float64) / temperature
+    weights = np.exp(scaled - scaled.max())
+    return np.asarray(weights / weights.sum(), dtype=np.float64)

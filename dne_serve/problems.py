@@ -1,0 +1,189 @@
+"""Errors as RFC 9457 problem documents: one table from error to status.
+
+Refused (DneError)
+├── Malformed            400
+├── TokenMissing         401
+├── TokenRefused         403
+├── TooLarge             413
+├── TypeNotAccepted      415
+├── NotReady             503
+└── NotServed            503
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from dne_serve.batcher import QueueFull, Stopped
+from model_store import errors
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+
+log = logging.getLogger("dne_serve.problems")
+
+
+class Refused(errors.DneError):
+    """A request that the server turns down by its own rules."""
+
+
+class Malformed(Refused):
+    pass
+
+
+class TokenMissing(Refused):
+    pass
+
+
+class TokenRefused(Refused):
+    pass
+
+
+class TooLarge(Refused):
+    pass
+
+
+class TypeNotAccepted(Refused):
+    pass
+
+
+class NotReady(Refused):
+    pass
+
+
+class NotServed(Refused):
+    """The channel was moved, and this server could not follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How an error is told. `detail` replaces messages that name files of this machine."""
+
+    status: int
+    detail: str | None = None
+    retry: bool = False
+    logged: bool = False
+
+
+# The nearest base class counts, so a new error has the status of its family until it is listed.
+ANSWERS: dict[type[errors.DneError], Answer] = {
+    Malformed: Answer(400),
+    TokenMissing: Answer(401),
+    TokenRefused: Answer(403),
+    TooLarge: Answer(413),
+    TypeNotAccepted: Answer(415),
+    NotReady: Answer(503, retry=True),
+    NotServed: Answer(503, logged=True),
+    QueueFull: Answer(503, retry=True),
+    Stopped: Answer(503, retry=True),
+    errors.WrongUsage: Answer(400),
+    errors.ImageRejected: Answer(422),
+    errors.ImageTooLarge: Answer(413),
+    errors.VersionNotFound: Answer(404),
+    errors.ChannelNotFound: Answer(404),
+    errors.ChannelMoved: Answer(409),
+    errors.NothingToRollBack: Answer(409),
+    errors.StoreNotFound: Answer(503, "there is no store yet", retry=True),
+    errors.WriteFailed: Answer(
+        503, "the store refused the write; the server's log says why", logged=True
+    ),
+    errors.StoreError: Answer(503, logged=True),
+}
+UNEXPECTED = Answer(500, "the server failed; its log says why", logged=True)
+
+
+def answer_to(error: Exception) -> Answer:
+    return next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), UNEXPECTED)
+
+
+def tell(error: Exception) -> str:
+    """The error as one sentence that may leave this machine."""
+    return answer_to(error).detail or str(error)
+
+
+def problem(
+    status: int,
+    *,
+    detail: str,
+    kind: str,
+    headers: dict[str, str] | None = None,
+    cause: Exception | None = None,
+) -> JSONResponse:
+    """`instance` names this one answer; the log has what the server knows of it under that name."""
+    instance = f"urn:uuid:{uuid.uuid4()}"
+    body = {
+        "type": f"urn:dne-serve:problem:{kind}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "instance": instance,
+    }
+    if cause is not None:
+        log.error("%s %s (%s)", status, detail, instance, exc_info=cause)
+    return JSONResponse(body, status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def problem_of(error: Exception) -> JSONResponse:
+    answer = answer_to(error)
+    headers = {}
+    if answer.retry:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    if answer.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Bearer realm="dne-serve"'
+    return problem(
+        answer.status,
+        detail=tell(error),
+        kind=_kind(error),
+        headers=headers,
+        cause=error if answer.logged else None,
+    )
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(errors.DneError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+
+
+async def _on_error(request: Request, error: Exception) -> JSONResponse:
+    return problem_of(error)
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        return problem_of(error)
+    phrase = HTTPStatus(error.status_code).phrase
+    unsaid = f"{request.method} {request.url.path} is not offered here"
+    return problem(
+        error.status_code,
+        detail=error.detail if error.detail != phrase else unsaid,
+        kind=phrase.lower().replace(" ", "-"),
+        headers=dict(error.headers or {}),
+    )
+
+
+async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, RequestValidationError):
+        return problem_of(error)
+    return problem(400, detail="; ".join(map(_reason, error.errors()[:3])), kind="malformed")
+
+
+def _reason(invalid: dict[str, Any]) -> str:
+    where = ".".join(str(part) for part in invalid["loc"])
+    return f"{where}: {invalid['msg']}"
+
+
+def _kind(error: Exception) -> str:
+    if answer_to(error) is UNEXPECTED:
+        return "unexpected"
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", type(error).__name__).lower()

@@ -1,0 +1,212 @@
+"""The HTTP interface, thin: what a route promises, and who does it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from fastapi.security import HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from dne_serve import versions
+from dne_serve.auth import actor_of
+from dne_serve.openapi import PROBLEM_SCHEMA
+from dne_serve.problems import MEDIA_TYPE, NotReady, TypeNotAccepted, problem
+from dne_serve.schemas import (
+    ClassesAnswer,
+    HealthAnswer,
+    Move,
+    MovedAnswer,
+    PredictAnswer,
+    PromoteMove,
+    ReadyAnswer,
+    RollbackMove,
+    VersionAnswer,
+    VersionsAnswer,
+)
+from dne_serve.serving import Serving
+from dne_serve.uploads import FIELD, read_uploads
+from model_store.manifest import MAX_VERSION
+
+DEFAULT_TOP_K = 5
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+PREDICT_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": [FIELD],
+                    "properties": {
+                        FIELD: {"type": "array", "minItems": 1, "items": BINARY["schema"]}
+                    },
+                }
+            },
+            "image/*": BINARY,
+            "application/octet-stream": BINARY,
+        },
+    }
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The statuses besides success that a route documents."""
+    content = {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": content}
+        for status in statuses
+    }
+
+
+# Dependencies are coroutines although they wait for nothing: plain functions would each cost a
+# trip to the thread pool.
+
+
+async def serving_of(request: Request) -> Serving:
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+async def admin_only(request: Request) -> None:
+    serving = await serving_of(request)
+    serving.admin.check(request.headers.get("authorization"))
+
+
+async def json_only(request: Request) -> None:
+    """A body of another type is refused for its type, not for what it says."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+    if has_body and request.headers.get("content-length") != "0" and kind != "application/json":
+        raise TypeNotAccepted(f"Content-Type {kind[:100]!r} is not accepted: send application/json")
+
+
+Parts = Annotated[Serving, Depends(serving_of)]
+AnyVersion = Annotated[
+    int | None,
+    Query(ge=1, le=MAX_VERSION, description="A version in the store; without it the served one."),
+]
+
+api = APIRouter()
+admin = APIRouter(
+    dependencies=[
+        Depends(admin_only),
+        Depends(json_only),
+        Depends(HTTPBearer(auto_error=False, description="The admin token.")),
+    ],
+    responses=problems(400, 401, 403, 404, 409, 413, 415, 503),
+    tags=["admin"],
+)
+
+
+@api.post(
+    "/predict",
+    tags=["predict"],
+    openapi_extra=PREDICT_BODY,
+    responses=problems(400, 404, 413, 415, 422, 503),
+)
+async def predict(
+    request: Request,
+    serving: Parts,
+    top_k: Annotated[int, Query(ge=1, description="How many labels to list.")] = DEFAULT_TOP_K,
+    version: AnyVersion = None,
+) -> PredictAnswer:
+    """Classes of one or many images: a form's `files`, or one image as the raw body."""
+    resident = await serving.predictor.resolve(version)
+    uploads = await read_uploads(request, max_images=serving.settings.max_images)
+    return await serving.predictor.predict(resident, uploads=uploads, top_k=top_k)
+
+
+@api.get("/versions", tags=["read"], responses=problems(503))
+def list_versions(serving: Parts) -> VersionsAnswer:
+    """What is there, what is served, and how the channel came to it."""
+    served, record = serving.residents.served, serving.reloader.record
+    return versions.overview(
+        serving.open_store(),
+        channel=serving.settings.channel,
+        served=served.version if served else None,
+        mode=record.mode if record else None,
+    )
+
+
+@api.get("/versions/{version}", tags=["read"], responses=problems(400, 404, 503))
+def show_version(
+    serving: Parts, version: Annotated[int, Path(ge=1, le=MAX_VERSION)]
+) -> VersionAnswer:
+    """Everything about one version that a client may want to know."""
+    return versions.describe(serving.open_store(), version)
+
+
+@api.get("/classes", tags=["read"], responses=problems(400, 404, 503))
+def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
+    """The classes of a version in the order of the network's outputs, with their tasks."""
+    if version is not None:
+        return versions.classes(serving.open_store().manifest(version))
+    if serving.residents.served is None:
+        raise NotReady("no version is served yet")
+    return versions.classes(serving.residents.served.manifest)
+
+
+@admin.post("/rollback")
+def rollback(request: Request, serving: Parts, move: RollbackMove | None = None) -> MovedAnswer:
+    """Back to an earlier version, until someone moves on. Answers when this server serves it."""
+    asked = move or RollbackMove()
+    record = serving.open_store().rollback(
+        channel=serving.settings.channel,
+        to=asked.to,
+        actor=actor_of(request),
+        reason=asked.reason,
+    )
+    return serving.follow(record)
+
+
+@admin.post("/promote")
+def promote(request: Request, serving: Parts, move: PromoteMove) -> MovedAnswer:
+    """On to a version, following from there. Answers when this server serves it."""
+    record = serving.open_store().promote(
+        move.to, channel=serving.settings.channel, actor=actor_of(request), reason=move.reason
+    )
+    return serving.follow(record)
+
+
+@admin.post("/resume")
+def resume(request: Request, serving: Parts, move: Move | None = None) -> MovedAnswer:
+    """Undoes the rollback: the version followed last. Answers when this server serves it."""
+    record = serving.open_store().resume(
+        channel=serving.settings.channel,
+        actor=actor_of(request),
+        reason=move.reason if move else "",
+    )
+    return serving.follow(record)
+
+
+@api.get("/healthz", tags=["health"])
+async def healthz() -> HealthAnswer:
+    """The process is alive."""
+    return HealthAnswer(status="ok")
+
+
+@api.get("/readyz", tags=["health"], response_model=ReadyAnswer, responses=problems(503))
+async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
+    """A version is served. `error` says what keeps the channel's head from being it."""
+    served, record = serving.residents.served, serving.reloader.record
+    if served is None:
+        detail = serving.error or f"channel {serving.settings.channel} names no version yet"
+        return problem(503, detail=detail, kind="not-ready", headers={"Retry-After": "1"})
+    return ReadyAnswer(
+        version=served.version,
+        channel=serving.settings.channel,
+        mode=record.mode if record else None,
+        record=record.number if record else None,
+        backend=serving.engine.backend,
+        device=serving.engine.device,
+        error=serving.error,
+    )
+
+
+@api.get("/metrics", tags=["health"], response_class=Response)
+async def metrics(serving: Parts) -> Response:
+    """For Prometheus."""
+    return Response(serving.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,146 @@
+"""The JSON that goes in and out, as the OpenAPI document shows it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from model_store.channel import ChannelRecord, Mode
+from model_store.manifest import MAX_VERSION, Accuracy, Metrics, Preprocessing, ShardRef
+
+VersionNumber = Annotated[int, Field(ge=1, le=MAX_VERSION)]
+
+
+class Score(BaseModel):
+    label: str
+    score: float
+
+
+class Prediction(BaseModel):
+    """`score` is the calibrated probability over the version's classes."""
+
+    filename: str | None
+    label: str
+    score: float
+    task: str
+    unknown: bool
+    top: list[Score]
+
+
+class PredictAnswer(BaseModel):
+    """All images of a request are answered by one version, in the order sent."""
+
+    version: int
+    predictions: list[Prediction]
+
+
+class VersionSummary(BaseModel):
+    """`error` says why a version cannot be read; then the rest is empty."""
+
+    version: int
+    parent: int | None = None
+    created: str | None = None
+    tasks: int = 0
+    classes: int = 0
+    new_classes: list[str] = []
+    accuracy: Accuracy = Accuracy()
+    delta_bytes: int = 0
+    total_bytes: int = 0
+    error: str | None = None
+
+
+class VersionsAnswer(BaseModel):
+    served: int | None
+    channel: str
+    mode: Mode | None
+    versions: list[VersionSummary]
+    history: list[ChannelRecord]
+
+
+class TaskAnswer(BaseModel):
+    name: str
+    classes: list[str]
+    heads: int
+
+
+class VersionAnswer(BaseModel):
+    version: int
+    parent: int | None
+    created: str
+    digest: str
+    transaction: str
+    software: str
+    tasks: list[TaskAnswer]
+    classes: list[str]
+    shards: list[ShardRef]
+    metrics: Metrics
+    delta_bytes: int
+    total_bytes: int
+    memory_bytes: int
+    preprocessing: Preprocessing
+    temperature: float
+
+
+class ClassAnswer(BaseModel):
+    label: str
+    task: str
+
+
+class ClassesAnswer(BaseModel):
+    version: int
+    classes: list[ClassAnswer]
+
+
+class Move(BaseModel):
+    """Why the channel is moved; kept in its history."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: Annotated[str, Field(max_length=500)] = ""
+
+
+class RollbackMove(Move):
+    """Without `to`, back to the version that the channel named before."""
+
+    to: VersionNumber | None = None
+
+
+class PromoteMove(Move):
+    to: VersionNumber
+
+
+class MovedAnswer(BaseModel):
+    """Given when this server serves what the channel names."""
+
+    version: int
+    channel: str
+    record: ChannelRecord
+
+
+class HealthAnswer(BaseModel):
+    status: str
+
+
+class ReadyAnswer(BaseModel):
+    """`error` says why the channel's head is not what is served."""
+
+    version: int
+    channel: str
+    mode: Mode | None
+    record: int | None
+    backend: str
+    device: str
+    error: str | None
+
+
+class ProblemAnswer(BaseModel):
+    """RFC 9457."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str

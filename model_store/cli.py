@@ -1,0 +1,282 @@
+"""dne-store: look at versions, check them, and move channels. Starts without torch."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from model_store.channel import ChannelRecord
+from model_store.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    add_channel_option,
+    add_json_option,
+    add_store_option,
+    add_version_option,
+    current_actor,
+    print_json,
+    run,
+    version_number,
+)
+from model_store.describe import channel_head, channel_move, details, difference, summary
+from model_store.errors import StoreError
+from model_store.manifest import Manifest
+from model_store.store import Store
+from model_store.tables import columns, percent, printable, size
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = build_parser().parse_args(arguments)
+    command: Command = options.command
+    return run(lambda: command(options))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dne-store", description="Versions of a classifier that grows, and who serves which."
+    )
+    add_version_option(parser)
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Command, *, help: str) -> argparse.ArgumentParser:
+        subparser = subparsers.add_parser(name, help=help, description=help)
+        subparser.set_defaults(command=command)
+        add_store_option(subparser)
+        add_json_option(subparser)
+        return subparser
+
+    add("list", list_versions, help="list all versions and what the channels name")
+    _add_version(add("show", show_version, help="show what a version is made of"))
+    diff = add("diff", show_difference, help="show what lies between two versions")
+    _add_version(diff, "old")
+    _add_version(diff, "new")
+    verify = add("verify", verify_store, help="check every byte of the store, or of one version")
+    _add_version(verify, nargs="?")
+    promote = add("promote", promote_version, help="let a channel name a version and follow on")
+    _add_version(promote)
+    rollback = add("rollback", roll_back, help="go back to an earlier version and stay there")
+    rollback.add_argument(
+        "--to",
+        metavar="N",
+        type=version_number,
+        help="the version to go back to (default: the one that the channel named before)",
+    )
+    resume = add("resume", resume_channel, help="end a rollback: name the followed version again")
+    for subparser in (promote, rollback, resume):
+        add_channel_option(subparser)
+        subparser.add_argument(
+            "--reason", metavar="T", default="", help="why; kept in the channel's history"
+        )
+    export = add("export-onnx", export_version, help="write a version as an ONNX file")
+    _add_version(export)
+    export.add_argument("--out", metavar="DIR", type=Path, required=True, help="where to write it")
+    return parser
+
+
+def list_versions(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    problems: list[str] = []
+    manifests: dict[int, Manifest] = {}
+    for version in store.versions():
+        try:
+            manifests[version] = store.manifest(version)
+        except StoreError as error:
+            problems.append(str(error))
+    heads: dict[str, ChannelRecord] = {}
+    for channel in store.channels():
+        try:
+            head = store.head(channel)
+        except StoreError as error:
+            problems.append(str(error))
+        else:
+            heads.update({channel: head} if head else {})
+    rows = [
+        summary(manifest, parent=manifests.get(manifest.parent or 0))
+        for manifest in manifests.values()
+    ]
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if options.json:
+        channels = {channel: channel_head(head) for channel, head in heads.items()}
+        print_json({"versions": rows, "channels": channels, "problems": problems})
+    else:
+        _print_versions(rows, heads)
+    return EXIT_FAILED if problems else EXIT_OK
+
+
+def show_version(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    manifest = store.manifest(options.number)
+    found = details(manifest, parent=_parent(store, manifest))
+    if options.json:
+        print_json(found)
+        return EXIT_OK
+    fields = [
+        ("version", str(found["version"])),
+        ("parent", str(found["parent"] or "none")),
+        ("created", found["created"]),
+        ("digest", found["digest"]),
+        ("size", f"{size(found['total_bytes'])}, new {size(found['delta_bytes'])}"),
+        ("memory", size(found["memory_bytes"])),
+        ("accuracy", percent(found["metrics"]["accuracy"]["all"])),
+    ]
+    print(columns(fields))
+    print("\n" + columns([("task", "heads", "classes"), *_task_rows(manifest)]))
+    shards = [(ref["kind"], ref["sha256"], size(ref["bytes"])) for ref in found["shards"]]
+    print("\n" + columns([("shard", "SHA-256", "size"), *shards]))
+    return EXIT_OK
+
+
+def show_difference(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    found = difference(store.manifest(options.old), store.manifest(options.new))
+    if options.json:
+        print_json(found)
+        return EXIT_OK
+    for what in ("tasks", "classes"):
+        for sign, move in (("+", "added"), ("-", "removed")):
+            if found[what][move]:
+                print(f"{sign} {what}: {', '.join(found[what][move])}")
+    for sign, move in (("+", "added"), ("-", "removed")):
+        for ref in found["shards"][move]:
+            print(f"{sign} {ref['kind']} {ref['sha256'][:12]} {size(ref['bytes'])}")
+    for name, change in found["metrics"]["accuracy"].items():
+        print(f"  accuracy {name}: {percent(change['from'])} → {percent(change['to'])}")
+    for name, change in found["metrics"]["per_class"].items():
+        print(f"  class {name}: {percent(change['from'])} → {percent(change['to'])}")
+    print(f"{size(found['added_bytes'])} new, {size(found['removed_bytes'])} gone")
+    return EXIT_OK
+
+
+def verify_store(options: argparse.Namespace) -> int:
+    report = Store.open(options.store).verify(options.number)
+    if options.json:
+        print_json(
+            {
+                "ok": report.ok,
+                "problems": report.problems,
+                "unused": report.unused,
+                "versions": report.versions,
+                "shards": report.shards,
+                "records": report.records,
+                "bytes": report.bytes,
+            }
+        )
+    else:
+        for problem in report.problems:
+            print(f"bad: {problem}")
+        for name in report.unused:
+            print(f"unused: {name}")
+        verdict = "no problem" if report.ok else f"{len(report.problems)} bad"
+        print(
+            f"{report.versions} versions, {report.shards} shards ({size(report.bytes)}), "
+            f"{report.records} channel records: {verdict}"
+        )
+    return EXIT_OK if report.ok else EXIT_FAILED
+
+
+def promote_version(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
+    return _tell_move(store, store.promote(options.number, **moved), options)
+
+
+def roll_back(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
+    return _tell_move(store, store.rollback(to=options.to, **moved), options)
+
+
+def resume_channel(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
+    return _tell_move(store, store.resume(**moved), options)
+
+
+def export_version(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    # Here and not above: it imports torch, which no other command needs or should wait for.
+    from model_store.onnx import export_onnx
+
+    path = export_onnx(store, options.number, out=options.out)
+    if options.json:
+        print_json({"version": options.number, "path": str(path), "bytes": path.stat().st_size})
+    else:
+        print(f"version {options.number} is in {path}")
+    return EXIT_OK
+
+
+def _add_version(
+    parser: argparse.ArgumentParser, name: str = "number", *, nargs: str | None = None
+) -> None:
+    what = {"old": "the version to start from", "new": "the version to end at"}
+    parser.add_argument(
+        name,
+        metavar="N" if name == "number" else name.upper(),
+        nargs=nargs,
+        type=version_number,
+        help=what.get(name, "the number of the version"),
+    )
+
+
+def _parent(store: Store, manifest: Manifest) -> Manifest | None:
+    return None if manifest.parent is None else store.manifest(manifest.parent)
+
+
+def _task_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
+    return [(task.name, str(task.heads), ", ".join(task.classes)) for task in manifest.tasks]
+
+
+def _print_versions(rows: Sequence[dict[str, Any]], heads: dict[str, ChannelRecord]) -> None:
+    if not rows:
+        print("the store is empty; `dne-train add-task` makes the first version")
+        return
+    titles = ("version", "parent", "created", "tasks", "classes", "accuracy", "delta", "served as")
+    table = [
+        (
+            str(row["version"]),
+            str(row["parent"] or "-"),
+            row["created"][:19].replace("T", " "),
+            str(row["tasks"]),
+            str(row["classes"]),
+            percent(row["accuracy"]["all"]),
+            size(row["delta_bytes"]),
+            _markers(row["version"], heads),
+        )
+        for row in rows
+    ]
+    print(columns([titles, *table]))
+
+
+def _markers(version: int, heads: dict[str, ChannelRecord]) -> str:
+    named = (head for head in heads.values() if head.target == version)
+    return ", ".join(f"{head.channel} ({head.mode})" for head in named)
+
+
+def _tell_move(store: Store, record: ChannelRecord, options: argparse.Namespace) -> int:
+    previous = _previous_target(store, record)
+    if options.json:
+        print_json(channel_move(record, previous=previous))
+        return EXIT_OK
+    before = {None: "before: nothing", record.target: "it did so before"}
+    print(
+        f"channel {record.channel} names version {record.target} ({record.mode}); "
+        + before.get(previous, f"before: version {previous}")
+    )
+    if record.reason:
+        print(f"reason: {printable(record.reason)}")
+    return EXIT_OK
+
+
+def _previous_target(store: Store, record: ChannelRecord) -> int | None:
+    if record.number == 1:
+        return None
+    try:
+        return store.record(record.channel, record.number - 1).target
+    except StoreError:
+        return None  # damaged, and no reason to hide that the new record was written

@@ -1,0 +1,107 @@
+"""Versions and channels as plain data, in the shape that `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from model_store.channel import ChannelRecord
+from model_store.manifest import Draft, Manifest, ShardRef, delta_of, total_bytes
+
+
+def summary(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
+    """One row of `dne-store list`: counts and sizes."""
+    return {
+        "version": manifest.version,
+        "parent": manifest.parent,
+        "created": manifest.created,
+        "tasks": len(manifest.tasks),
+        "classes": len(manifest.spec.classes),
+        "accuracy": manifest.metrics.accuracy.model_dump(),
+        "delta_bytes": total_bytes(delta_of(manifest, parent)),
+        "total_bytes": total_bytes(manifest.model_shards),
+    }
+
+
+def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
+    """All of `dne-store show`: names and shards besides the sizes."""
+    return {
+        "version": manifest.version,
+        "parent": manifest.parent,
+        "created": manifest.created,
+        "digest": manifest.digest,
+        "transaction": manifest.transaction,
+        "software": manifest.software,
+        "tasks": [
+            {"name": task.name, "classes": list(task.classes), "heads": task.heads}
+            for task in manifest.tasks
+        ],
+        "classes": list(manifest.spec.classes),
+        "shards": _shards(manifest.shards),
+        "metrics": manifest.metrics.model_dump(mode="json"),
+        "delta_bytes": total_bytes(delta_of(manifest, parent)),
+        "total_bytes": total_bytes(manifest.model_shards),
+        "memory_bytes": total_bytes(manifest.image_shards),
+    }
+
+
+def difference(old: Manifest, new: Manifest) -> dict[str, Any]:
+    """What is in `new` and not in `old`, and the other way round."""
+    added = tuple(ref for ref in new.shards if ref not in set(old.shards))
+    removed = tuple(ref for ref in old.shards if ref not in set(new.shards))
+    return {
+        "from": old.version,
+        "to": new.version,
+        "tasks": _moves(_task_names(old), _task_names(new)),
+        "classes": _moves(old.spec.classes, new.spec.classes),
+        "shards": {"added": _shards(added), "removed": _shards(removed)},
+        "added_bytes": total_bytes(added),
+        "removed_bytes": total_bytes(removed),
+        "metrics": {
+            "accuracy": _changes(
+                old.metrics.accuracy.model_dump(), new.metrics.accuracy.model_dump()
+            ),
+            "per_class": _changes(old.metrics.per_class, new.metrics.per_class),
+        },
+    }
+
+
+def channel_head(record: ChannelRecord) -> dict[str, Any]:
+    return {"target": record.target, "mode": record.mode, "number": record.number}
+
+
+def channel_move(record: ChannelRecord, *, previous: int | None) -> dict[str, Any]:
+    """A record that was just written, and the version that the channel named before."""
+    return {
+        "channel": record.channel,
+        "number": record.number,
+        "target": record.target,
+        "mode": record.mode,
+        "previous": previous,
+        "actor": record.actor,
+        "reason": record.reason,
+        "time": record.time,
+    }
+
+
+def _shards(refs: Iterable[ShardRef]) -> list[dict[str, Any]]:
+    return [ref.model_dump() for ref in dict.fromkeys(refs)]
+
+
+def _task_names(manifest: Manifest) -> list[str]:
+    return [task.name for task in manifest.tasks]
+
+
+def _moves(old: Sequence[str], new: Sequence[str]) -> dict[str, list[str]]:
+    return {
+        "added": [name for name in new if name not in set(old)],
+        "removed": [name for name in old if name not in set(new)],
+    }
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"from": old.get(name), "to": new.get(name)}
+        for name in dict.fromkeys((*old, *new))
+        if old.get(name) != new.get(name)
+    }

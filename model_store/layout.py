@@ -1,0 +1,45 @@
+"""What the objects of a store are called. Knows names only, never where a store is."""
+
+from __future__ import annotations
+
+import re
+
+STORE = "store.json"
+SHARDS = "shards"
+VERSIONS = "versions"
+CHANNELS = "channels"
+
+# ASCII digits, and `fullmatch` below: `\d` and `$` let through more than is meant.
+_SHARD = re.compile(r"shards/([0-9a-f]{2})/(\1[0-9a-f]{62})\.safetensors")
+_VERSION = re.compile(r"versions/([0-9]{8})\.json")
+_RECORD = re.compile(r"channels/([a-z0-9][a-z0-9_-]{0,62})/([0-9]{8})\.json")
+
+
+def shard_name(sha256: str) -> str:
+    return f"{SHARDS}/{sha256[:2]}/{sha256}.safetensors"
+
+
+def version_name(version: int) -> str:
+    return f"{VERSIONS}/{version:08d}.json"
+
+
+def record_name(channel: str, number: int) -> str:
+    return f"{CHANNELS}/{channel}/{number:08d}.json"
+
+
+def shard_of(name: str) -> str | None:
+    """The SHA-256 that `name` promises; None when it is not the name of a shard."""
+    match = _SHARD.fullmatch(name)
+    return match[2] if match else None
+
+
+def version_of(name: str) -> int | None:
+    """The number in the name of a manifest; None when it is not one."""
+    match = _VERSION.fullmatch(name)
+    return int(match[1]) or None if match else None
+
+
+def record_of(name: str) -> tuple[str, int] | None:
+    """Channel and number in the name of a channel record; None when it is not one."""
+    match = _RECORD.fullmatch(name)
+    return (match[1], int(match[2])) if match and int(match[2]) else None

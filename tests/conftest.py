@@ -1,0 +1,21 @@
+"""What all tests share: the same surroundings on every machine."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# Before torch is imported: tiny networks lose more time to a thread pool than they win.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile("steady", deadline=None, derandomize=True)
+settings.load_profile("steady")
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A developer's own DNE_STORE must neither change a test nor be changed by one."""
+    for name in [name for name in os.environ if name.startswith("DNE_")]:
+        monkeypatch.delenv(name)

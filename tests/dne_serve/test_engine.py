@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dne_serve.engine import (
+    Engine,
+    ModelUnusable,
+    OnnxEngine,
+    Resident,
+    TorchEngine,
+    choose_engine,
+)
+from model_store.errors import WrongUsage
+from model_store.manifest import Manifest
+from model_store.store import Store
+from tests.live_server import live_server, png
+from tests.tiny_versions import publish_tiny
+
+pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
+
+ENGINES = [TorchEngine, OnnxEngine]
+MakeEngine = Callable[..., TorchEngine | OnnxEngine]
+
+
+def load(engine: Engine, store: Store, manifest: Manifest) -> Resident:
+    return engine.load(engine.fetch(manifest, read=store.read_shard))
+
+
+def images(count: int) -> list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
+    shape = (8, 8, 3)
+    return [np.random.default_rng(i).integers(0, 256, shape, dtype=np.uint8) for i in range(count)]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 17])
+def test_onnx_gives_the_answers_of_torch(store: Store, digits: Manifest, batch: int) -> None:
+    third = publish_tiny(store, tasks=[("greek", ["alpha", "beta"])], parent=digits, seed=5)
+    logits = []
+    for make in ENGINES:
+        engine = make(device="cpu", threads=1)
+        logits.append(np.stack(engine.run(load(engine, store, third), images(batch))))
+    torch_logits, onnx_logits = logits
+    assert torch_logits.shape == (batch, 7)
+    assert np.abs(torch_logits - onnx_logits).max() <= 1e-4
+    assert (torch_logits.argmax(1) == onnx_logits.argmax(1)).all()
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_a_version_that_shares_experts_costs_its_delta(
+    make: MakeEngine, store: Store, letters: Manifest, digits: Manifest
+) -> None:
+    engine = make(device="cpu", threads=1)
+    first = load(engine, store, letters)
+    before = np.stack(engine.run(first, images(4)))
+    fetched = engine.fetch(digits, read=store.read_shard)
+    assert fetched.shards.keys() == {digits.tasks[1].expert.sha256, digits.classifier.sha256}
+    second = engine.load(fetched)
+    assert engine._bank.experts.keys() == {task.expert.sha256 for task in digits.tasks}
+    np.testing.assert_array_equal(np.stack(engine.run(first, images(4))), before)
+
+    engine.retain([first])
+    assert engine._bank.experts.keys() == {letters.tasks[0].expert.sha256}
+    assert len(engine.run(second, images(1))) == 1  # requests under way still hold it
+    engine.retain([])
+    assert not engine._bank.experts
+
+
+@pytest.mark.parametrize("make", ENGINES)
+def test_a_network_that_overflows_is_refused_when_it_is_loaded(
+    make: MakeEngine, store: Store, monkeypatch: pytest.MonkeyPatch, letters: Manifest
+) -> None:
+    from model_store.network import Network
+
+    assemble = Network.assemble
+
+    def overflowing(*args: object) -> Network:
+        network = assemble(*args)  # type: ignore[arg-type]
+        network.heads[0].weight.data.fill_(3e38)
+        return network
+
+    monkeypatch.setattr(Network, "assemble", overflowing)
+    with pytest.raises(ModelUnusable, match="version 1"):
+        load(make(device="cpu", threads=1), store, letters)
+
+
+def test_onnx_without_its_runtime_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(WrongUsage, match=r"dne-serve\[onnx\]"):
+        choose_engine("onnx", device="auto", threads=None)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_a_device_that_is_absent_is_wrong_usage(backend: str) -> None:
+    import onnxruntime
+    import torch
+
+    has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    if torch.cuda.is_available() or has_cuda:
+        pytest.skip("THE ABSENCE OF A GPU NOT TRIED: there is one")
+    with pytest.raises(WrongUsage, match="cuda"):
+        choose_engine(backend, device="cuda", threads=None)
+
+
+def test_a_server_on_onnx_answers_like_one_on_torch(store: Store, digits: Manifest) -> None:
+    answers = []
+    for make in ENGINES:
+        engine = make(device="cpu", threads=1)
+        with live_server(Path(store.location), engine=engine) as live:
+            live.wait_until_ready()
+            assert live.http.get("/readyz").json()["backend"] == engine.backend
+            answers.append(live.predict(*map(png, range(6))).json())
+            assert live.predict(png(), query="?version=1").json()["version"] == 1
+            assert live.admin("/rollback", to=1).json()["version"] == 1
+            assert live.admin("/resume").json()["version"] == 2
+    by_torch, by_onnx = (answer["predictions"] for answer in answers)
+    assert answers[0]["version"] == answers[1]["version"] == 2
+    for one, other in zip(by_torch, by_onnx, strict=True):
+        assert one["label"] == other["label"]
+        assert one["score"] == pytest.approx(other["score"], abs=1e-4)

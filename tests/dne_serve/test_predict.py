@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from model_store.codec import load_network
+from model_store.manifest import Manifest
+from model_store.preprocess import normalise, read_pixels
+from model_store.store import Store
+from tests.live_server import Live, assert_problem, live_server, png, wait_for
+from tests.tiny_versions import publish_tiny
+
+HOSTILE = Path(__file__).resolve().parents[3] / "shared/data/hostile-images"
+
+
+def test_many_images_are_answered_in_the_order_sent(live: Live, digits: Manifest) -> None:
+    body = live.predict(*map(png, range(9))).json()
+    assert body["version"] == 2
+    assert [one["filename"] for one in body["predictions"]] == [f"{i}.png" for i in range(9)]
+    alone = [live.predict(png(i)).json()["predictions"][0] for i in range(9)]
+    for together, one in zip(body["predictions"], alone, strict=True):
+        assert together["label"] == one["label"]
+        assert together["score"] == pytest.approx(one["score"], abs=1e-5)
+    assert len({one["score"] for one in body["predictions"]}) == 9
+
+
+def test_scores_are_the_networks_own_probabilities(
+    live: Live, store: Store, digits: Manifest
+) -> None:
+    network = load_network(store.read_shard, digits)
+    images = normalise(read_pixels(png(3), digits.preprocessing)[None], digits.preprocessing)
+    with torch.inference_mode():
+        expected = torch.softmax(network(torch.from_numpy(images))[0].double(), dim=0).numpy()
+    [answer] = live.predict(png(3), query="?top_k=99").json()["predictions"]
+    classes = digits.spec.classes
+    assert answer["label"] == classes[int(expected.argmax())]
+    assert answer["task"] == digits.spec.task_of(answer["label"]).name
+    assert answer["unknown"] is False
+    found = {one["label"]: one["score"] for one in answer["top"]}
+    np.testing.assert_allclose([found[name] for name in classes], expected, atol=1e-5)
+    assert [one["score"] for one in answer["top"]] == sorted(found.values(), reverse=True)
+
+
+def test_a_raw_body_is_one_image_without_a_name(live: Live) -> None:
+    for kind in ("image/png", "application/octet-stream", "IMAGE/JPEG; q=1"):
+        answer = live.http.post("/predict", content=png(), headers={"Content-Type": kind})
+        assert answer.status_code == 200, answer.text
+        [prediction] = answer.json()["predictions"]
+        assert prediction["filename"] is None
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 5), (1, 1), (3, 3), (1000, 5)])
+def test_top_k_is_clipped_to_the_classes(live: Live, asked: int | None, given: int) -> None:
+    query = "" if asked is None else f"?top_k={asked}"
+    [prediction] = live.predict(png(), query=query).json()["predictions"]
+    assert len(prediction["top"]) == given
+
+
+@pytest.mark.parametrize("query", ["?top_k=0", "?top_k=x", "?version=0", "?version=one"])
+def test_a_malformed_query_is_400(live: Live, query: str) -> None:
+    assert_problem(live.predict(png(), query=query), 400, says="query.")
+
+
+def test_any_version_in_the_store_answers_and_is_named(live: Live) -> None:
+    body = live.predict(*map(png, range(20)), query="?version=1").json()
+    assert body["version"] == 1
+    assert {one["label"] for one in body["predictions"]} <= {"a", "b"}
+    assert live.predict(png()).json()["version"] == 2
+
+
+def test_a_version_that_was_never_promoted_can_be_asked_for(
+    live: Live, store: Store, digits: Manifest
+) -> None:
+    publish_tiny(store, tasks=[("greek", ["alpha"])], parent=digits, seed=5)
+    assert live.predict(png(), query="?version=3").json()["version"] == 3
+
+
+def test_a_version_that_does_not_exist_is_404(live: Live) -> None:
+    assert_problem(live.predict(png(), query="?version=7"), 404, says="no version 7")
+
+
+def test_a_request_without_an_image_is_400(live: Live) -> None:
+    boundary = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert_problem(live.http.post("/predict"), 400)
+    assert_problem(live.http.post("/predict", content=b"--x--\r\n", headers=boundary), 400)
+    assert_problem(live.http.post("/predict", content=b"", headers=boundary), 400)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"nonsense",
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\nabc',
+        b"--x\r\nno headers at all",
+        b"--x\r\nContent-Disposition: form-data\r\n\r\n\r\n--x--\r\n",
+    ],
+)
+def test_a_broken_form_is_400(live: Live, body: bytes) -> None:
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert_problem(live.http.post("/predict", content=body, headers=headers), 400)
+
+
+def test_a_form_without_a_boundary_is_400(live: Live) -> None:
+    headers = {"Content-Type": "multipart/form-data"}
+    assert_problem(live.http.post("/predict", content=b"--\r\n", headers=headers), 400)
+
+
+def test_another_field_name_is_400_and_named(live: Live) -> None:
+    answer = live.http.post("/predict", files={"image": png()})
+    assert_problem(answer, 400, says="'image'")
+
+
+def test_another_content_type_is_415(live: Live) -> None:
+    for kind in ("application/json", "text/plain", "application/x-www-form-urlencoded"):
+        answer = live.http.post("/predict", content=b"{}", headers={"Content-Type": kind})
+        assert_problem(answer, 415, says=kind)
+
+
+def test_one_bad_image_fails_the_request_and_is_named(live: Live) -> None:
+    files = [("files", ("good.png", png())), ("files", ("bad.txt", b"not an image"))]
+    assert_problem(live.http.post("/predict", files=files), 422, says="image 2 of 2 ('bad.txt')")
+    assert live.predict(png()).status_code == 200
+
+
+def test_more_images_than_allowed_is_413(live: Live) -> None:
+    most = live.serving.settings.max_images
+    assert live.predict(*[png()] * most).status_code == 200
+    assert_problem(live.predict(*[png()] * (most + 1)), 413, says=str(most))
+
+
+def test_limits_hold_while_the_body_streams(store: Store, letters: Manifest) -> None:
+    with live_server(Path(store.location), max_body_bytes=10_000, max_pixels=400) as live:
+        live.wait_until_ready()
+        kind = {"Content-Type": "image/png"}
+        chunks = (b"x" * 1000 for _ in range(1000))
+        assert_problem(live.http.post("/predict", content=chunks, headers=kind), 413)
+        assert_problem(live.http.post("/predict", content=b"x" * 10_001, headers=kind), 413)
+        once = httpx.post(
+            f"{live.url}/predict",
+            content=b"x" * 3_000_000,
+            headers={**kind, "Connection": "close"},
+        )
+        assert_problem(once, 413)
+        assert_problem(live.predict(png(size=21)), 413, says="21×21")
+        assert live.predict(png(size=20)).status_code == 200
+
+
+def test_a_full_queue_is_503_with_retry_after(store: Store, letters: Manifest) -> None:
+    with live_server(Path(store.location), max_queue=4, max_images=4) as live:
+        live.wait_until_ready()
+        assert live.predict(*map(png, range(4))).status_code == 200
+        with ThreadPoolExecutor() as others, live.engine_held():
+            waiting = others.submit(live.predict, *map(png, range(3)))
+            wait_for(lambda: live.metric("dne_queue_images") == 3)
+            answer = live.predict(png(), png())
+        assert waiting.result().status_code == 200
+        assert_problem(answer, 503)
+        assert int(answer.headers["retry-after"]) >= 1
+        assert live.predict(png()).status_code == 200
+
+
+def test_names_of_files_come_back_as_they_were_sent(live: Live) -> None:
+    for name in ("π ☕.png", "<script>.png", "../../etc/passwd"):
+        answer = live.http.post("/predict", files=[("files", (name, png()))])
+        assert answer.json()["predictions"][0]["filename"] == name
+
+
+def test_before_there_is_a_version_predict_is_503(tmp_path: Path) -> None:
+    with live_server(tmp_path / "absent") as live:
+        answer = live.predict(png())
+        assert_problem(answer, 503, says="no version")
+        assert "retry-after" in answer.headers
+
+
+@pytest.mark.skipif(not HOSTILE.is_dir(), reason=f"HOSTILE IMAGES NOT TRIED: no {HOSTILE.name}")
+def test_hostile_images_never_fail_the_server(live: Live) -> None:
+    for path in sorted(path for path in HOSTILE.rglob("*") if path.is_file()):
+        answer = live.http.post("/predict", files=[("files", (path.name, path.read_bytes()))])
+        # What the folder calls ok, Pillow decodes; the rest is refused, and by a 4xx.
+        assert answer.status_code in (200, 413, 422), (path, answer.text)
+    assert live.predict(png()).status_code == 200

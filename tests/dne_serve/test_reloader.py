@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dne_serve.batcher import Batcher
+from dne_serve.engine import Fetched, Floats, ReadShard, Resident
+from dne_serve.reloader import Reloader
+from dne_serve.residents import Residents
+from model_store.errors import ShardCorrupt, StoreNotFound
+from model_store.manifest import Manifest, ShardRef
+from model_store.preprocess import Pixels
+from model_store.store import Store
+from tests.live_server import Live, live_server, png, wait_for
+from tests.tiny_versions import flip_last_bit, promote, publish_tiny
+
+
+class FakeEngine:
+    """Loads by remembering. Versions in `broken` cannot be loaded."""
+
+    backend, device = "fake", "cpu"
+
+    def __init__(self) -> None:
+        self.loaded: list[int] = []
+        self.kept: list[int] = []
+        self.broken: set[int] = set()
+
+    def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
+        if manifest.version in self.broken:
+            raise ShardCorrupt("0" * 64, "a test said so")
+        return Fetched(manifest=manifest, shards={})
+
+    def load(self, fetched: Fetched) -> Resident:
+        self.loaded.append(fetched.manifest.version)
+        return Resident.of(fetched.manifest, forward=lambda images: images)
+
+    def run(self, resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
+        return [np.zeros(len(resident.labels), dtype=np.float32) for _ in pixels]
+
+    def retain(self, residents: Iterable[Resident]) -> None:
+        self.kept = sorted(one.version for one in residents)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def residents(engine: FakeEngine) -> Iterator[Residents]:
+    batcher = Batcher[Resident, Pixels, Floats](engine.run, max_batch=4, max_queue=8)
+    batcher.start()
+    yield Residents(engine, batcher=batcher, spare=2)
+    batcher.stop()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def reloader(store: Store, residents: Residents, clock: Clock) -> Reloader:
+    return Reloader(
+        lambda: store, residents=residents, channel="production", poll_s=1.0, clock=clock
+    )
+
+
+def served(residents: Residents) -> int | None:
+    return residents.served.version if residents.served else None
+
+
+def test_it_serves_what_the_channel_names(
+    store: Store, letters: Manifest, reloader: Reloader, residents: Residents
+) -> None:
+    reloader.poll()
+    assert served(residents) == 1
+    promote(store, publish_tiny(store, tasks=[("digits", ["0"])], parent=letters))
+    assert served(residents) == 1
+    reloader.poll()
+    assert served(residents) == 2
+    assert reloader.record == store.head("production")
+
+
+def test_another_channel_does_not_move_it(
+    store: Store, letters: Manifest, reloader: Reloader, residents: Residents
+) -> None:
+    reloader.poll()
+    canary = publish_tiny(store, tasks=[("digits", ["0"])], parent=letters)
+    promote(store, canary, channel="canary")
+    reloader.poll()
+    assert served(residents) == 1
+
+
+def test_going_back_to_a_resident_version_loads_nothing(
+    store: Store, digits: Manifest, reloader: Reloader, engine: FakeEngine, residents: Residents
+) -> None:
+    reloader.poll()
+    for to in (1, 2, 1, 2):
+        store.promote(to, channel="production", actor="tests", reason="")
+        reloader.poll()
+        assert served(residents) == to
+    assert engine.loaded == [2, 1]
+
+
+def test_a_failed_load_keeps_the_old_version_and_is_tried_again_with_backoff(
+    store: Store,
+    letters: Manifest,
+    reloader: Reloader,
+    residents: Residents,
+    engine: FakeEngine,
+    clock: Clock,
+) -> None:
+    reloader.poll()
+    engine.broken.add(2)
+    promote(store, publish_tiny(store, tasks=[("digits", ["0"])], parent=letters))
+    waits = []
+    for times in range(1, 9):
+        reloader.poll()
+        assert served(residents) == 1
+        assert reloader.failure is not None
+        assert "a test said so" in str(reloader.failure.error)
+        assert reloader.failure.times == times
+        waits.append(round(reloader.failure.retry_at - clock.now, 6))
+        clock.now = reloader.failure.retry_at - 0.01
+        reloader.poll()
+        assert reloader.failure.times == times
+        clock.now += 0.02
+    assert waits == sorted(waits)
+    assert waits[0] == 2.0
+    assert waits[-1] == 30.0
+    engine.broken.clear()
+    reloader.poll()
+    assert served(residents) == 2
+    assert reloader.failure is None
+
+
+def test_a_new_head_is_tried_at_once_after_a_failure(
+    store: Store, digits: Manifest, reloader: Reloader, residents: Residents, engine: FakeEngine
+) -> None:
+    engine.broken.add(2)
+    reloader.poll()
+    assert served(residents) is None
+    store.rollback(channel="production", to=1, actor="tests", reason="")
+    reloader.poll()
+    assert served(residents) == 1
+    assert reloader.failure is None
+
+
+def test_follow_raises_what_is_in_the_way(
+    digits: Manifest, reloader: Reloader, engine: FakeEngine
+) -> None:
+    engine.broken.add(2)
+    with pytest.raises(ShardCorrupt):
+        reloader.follow()
+    with pytest.raises(ShardCorrupt):  # whoever asks does not have to wait for the backoff
+        reloader.follow()
+
+
+def test_a_store_that_is_absent_is_waited_for(residents: Residents) -> None:
+    def absent() -> Store:
+        raise StoreNotFound("there is no store at nowhere")
+
+    reloader = Reloader(absent, residents=residents, channel="production", poll_s=0.01)
+    reloader.start()
+    reloader.stop()
+    assert reloader.failure is not None
+    assert isinstance(reloader.failure.error, StoreNotFound)
+
+
+def test_least_recently_used_versions_leave_and_the_served_one_stays(
+    store: Store, residents: Residents, engine: FakeEngine
+) -> None:
+    made = [publish_tiny(store, tasks=[("t", [f"c{i}"])], seed=i) for i in range(5)]
+    residents.serve(residents.load(made[0], shards=store))
+    for manifest in made[1:3]:
+        residents.load(manifest, shards=store)
+    assert residents.find_version(2) is not None  # used: now 3 is the one unused for longest
+    residents.load(made[3], shards=store)
+    assert residents.find_version(3) is None
+    assert engine.kept == [1, 2, 4]
+    residents.load(made[4], shards=store)
+    assert engine.kept == [1, 4, 5]
+    assert residents.count == 3
+
+
+def test_a_version_wanted_by_many_is_loaded_once(
+    store: Store, letters: Manifest, residents: Residents, engine: FakeEngine
+) -> None:
+    def load() -> None:
+        residents.load(letters, shards=store)
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert engine.loaded == [1]
+
+
+# The same promises through a real server.
+
+
+def test_a_flipped_bit_keeps_the_old_version_serving_and_says_so(
+    live: Live, store: Store, digits: Manifest
+) -> None:
+    third = publish_tiny(store, tasks=[("greek", ["alpha"])], parent=digits, seed=5)
+    flip_last_bit(store, third.tasks[-1].expert)
+    promote(store, third)
+    wait_for(lambda: live.http.get("/readyz").json()["error"] is not None)
+    ready = live.http.get("/readyz")
+    assert ready.status_code == 200
+    assert ready.json()["version"] == 2
+    assert third.tasks[-1].expert.sha256 in ready.json()["error"]
+    assert live.predict(png()).json()["version"] == 2
+    assert live.metric("dne_failed_loads_total") >= 1
+    assert live.metric("dne_following") == 0
+    store.rollback(channel="production", to=1, actor="tests", reason="")
+    live.wait_until_serving(1)
+    assert live.http.get("/readyz").json()["error"] is None
+
+
+def test_loading_the_next_version_reads_only_the_delta(
+    store: Store, letters: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    read_shard = Store.read_shard
+
+    def counted(self: Store, ref: ShardRef) -> bytes:
+        reads.append(ref.sha256)
+        return read_shard(self, ref)
+
+    with live_server(Path(store.location)) as live:
+        live.wait_until_ready()
+        second = publish_tiny(store, tasks=[("digits", ["0", "1"])], parent=letters, seed=1)
+        monkeypatch.setattr(Store, "read_shard", counted)
+        promote(store, second)
+        live.wait_until_serving(2)
+        assert sorted(reads) == sorted([second.tasks[1].expert.sha256, second.classifier.sha256])
+        reads.clear()
+        assert live.predict(png(), query="?version=1").status_code == 200
+        assert reads == []
+
+
+def test_a_request_keeps_the_version_it_began_with(live: Live) -> None:
+    """The first half of the body comes before the rollback, the second half after it."""
+    half_sent, moved = threading.Event(), threading.Event()
+    image = png(3)
+
+    def body() -> Iterator[bytes]:
+        yield image[:20]
+        half_sent.set()
+        moved.wait(20)
+        yield image[20:]
+
+    answers = []
+
+    def ask() -> None:
+        headers = {"Content-Type": "image/png"}
+        answers.append(live.http.post("/predict", content=body(), headers=headers))
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    half_sent.wait(20)
+    wait_for(lambda: live.metric("dne_requests_under_way") == 2)  # it, and the question itself
+    assert live.admin("/rollback", to=1).status_code == 200
+    moved.set()
+    asking.join()
+    assert answers[0].json()["version"] == 2
+    assert live.predict(png(3)).json()["version"] == 1

@@ -1,0 +1,75 @@
+"""Backends for tests: one in memory, and wrappers that watch or disturb another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from model_store.objects import Entry, ObjectMissing, ObjectRefused, Objects, check_object_name
+
+
+class MemoryObjects:
+    """Objects in a dict: the smallest backend that keeps the promises of `Objects`."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, bytes] = {}
+
+    def create(self, name: str, data: bytes) -> bool:
+        check_object_name(name)
+        if name in self.held:
+            return False
+        self.held[name] = data
+        return True
+
+    def read(self, name: str, *, max_bytes: int) -> bytes:
+        check_object_name(name)
+        if name not in self.held:
+            raise ObjectMissing(name)
+        if len(self.held[name]) > max_bytes:
+            raise ObjectRefused(name, "it is too large")
+        return self.held[name]
+
+    def list(self, folder: str) -> Sequence[Entry]:
+        check_object_name(folder)
+        return [
+            Entry(name=name, bytes=len(data), modified_s=0.0)
+            for name, data in self.held.items()
+            if name.startswith(f"{folder}/")
+        ]
+
+    def delete(self, name: str) -> None:
+        check_object_name(name)
+        self.held.pop(name, None)
+
+
+class WatchedObjects:
+    """Passes everything on, keeps a list of (verb, name), and calls `before` ahead of each."""
+
+    def __init__(
+        self, objects: Objects, *, before: Callable[[str, str], None] = lambda verb, name: None
+    ) -> None:
+        self.objects = objects
+        self.before = before
+        self.calls: list[tuple[str, str]] = []
+
+    def create(self, name: str, data: bytes) -> bool:
+        self._seen("create", name)
+        return self.objects.create(name, data)
+
+    def read(self, name: str, *, max_bytes: int) -> bytes:
+        self._seen("read", name)
+        return self.objects.read(name, max_bytes=max_bytes)
+
+    def list(self, folder: str) -> Sequence[Entry]:
+        self._seen("list", folder)
+        return self.objects.list(folder)
+
+    def delete(self, name: str) -> None:
+        self._seen("delete", name)
+        self.objects.delete(name)
+
+    def names(self, verb: str) -> Sequence[str]:
+        return [name for called, name in self.calls if called == verb]
+
+    def _seen(self, verb: str, name: str) -> None:
+        self.calls.append((verb, name))
+        self.before(verb, name)

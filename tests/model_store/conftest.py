@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from model_store.objects import LocalDirectory, Objects
+from model_store.store import Store
+from tests.model_store.backends import MemoryObjects, WatchedObjects
+
+
+@pytest.fixture(params=["directory", "memory"])
+def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
+    """Every backend that there is: the promises of the store hold on each."""
+    return LocalDirectory(tmp_path / "models") if request.param == "directory" else MemoryObjects()
+
+
+@pytest.fixture
+def watched(objects: Objects) -> WatchedObjects:
+    return WatchedObjects(objects)
+
+
+@pytest.fixture
+def store(watched: WatchedObjects) -> Store:
+    return Store.create("models", objects=watched)
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> str:
+    """An empty store in a directory."""
+    return Store.create(str(tmp_path / "models")).location

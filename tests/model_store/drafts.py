@@ -1,0 +1,160 @@
+"""Small, valid versions without torch: real safetensors shards with made-up weights."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import struct
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from model_store.channel import ChannelRecord
+from model_store.manifest import (
+    Accuracy,
+    ClassImages,
+    Draft,
+    Manifest,
+    Metrics,
+    Preprocessing,
+    ShardRef,
+    TaskRecord,
+    geometry_of,
+)
+from model_store.shard import shard_ref
+from model_store.spec import ExpertSpec, NetworkSpec, Shape, TaskSpec
+from model_store.store import Store
+
+GEOMETRY = NetworkSpec(image_size=8, patch_size=4, depth=1, head_width=2, mlp_ratio=2)
+CREATED = "2024-05-06T07:08:09.000001Z"
+DIGEST = "d" * 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A draft and the bytes of the shards that its parent does not have."""
+
+    draft: Draft
+    shards: dict[str, bytes]
+
+    def publish(self, store: Store) -> Manifest:
+        return store.publish(self.draft, shards=self.shards)
+
+
+def prepare(
+    *,
+    parent: Manifest | None = None,
+    task: str | None = None,
+    classes: Sequence[str] | None = None,
+    images: int = 2,
+    seed: int = 0,
+    accuracy: float | None = 0.5,
+) -> Prepared:
+    """The next version after `parent`: one task more. `images` a class go into the memory."""
+    index = len(parent.tasks) if parent else 0
+    task = task or f"task-{index}"
+    classes = tuple(classes or (f"class-{index}a", f"class-{index}b"))
+    before = parent.spec if parent else GEOMETRY
+    spec = before.expand(TaskSpec(name=task, classes=classes, expert=ExpertSpec(heads=2)))
+    expert = weights(spec.expert_tensors(index), seed=seed)
+    classifier = weights(spec.classifier_tensors(), seed=seed)
+    made = {
+        name: image_shard([f"{name} {seed} {i}".encode() for i in range(images)])
+        for name in (classes if images else ())
+    }
+    shards = {
+        shard_ref("expert", data).sha256: data for data in (expert, classifier, *made.values())
+    }
+    draft = Draft(
+        parent=parent.version if parent else None,
+        parent_digest=parent.digest if parent else None,
+        transaction=uuid.uuid4().hex,
+        network=geometry_of(spec),
+        preprocessing=Preprocessing(image_size=spec.image_size),
+        tasks=(
+            *(parent.tasks if parent else ()),
+            TaskRecord(name=task, classes=classes, heads=2, expert=shard_ref("expert", expert)),
+        ),
+        classifier=shard_ref("classifier", classifier),
+        memory=(
+            *(parent.memory if parent else ()),
+            *(
+                ClassImages(class_name=name, shard=shard_ref("memory", data), count=images)
+                for name, data in made.items()
+            ),
+        ),
+        metrics=Metrics(
+            accuracy=Accuracy(all=accuracy),
+            per_class=dict.fromkeys(classes, 0.25),
+            images=4,
+            source="held-out",
+        ),
+        created=CREATED,
+        software="dne-serve 0",
+    )
+    return Prepared(draft, shards)
+
+
+def publish_lineage(
+    store: Store, count: int, *, channel: str | None = "production"
+) -> list[Manifest]:
+    """Versions 1 to `count`, each the child of the one before, promoted in that order."""
+    manifests: list[Manifest] = []
+    for seed in range(count):
+        manifest = prepare(parent=manifests[-1] if manifests else None, seed=seed).publish(store)
+        manifests.append(manifest)
+        if channel:
+            store.promote(manifest.version, channel=channel, actor="a@b", reason="")
+    return manifests
+
+
+def weights(tensors: Mapping[str, Shape], *, seed: int) -> bytes:
+    """A safetensors file with these tensors, float32, filled with small random numbers."""
+    numbers = random.Random(f"{seed} {sorted(tensors)}")
+    parts = {
+        name: b"".join(struct.pack("<f", numbers.uniform(-1, 1)) for _ in range(math.prod(shape)))
+        for name, shape in tensors.items()
+    }
+    return safetensors({name: ("F32", tensors[name], part) for name, part in parts.items()})
+
+
+def image_shard(images: Sequence[bytes]) -> bytes:
+    offsets = [sum(map(len, images[:index])) for index in range(len(images) + 1)]
+    return safetensors(
+        {
+            "bytes": ("U8", (offsets[-1],), b"".join(images)),
+            "offsets": ("I64", (len(offsets),), struct.pack(f"<{len(offsets)}q", *offsets)),
+        }
+    )
+
+
+def safetensors(tensors: Mapping[str, tuple[str, Shape, bytes]]) -> bytes:
+    header: dict[str, object] = {}
+    position = 0
+    for name, (dtype, shape, data) in tensors.items():
+        end = position + len(data)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + b"".join(data for *_, data in tensors.values())
+
+
+def record(number: int, target: int, mode: str = "follow", *, channel: str = "c") -> ChannelRecord:
+    return ChannelRecord.model_validate(
+        {
+            "channel": channel,
+            "number": number,
+            "target": target,
+            "target_digest": DIGEST,
+            "mode": mode,
+            "actor": "a@b",
+            "reason": "",
+            "time": CREATED,
+        }
+    )
+
+
+def expert_refs(manifest: Draft) -> list[ShardRef]:
+    return [task.expert for task in manifest.tasks]

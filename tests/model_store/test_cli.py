@@ -1,0 +1,321 @@
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_store import __version__
+from model_store.cli import build_parser, main
+from model_store.layout import shard_name, version_name
+from model_store.store import Store
+from tests.model_store.drafts import prepare, publish_lineage
+
+COMMANDS = ["list", "show", "diff", "verify", "promote", "rollback", "resume", "export-onnx"]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def store(location: str) -> Store:
+    """Versions 1, 2 and 3, promoted one after the other."""
+    store = Store.open(location)
+    publish_lineage(store, 3)
+    return store
+
+
+def _json(capsys: Capture, *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def _text(capsys: Capture, *arguments: str) -> str:
+    assert main(arguments) == 0
+    return capsys.readouterr().out
+
+
+# The command line itself
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "--store" in out
+    assert "--json" in out
+
+
+def test_every_command_and_every_option_has_a_help_text() -> None:
+    (commands,) = (
+        action
+        for action in build_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    assert sorted(commands.choices) == sorted(COMMANDS)
+    assert all(choice.help for choice in commands._choices_actions)
+    for parser in commands.choices.values():
+        assert all(action.help for action in parser._actions)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["no-such-command"],
+        ["show"],
+        ["show", "x"],
+        ["show", "0"],
+        ["diff", "1"],
+        ["promote"],
+        ["rollback", "--to", "-1"],
+        ["rollback", "--channel", "../x"],
+        ["export-onnx", "1"],
+        ["list", "--no-such-option"],
+    ],
+)
+def test_wrong_usage_ends_with_2(arguments: list[str], capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err
+
+
+def test_the_version_of_the_software(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"dne-store {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "rollback"])
+def test_where_there_is_no_store_the_command_fails_and_makes_none(
+    command: str, tmp_path: Path, capsys: Capture
+) -> None:
+    assert main([command, "--store", str(tmp_path / "none")]) == 1
+    assert "there is no store at" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_is_a_file_is_wrong_usage(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    assert main(["list", "--store", str(tmp_path / "file")]) == 2
+    assert "is not a directory" in capsys.readouterr().err
+
+
+# Looking
+
+
+def test_list_as_json(store: Store, capsys: Capture) -> None:
+    store.rollback(channel="production", to=2, actor="a", reason="")
+    found = _json(capsys, "list", "--store", store.location)
+    assert [row["version"] for row in found["versions"]] == [1, 2, 3]
+    assert [row["parent"] for row in found["versions"]] == [None, 1, 2]
+    assert set(found["versions"][0]) == {
+        "version", "parent", "created", "tasks", "classes", "accuracy", "delta_bytes", "total_bytes"
+    }  # fmt: skip
+    last = found["versions"][2]
+    assert (last["tasks"], last["classes"]) == (3, 6)
+    assert last["accuracy"] == {"all": 0.5, "old": None, "new": None, "parent_old": None}
+    assert 0 < last["delta_bytes"] < last["total_bytes"]
+    assert found["channels"] == {"production": {"target": 2, "mode": "pin", "number": 4}}
+
+
+def test_list_as_a_table(store: Store, capsys: Capture) -> None:
+    title, first, second, third = _text(capsys, "list", "--store", store.location).splitlines()
+    assert title.split()[:4] == ["version", "parent", "created", "tasks"]
+    assert [line.split()[0] for line in (first, second, third)] == ["1", "2", "3"]
+    assert third.endswith("production (follow)")
+    assert "production" not in first
+    assert "50.0 %" in second
+
+
+def test_list_of_an_empty_store_says_how_to_begin(location: str, capsys: Capture) -> None:
+    assert "dne-train add-task" in _text(capsys, "list", "--store", location)
+
+
+def test_list_goes_on_past_a_damaged_manifest_and_fails(store: Store, capsys: Capture) -> None:
+    (Path(store.location) / version_name(2)).write_bytes(b"{}")
+    assert main(["list", "--store", store.location, "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert [row["version"] for row in json.loads(out)["versions"]] == [1, 3]
+    assert version_name(2) in err
+
+
+def test_show_as_json(store: Store, capsys: Capture) -> None:
+    manifest = store.manifest(2)
+    found = _json(capsys, "show", "2", "--store", store.location)
+    assert (found["version"], found["parent"]) == (2, 1)
+    assert found["tasks"][1] == {
+        "name": "task-1",
+        "classes": ["class-1a", "class-1b"],
+        "heads": 2,
+    }
+    assert found["classes"] == list(manifest.spec.classes)
+    assert {(ref["kind"], ref["sha256"], ref["bytes"]) for ref in found["shards"]} == {
+        (ref.kind, ref.sha256, ref.bytes) for ref in manifest.shards
+    }
+    assert found["metrics"]["accuracy"]["all"] == 0.5
+    assert found["digest"] == manifest.digest
+    assert found["transaction"] == manifest.transaction
+    assert found["created"] == manifest.created
+    assert found["delta_bytes"] < found["total_bytes"]
+    assert found["memory_bytes"] == sum(ref.bytes for ref in manifest.image_shards)
+
+
+def test_show_as_text(store: Store, capsys: Capture) -> None:
+    text = _text(capsys, "show", "3", "--store", store.location)
+    assert "task-2" in text
+    assert "class-0a, class-0b" in text
+    assert store.manifest(3).classifier.sha256 in text
+
+
+def test_show_of_a_version_that_does_not_exist(store: Store, capsys: Capture) -> None:
+    assert main(["show", "9", "--store", store.location]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "error: there is no version 9; the newest is 3\n"
+
+
+def test_diff_as_json(store: Store, capsys: Capture) -> None:
+    found = _json(capsys, "diff", "1", "2", "--store", store.location)
+    assert found["tasks"] == {"added": ["task-1"], "removed": []}
+    assert found["classes"] == {"added": ["class-1a", "class-1b"], "removed": []}
+    assert [ref["kind"] for ref in found["shards"]["added"]] == [
+        "expert", "classifier", "memory", "memory"
+    ]  # fmt: skip
+    assert [ref["kind"] for ref in found["shards"]["removed"]] == ["classifier"]
+    assert found["added_bytes"] == sum(ref["bytes"] for ref in found["shards"]["added"])
+    assert found["metrics"]["per_class"]["class-1a"] == {"from": None, "to": 0.25}
+
+
+def test_diff_is_the_other_way_round_when_asked_the_other_way_round(
+    store: Store, capsys: Capture
+) -> None:
+    there = _json(capsys, "diff", "1", "3", "--store", store.location)
+    back = _json(capsys, "diff", "3", "1", "--store", store.location)
+    for what in ("tasks", "classes", "shards"):
+        assert there[what]["added"] == back[what]["removed"]
+        assert there[what]["removed"] == back[what]["added"]
+
+
+def test_diff_as_text(store: Store, capsys: Capture) -> None:
+    better = prepare(parent=store.manifest(3), accuracy=0.75, seed=8).publish(store)
+    text = _text(capsys, "diff", "3", str(better.version), "--store", store.location)
+    assert "+ tasks: task-3" in text
+    assert "- classifier" in text
+    assert "accuracy all: 50.0 % → 75.0 %" in text
+
+
+def test_verify_of_an_intact_store(store: Store, capsys: Capture) -> None:
+    found = _json(capsys, "verify", "--store", store.location)
+    assert (found["ok"], found["problems"], found["versions"]) == (True, [], 3)
+    assert "no problem" in _text(capsys, "verify", "2", "--store", store.location)
+
+
+def test_verify_names_the_shard_with_a_flipped_bit(store: Store, capsys: Capture) -> None:
+    sha256 = store.manifest(2).classifier.sha256
+    path = Path(store.location) / shard_name(sha256)
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+    assert main(["verify", "--store", store.location]) == 1
+    assert sha256 in capsys.readouterr().out
+    assert main(["verify", "--store", store.location, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["ok"]
+    assert sha256 in found["problems"][0]
+    assert main(["verify", "1", "--store", store.location]) == 0
+
+
+# Moving
+
+
+def test_rollback_and_resume_as_json(store: Store, capsys: Capture) -> None:
+    back = _json(capsys, "rollback", "--reason", "too eager", "--store", store.location)
+    assert set(back) == {
+        "channel", "number", "target", "mode", "previous", "actor", "reason", "time"
+    }  # fmt: skip
+    assert (back["target"], back["mode"], back["previous"]) == (2, "pin", 3)
+    assert (back["channel"], back["number"], back["reason"]) == ("production", 4, "too eager")
+    assert "@" in back["actor"]
+    on = _json(capsys, "resume", "--store", store.location)
+    assert (on["target"], on["mode"], on["previous"]) == (3, "follow", 2)
+
+
+def test_promote_can_begin_a_channel(store: Store, capsys: Capture) -> None:
+    found = _json(capsys, "promote", "2", "--channel", "staging", "--store", store.location)
+    assert (found["channel"], found["number"], found["previous"]) == ("staging", 1, None)
+    assert store.channels() == ["production", "staging"]
+
+
+def test_a_move_to_what_is_named_already_is_recorded_and_said(
+    store: Store, capsys: Capture
+) -> None:
+    text = _text(capsys, "rollback", "--to", "3", "--store", store.location)
+    assert "names version 3 (pin); it did so before" in text
+    assert len(store.history("production")) == 4
+
+
+def test_a_move_says_what_was_named_before(store: Store, capsys: Capture) -> None:
+    text = _text(
+        capsys, "rollback", "--to", "1", "--reason", "bad\x1b[2J", "--store", store.location
+    )
+    assert "names version 1 (pin); before: version 3" in text
+    assert "\x1b" not in text
+    fresh = _text(capsys, "promote", "1", "--channel", "new", "--store", store.location)
+    assert "before: nothing" in fresh
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["rollback", "--to", "9"], "there is no version 9; the newest is 3"),
+        (["promote", "9"], "there is no version 9; the newest is 3"),
+        (["resume"], "the channel is not rolled back; there is nothing to resume"),
+        (["rollback", "--channel", "none"], "channel none names no version yet"),
+    ],
+)
+def test_a_move_that_cannot_be_made_changes_nothing(
+    store: Store, arguments: list[str], sentence: str, capsys: Capture
+) -> None:
+    assert main([*arguments, "--store", store.location]) == 1
+    assert sentence in capsys.readouterr().err
+    assert len(store.history("production")) == 3
+    assert store.channels() == ["production"]
+
+
+def test_a_damaged_record_does_not_hide_that_the_next_one_was_written(
+    store: Store, capsys: Capture
+) -> None:
+    (Path(store.location) / "channels/production/00000003.json").write_bytes(b"{}")
+    found = _json(capsys, "rollback", "--to", "1", "--store", store.location)
+    assert (found["target"], found["previous"]) == (1, None)
+
+
+# Starting
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["verify"], ["show", "1"], ["rollback", "--to", "1"]]
+)
+def test_no_command_but_export_imports_torch_or_numpy(store: Store, arguments: list[str]) -> None:
+    script = (
+        "import sys\n"
+        "from model_store.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "heavy = {'torch', 'numpy', 'onnx', 'PIL', 'rich', 'fastapi'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments, "--store", store.location],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from model_store.errors import RecordInvalid
+from model_store.manifest import Manifest, decode, delta_of, encode, total_bytes
+from model_store.record import seal
+from tests.model_store.drafts import expert_refs, prepare
+
+
+def _manifest(version: int = 1, **asked: Any) -> Manifest:
+    return decode("x", encode(prepare(**asked).draft, version=version), version=version)
+
+
+def _body() -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(encode(prepare().draft, version=3))
+    del body["digest"]
+    return body
+
+
+def test_a_draft_survives_its_bytes() -> None:
+    draft = prepare().draft
+    manifest = decode("x", encode(draft, version=3), version=3)
+    assert manifest.model_dump(exclude={"version", "digest"}) == draft.model_dump()
+    assert manifest.version == 3
+
+
+def test_a_manifest_under_another_number_is_refused() -> None:
+    with pytest.raises(RecordInvalid, match="it says it is version 3"):
+        decode("x", encode(prepare().draft, version=3), version=4)
+
+
+def _set(path: str, value: object) -> Any:
+    return pytest.param(path, value, id=f"{path}={value!r:.30}")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        _set("version", 0),
+        _set("version", "3"),
+        _set("parent", 1),
+        _set("parent_digest", "0" * 64),
+        _set("transaction", "T"),
+        _set("tasks", []),
+        _set("tasks.0.classes", []),
+        _set("tasks.0.classes", ["a", "a"]),
+        _set("tasks.0.classes", ["a\nb"]),
+        _set("tasks.0.name", "x" * 201),
+        _set("tasks.0.heads", 0),
+        _set("tasks.0.heads", 10**9),
+        _set("tasks.0.expert.kind", "classifier"),
+        _set("tasks.0.expert.sha256", "../../etc/passwd"),
+        _set("tasks.0.expert.sha256", "A" * 64),
+        _set("tasks.0.expert.bytes", -1),
+        _set("tasks.0.expert.bytes", 1 << 60),
+        _set("tasks.0.expert.path", "/etc/passwd"),
+        _set("classifier.kind", "expert"),
+        _set("memory.0.class", "unheard of"),
+        _set("memory.0.shard.kind", "held-out"),
+        _set("memory.0.count", -1),
+        _set("network.image_size", 7),
+        _set("network.depth", 10**12),
+        _set("preprocessing.image_size", 16),
+        _set("preprocessing.std", [0.5, 0.5, 0.0]),
+        _set("calibration.temperature", 0.0),
+        _set("created", "today"),
+        _set("surprise", 1),
+    ],
+)
+def test_a_sealed_manifest_that_makes_no_sense_is_refused(path: str, value: object) -> None:
+    body = _body()
+    *way, last = path.split(".")
+    place: Any = body
+    for step in way:
+        place = place[int(step)] if step.isdigit() else place[step]
+    place[last] = value
+    with pytest.raises(RecordInvalid):
+        decode("x", seal(body), version=3)
+
+
+def test_a_parent_is_older_than_its_child() -> None:
+    body = {**_body(), "parent": 3, "parent_digest": "0" * 64}
+    with pytest.raises(RecordInvalid, match="a parent is older"):
+        decode("x", seal(body), version=3)
+
+
+def test_the_delta_of_a_child_is_one_expert_and_the_classifier() -> None:
+    parent = _manifest()
+    child = _manifest(2, parent=parent, seed=1)
+    assert [ref.kind for ref in delta_of(child, parent)] == ["expert", "classifier"]
+    assert expert_refs(child)[0] == expert_refs(parent)[0]
+    assert delta_of(parent, None) == parent.model_shards
+
+
+def test_a_shard_that_is_named_twice_counts_once() -> None:
+    manifest = _manifest()
+    assert total_bytes((*manifest.model_shards, *manifest.model_shards)) == sum(
+        ref.bytes for ref in manifest.model_shards
+    )

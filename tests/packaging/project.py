@@ -1,0 +1,62 @@
+"""Where the project's files are, and what its commands say about themselves."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("dne_serve", "trainer", "model_store")
+COMMANDS = ("dne-train", "dne-store", "dne-serve")
+
+
+@cache
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def sources() -> list[Path]:
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def tracked_files() -> list[Path]:
+    """What git would hand to a newcomer: tracked, or new and not ignored."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = (ROOT / name for name in listed.stdout.split("\0") if name)
+    return [path for path in paths if path.is_file()]
+
+
+def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A command of the environment that runs the tests."""
+    found = shutil.which(command[0], path=str(Path(sys.executable).parent))
+    assert found is not None, f"{command[0]} is not installed beside {sys.executable}"
+    return subprocess.run([found, *command[1:]], cwd=cwd, capture_output=True, text=True)
+
+
+@cache
+def help_of(*command: str) -> str:
+    done = run(*command, "--help")
+    assert done.returncode == 0, f"{' '.join(command)} --help: {done.stderr}"
+    return done.stdout
+
+
+@cache
+def subcommands(command: str) -> tuple[str, ...]:
+    """Those that its help lists, one a line; none for a command that has none."""
+    return tuple(re.findall(r"^ {4}([a-z][a-z-]*)(?: |$)", help_of(command), re.MULTILINE))
+
+
+def options(*command: str) -> frozenset[str]:
+    return frozenset(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", help_of(*command)))

@@ -1,0 +1,126 @@
+"""The three commands explain themselves, and what the documents show exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.project import COMMANDS, ROOT, help_of, options, subcommands
+
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "deploy/README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+SHELL_BLOCK = re.compile(r"^```(?:sh|console|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMON_OPTIONS = {"dne-train": {"--store", "--json"}, "dne-store": {"--store", "--json"}}
+
+
+def invocations(text: str) -> list[list[str]]:
+    """Every use of one of our commands in the shell blocks of a document."""
+    found = []
+    for block in SHELL_BLOCK.findall(text):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            for index, word in enumerate(words):
+                if word.rpartition("/")[2] in COMMANDS:
+                    end = next(
+                        (
+                            at
+                            for at in range(index, len(words))
+                            if words[at] in {"|", "&&", "&", ">"}
+                        ),
+                        len(words),
+                    )
+                    found.append([word.rpartition("/")[2], *words[index + 1 : end]])
+    return found
+
+
+def unknown_words(invocation: list[str]) -> list[str]:
+    """Subcommands and options of an invocation that the command does not have."""
+    command, *rest = invocation
+    known = subcommands(command)
+    if not known:
+        path, spoken = [command], rest
+    elif rest and rest[0] in known:
+        path, spoken = [command, rest[0]], rest[1:]
+    elif rest and rest[0] == "--help":
+        return []
+    else:
+        return [f"{command} {' '.join(rest[:1])}"]
+    given = {word.partition("=")[0] for word in spoken if word.startswith("--")}
+    return sorted(given - options(*path))
+
+
+def every_command() -> list[tuple[str, ...]]:
+    return [
+        path
+        for command in COMMANDS
+        for path in ((command,), *((command, sub) for sub in subcommands(command)))
+    ]
+
+
+def test_every_command_has_help_that_says_what_it_does() -> None:
+    for path in every_command():
+        text = help_of(*path)
+        description = text.split("\n\n")[1]
+        assert not description.startswith(("options:", "positional arguments:")), (
+            f"{' '.join(path)} --help has no description"
+        )
+
+
+def test_every_option_has_help() -> None:
+    for path in every_command():
+        lines = help_of(*path).partition("options:")[2].splitlines()
+        bare = [
+            line
+            for line, after in zip(lines, [*lines[1:], ""], strict=True)
+            if re.match(r"  -\S", line)
+            and not re.search(r"\S {2,}\S", line[2:])
+            and not after.startswith(" " * 20)
+        ]
+        assert bare == [], f"{' '.join(path)}: {bare}"
+
+
+def test_the_documented_commands_exist() -> None:
+    assert {"add-task", "evaluate"} <= set(subcommands("dne-train"))
+    assert {
+        "list", "show", "diff", "verify", "promote", "rollback", "resume", "export-onnx",
+    } <= set(subcommands("dne-store"))  # fmt: skip
+    assert {
+        "--store", "--host", "--port", "--channel", "--backend", "--device",
+    } <= options("dne-serve")  # fmt: skip
+
+
+def test_train_and_store_commands_take_a_store_and_json() -> None:
+    for command, common in COMMON_OPTIONS.items():
+        for sub in subcommands(command):
+            assert common <= options(command, sub), f"{command} {sub}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_document_shows_exists(document: Path) -> None:
+    wrong = {
+        shlex.join(invocation): words
+        for invocation in invocations(document.read_text())
+        if (words := unknown_words(invocation))
+    }
+    assert wrong == {}
+
+
+def test_the_readme_shows_all_three_commands() -> None:
+    shown = {invocation[0] for invocation in invocations((ROOT / "README.md").read_text())}
+    assert shown == set(COMMANDS)
+
+
+def test_wrong_examples_are_noticed() -> None:
+    text = (
+        "```sh\nDNE_STORE=x .venv/bin/dne-store roll-back --to 1 && dne-serve --prot 1 | cat\n```\n"
+    )
+    assert [unknown_words(one) for one in invocations(text)] == [
+        ["dne-store roll-back"],
+        ["--prot"],
+    ]

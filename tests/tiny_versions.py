@@ -1,0 +1,97 @@
+"""Versions small enough for tests: 8×8 images, one block, one head an expert."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from model_store.codec import encode_classifier, encode_expert, load_network
+from model_store.manifest import (
+    Accuracy,
+    Draft,
+    Manifest,
+    Metrics,
+    Preprocessing,
+    ShardRef,
+    TaskRecord,
+    geometry_of,
+)
+from model_store.network import Network
+from model_store.shard import shard_ref
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.store import Store
+
+IMAGE_SIZE = 8
+Tasks = Sequence[tuple[str, Sequence[str]]]
+
+
+def publish_tiny(
+    store: Store,
+    *,
+    tasks: Tasks = (("letters", ("a", "b")),),
+    parent: Manifest | None = None,
+    accuracy: float | None = None,
+    seed: int = 0,
+) -> Manifest:
+    """A version with random weights that knows the parent's tasks and `tasks`. Not promoted."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = _grown(store, tasks, parent)
+    old = parent.tasks if parent else ()
+    experts = {index: encode_expert(network, index) for index in range(len(network.spec.tasks))}
+    classifier = encode_classifier(network)
+    records = tuple(
+        TaskRecord(
+            name=task.name,
+            classes=task.classes,
+            heads=task.expert.heads,
+            expert=shard_ref("expert", experts[index]),
+        )
+        for index, task in enumerate(network.spec.tasks)
+    )
+    draft = Draft(
+        parent=parent.version if parent else None,
+        parent_digest=parent.digest if parent else None,
+        transaction=uuid.uuid4().hex,
+        network=geometry_of(network.spec),
+        preprocessing=Preprocessing(image_size=IMAGE_SIZE),
+        tasks=records,
+        classifier=shard_ref("classifier", classifier),
+        metrics=Metrics(accuracy=Accuracy(all=accuracy, new=accuracy)),
+        created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        software="tests",
+    )
+    new = [experts[index] for index in range(len(old), len(records))]
+    shards = {shard_ref("expert", data).sha256: data for data in new}
+    return store.publish(draft, shards={**shards, draft.classifier.sha256: classifier})
+
+
+def promote(store: Store, manifest: Manifest, *, channel: str = "production") -> Manifest:
+    store.promote(manifest.version, channel=channel, actor="tests", reason="")
+    return manifest
+
+
+def flip_last_bit(store: Store, ref: ShardRef) -> None:
+    """Damages a shard in the store, as a failing disk would."""
+    path = Path(store.location, "shards", ref.sha256[:2], f"{ref.sha256}.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+def _grown(store: Store, tasks: Tasks, parent: Manifest | None) -> Network:
+    if parent is None:
+        network = Network(NetworkSpec(image_size=IMAGE_SIZE, patch_size=4, depth=1))
+    else:
+        network = load_network(store.read_shard, parent)
+    for name, classes in tasks:
+        network.expand(TaskSpec(name=name, classes=tuple(classes), expert=ExpertSpec(heads=1)))
+    # Heads start near zero, and then every answer looks the same: spread them out.
+    for head in network.heads:
+        torch.nn.init.normal_(head.weight, std=1.0)
+    return network
