@@ -139,14 +139,12 @@ class Batcher(Generic[Key, Item, Answer]):
         return batch
 
     def _answer_batch(self, batch: list[Ticket[Key, Item, Answer]]) -> None:
-        self._on_batch(len(batch))
         try:
+            self._on_batch(len(batch))
             answers = list(self._run(batch[0].key, [ticket.item for ticket in batch]))
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(batch)} items gave {len(answers)} answers")
-        except (
-            Exception
-        ) as error:  # whatever it is, it belongs to these tickets and not to the loop
+        except Exception as error:  # belongs to these tickets, not to the loop
             for ticket in batch:
                 ticket.answer.set_exception(error)
             return

@@ -9,6 +9,7 @@ import torch
 from safetensors.numpy import save
 from torch import Tensor, nn
 
+from model_store.errors import RecordInvalid
 from model_store.manifest import Draft, ShardRef
 from model_store.network import Expert, Network
 from model_store.shard import check_shard, expected_tensors, image_bounds, read_layout
@@ -76,6 +77,8 @@ def encode_images(images: Sequence[bytes]) -> bytes:
 def decode_images(data: bytes, *, count: int) -> list[bytes]:
     """The first `count` encoded images of a shard that was checked."""
     bounds = image_bounds(data, read_layout(data))
+    if count > len(bounds):
+        raise RecordInvalid("the manifest", f"it names {count} images of a shard of {len(bounds)}")
     return [data[start:end] for start, end in bounds[:count]]
 
 

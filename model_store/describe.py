@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from model_store.channel import ChannelRecord
 from model_store.manifest import Draft, Manifest, ShardRef, delta_of, total_bytes
+
+T = TypeVar("T")
 
 
 def summary(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
@@ -47,8 +49,8 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
 
 def difference(old: Manifest, new: Manifest) -> dict[str, Any]:
     """What is in `new` and not in `old`, and the other way round."""
-    added = tuple(ref for ref in new.shards if ref not in set(old.shards))
-    removed = tuple(ref for ref in old.shards if ref not in set(new.shards))
+    added = _only_in(new.shards, old.shards)
+    removed = _only_in(old.shards, new.shards)
     return {
         "from": old.version,
         "to": new.version,
@@ -93,10 +95,12 @@ def _task_names(manifest: Manifest) -> list[str]:
 
 
 def _moves(old: Sequence[str], new: Sequence[str]) -> dict[str, list[str]]:
-    return {
-        "added": [name for name in new if name not in set(old)],
-        "removed": [name for name in old if name not in set(new)],
-    }
+    return {"added": list(_only_in(new, old)), "removed": list(_only_in(old, new))}
+
+
+def _only_in(these: Sequence[T], those: Sequence[T]) -> tuple[T, ...]:
+    known = set(those)
+    return tuple(one for one in these if one not in known)
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

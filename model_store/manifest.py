@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -138,9 +139,11 @@ class Draft(Record):
         kinds = {task.expert.kind for task in self.tasks} | {self.classifier.kind}
         if kinds != {"expert", "classifier"} or self.classifier.kind != "classifier":
             raise ValueError("an expert or classifier shard has another kind")
+        if len({task.expert.sha256 for task in self.tasks}) != len(self.tasks):
+            raise ValueError("two tasks name the same expert shard")
         return self
 
-    @property
+    @cached_property
     def spec(self) -> NetworkSpec:
         tasks = tuple(
             TaskSpec(name=task.name, classes=task.classes, expert=ExpertSpec(heads=task.heads))
@@ -191,6 +194,8 @@ def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
         raise RecordInvalid(name, first_reason(error)) from error
     if body["version"] != version:
         raise RecordInvalid(name, f"it says it is version {manifest.version}")
+    if encode(manifest, version=version) != sealed:
+        raise RecordInvalid(name, "a field is missing or spelt in another way")
     return manifest
 
 
@@ -211,4 +216,4 @@ def total_bytes(refs: tuple[ShardRef, ...]) -> int:
 
 
 def _body(draft: Draft) -> dict[str, Any]:
-    return draft.model_dump(mode="json", by_alias=True)
+    return draft.model_dump(mode="json", by_alias=True, exclude={"digest"})

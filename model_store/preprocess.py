@@ -21,6 +21,10 @@ INTERPOLATION = {
 
 Pixels = NDArray[np.uint8]
 
+# Pillow warns of odd metadata that is not used here. Once for the process: filters that are set
+# around each call are not safe where several threads decode.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
 
 def read_pixels(
     data: bytes, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS
@@ -28,18 +32,18 @@ def read_pixels(
     """The image [S, S, 3] that the network sees: upright, RGB, the middle square."""
     size = preprocessing.image_size
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of odd metadata that we do not use
-            with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                _check_pixels(image, max_pixels)
-                if image.format == "JPEG":
-                    image.draft("RGB", (2 * size, 2 * size))  # decode no more than is needed
-                upright = ImageOps.exif_transpose(image)
-                square = ImageOps.fit(
-                    _rgb(upright), (size, size), method=INTERPOLATION[preprocessing.interpolation]
-                )
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            _check_pixels(image, max_pixels)
+            if image.format == "JPEG":
+                image.draft("RGB", (2 * size, 2 * size))  # decode no more than is needed
+            upright = ImageOps.exif_transpose(image)
+            square = ImageOps.fit(
+                _rgb(upright), (size, size), method=INTERPOLATION[preprocessing.interpolation]
+            )
     except ImageRejected:
         raise
+    except Image.DecompressionBombError as error:
+        raise ImageTooLarge(f"an image with more than {max_pixels} pixels") from error
     except UnidentifiedImageError as error:
         raise ImageRejected(f"not an image in an accepted format ({', '.join(FORMATS)})") from error
     # Pillow's decoders fail in many ways on damaged files, and which one says nothing to a user.

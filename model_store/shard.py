@@ -120,9 +120,11 @@ def _header_entries(header: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _stored(name: str, entry: Any, *, payload: int) -> Stored:
-    fields = dict(entry) if isinstance(entry, list) and _is_pairs(entry) else {}
+    if not isinstance(entry, list) or not all(isinstance(pair, tuple) for pair in entry):
+        raise ValueError(f"tensor {name!r} is not described by an object")
+    fields = dict(entry)
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if len(fields) != 3 or not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+    if len(entry) != 3 or not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise ValueError(f"tensor {name!r} has no accepted dtype, shape and offsets")
     if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"tensor {name!r} has no accepted dtype, shape and offsets")
@@ -130,10 +132,6 @@ def _stored(name: str, entry: Any, *, payload: int) -> Stored:
     if end - start != math.prod(shape) * ITEM_BYTES[dtype]:
         raise ValueError(f"tensor {name!r} has a shape that does not fit its bytes")
     return Stored(dtype=dtype, shape=tuple(shape), start=payload + start, end=payload + end)
-
-
-def _is_pairs(entry: list[Any]) -> bool:
-    return all(isinstance(pair, tuple) for pair in entry)
 
 
 def _is_sizes(value: Any) -> TypeGuard[list[int]]:

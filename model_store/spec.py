@@ -15,9 +15,8 @@ from model_store.errors import SpecInvalid
 Shape = tuple[int, ...]
 
 MAX_NAME_LENGTH = 200
-MAX_SIZE = (
-    1 << 16
-)  # of any single number in a spec: keeps hostile manifests from asking for the moon
+MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
+MAX_DEPTH = 1024
 MAX_PARAMETERS = 1 << 31  # of one network
 
 
@@ -73,6 +72,8 @@ class NetworkSpec:
     def __post_init__(self) -> None:
         for what in ("image_size", "patch_size", "depth", "head_width", "mlp_ratio"):
             _check_size(what, getattr(self, what))
+        if self.depth > MAX_DEPTH:
+            raise SpecInvalid(f"depth must be between 1 and {MAX_DEPTH}, not {self.depth}")
         if self.image_size % self.patch_size:
             raise SpecInvalid(
                 f"an image of {self.image_size} pixels "
@@ -122,27 +123,21 @@ class NetworkSpec:
 
     @property
     def parameters(self) -> int:
-        experts = (self.expert_tensors(index) for index in range(len(self.tasks)))
-        return sum(
-            math.prod(shape)
-            for tensors in (*experts, self.classifier_tensors())
-            for shape in tensors.values()
+        # By arithmetic: naming every tensor of a hostile spec would take minutes.
+        experts = sum(
+            _count(self._edge_tensors(index))
+            + (self.depth + 1) * _count(self._block_tensors(index))
+            for index in range(len(self.tasks))
         )
+        return experts + len(self.classes) * (self.token_width + 1)
 
     def expert_tensors(self, index: int) -> dict[str, Shape]:
         """Name and shape of every tensor in the shard of expert `index`."""
-        width = self.width_of(index)
-        names: dict[str, Shape] = {
-            "patch_embed.weight": (width, 3, self.patch_size, self.patch_size),
-            "patch_embed.bias": (width,),
-            "position": (self.patches, width),
-            "token": (width,),
-            "norm.weight": (width,),
-            "norm.bias": (width,),
-        }
-        for block in (*(f"blocks.{layer}" for layer in range(self.depth)), "class_block"):
-            for name, shape in self._block_tensors(index).items():
-                names[f"{block}.{name}"] = shape
+        names = self._edge_tensors(index)
+        blocks = (*(f"blocks.{layer}" for layer in range(self.depth)), "class_block")
+        in_block = self._block_tensors(index)
+        for block in blocks:
+            names |= {f"{block}.{name}": shape for name, shape in in_block.items()}
         return {f"experts.{index}.{name}": shape for name, shape in names.items()}
 
     def classifier_tensors(self) -> dict[str, Shape]:
@@ -152,6 +147,18 @@ class NetworkSpec:
             tensors[f"heads.{index}.weight"] = (len(task.classes), self.token_width)
             tensors[f"heads.{index}.bias"] = (len(task.classes),)
         return tensors
+
+    def _edge_tensors(self, index: int) -> dict[str, Shape]:
+        """What an expert has before and after its blocks."""
+        width = self.width_of(index)
+        return {
+            "patch_embed.weight": (width, 3, self.patch_size, self.patch_size),
+            "patch_embed.bias": (width,),
+            "position": (self.patches, width),
+            "token": (width,),
+            "norm.weight": (width,),
+            "norm.bias": (width,),
+        }
 
     def _block_tensors(self, index: int) -> dict[str, Shape]:
         width, narrow, wide = self.width_of(index), self.head_width, self.hidden_width
@@ -179,6 +186,10 @@ class NetworkSpec:
                 tensors[f"{name}.value_bias"] = (sources, written)
                 tensors[f"{name}.scale"] = (self.tasks[index].expert.heads,)
         return tensors
+
+
+def _count(tensors: dict[str, Shape]) -> int:
+    return sum(math.prod(shape) for shape in tensors.values())
 
 
 def _check_size(what: str, value: int) -> None:

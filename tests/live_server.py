@@ -21,6 +21,7 @@ from dne_serve.app import create_app
 from dne_serve.engine import Engine, TorchEngine
 from dne_serve.serving import Serving
 from dne_serve.settings import Settings
+from model_store.channel import ChannelRecord
 
 TOKEN = "a-token-for-tests"
 POLL_SECONDS = 0.02
@@ -38,7 +39,7 @@ class Live:
         return self.http.post(f"/predict{query}", files=files)
 
     def admin(self, path: str, *, token: str | None = TOKEN, **body: Any) -> httpx.Response:
-        # Bytes, because a client encodes text in headers as ASCII.
+        # Bytes, because httpx refuses to send text that is not ASCII.
         headers = {"Authorization": f"Bearer {token}".encode()} if token is not None else {}
         return self.http.post(path, json=body, headers=headers)
 
@@ -63,6 +64,9 @@ class Live:
         finally:
             gate.set()
             held.result(LONG_S)
+
+    def history(self) -> list[ChannelRecord]:
+        return self.serving.open_store().history(self.serving.settings.channel)
 
     def wait_until_ready(self) -> None:
         wait_for(lambda: self.http.get("/readyz").status_code == 200)

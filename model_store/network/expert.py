@@ -13,8 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_store.network.layers import INIT_STD, SpatialAttention, TaskAttention
+from model_store.network.layers import SpatialAttention, TaskAttention, start_linear
 from model_store.spec import NetworkSpec
+
+POSITION_STD = 0.5  # of the size of an embedded patch: place must be heard from the first step
+TOKEN_STD = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +50,7 @@ class Block(nn.Module):
             self.narrow = TaskAttention(sources=sources, heads=heads, reads=wide, writes=narrow)
         for module in self.modules():
             if isinstance(module, nn.Linear):
-                nn.init.trunc_normal_(module.weight, std=INIT_STD)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+                start_linear(module)
 
     def attend(self, x_BPC: Tensor) -> Tensor:
         """The block's first half, among all positions."""
@@ -88,8 +89,9 @@ class Expert(nn.Module):
         self.blocks = nn.ModuleList(Block(spec, index=index) for _ in range(spec.depth))
         self.class_block = Block(spec, index=index)
         self.norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        nn.init.trunc_normal_(self.position, std=INIT_STD)
-        nn.init.trunc_normal_(self.token, std=INIT_STD)
+        nn.init.xavier_uniform_(self.patch_embed.weight.data.flatten(1))
+        nn.init.trunc_normal_(self.position, std=POSITION_STD)
+        nn.init.trunc_normal_(self.token, std=TOKEN_STD)
 
     def embed(self, images_BCHW: Tensor) -> Tensor:
         patches: Tensor = self.patch_embed(images_BCHW)

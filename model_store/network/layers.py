@@ -12,7 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-INIT_STD = 0.02
+
+def start_linear(layer: nn.Linear) -> None:
+    """Weights scaled by the layer's own width: experts are as narrow as one head."""
+    nn.init.xavier_uniform_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
 
 
 class SpatialAttention(nn.Module):
@@ -46,15 +51,14 @@ class TaskAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.reads = reads
-        self.query = nn.Parameter(torch.empty(reads, reads))
+        # No query at the start means equal attention: the layer begins as a plain dense sum.
+        self.query = nn.Parameter(torch.zeros(reads, reads))
         self.key = nn.Parameter(torch.empty(reads, reads))
         self.value = nn.Parameter(torch.empty(sources, reads, writes))
         self.value_bias = nn.Parameter(torch.zeros(sources, writes))
-        # Starting at the number of older heads makes the layer start close to a plain dense sum.
         self.scale = nn.Parameter(torch.full((heads,), float(max(1, sources - heads))))
-        nn.init.xavier_uniform_(self.query)
         nn.init.xavier_uniform_(self.key)
-        nn.init.trunc_normal_(self.value, std=INIT_STD)
+        nn.init.xavier_uniform_(self.value.data.flatten(0, 1))  # one layer that reads all heads
 
     def forward(self, sources: Sequence[Tensor]) -> Tensor:
         """[B, P, K·E] from the features [B, P, channels] of every expert, this one's last."""

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from model_store.network.expert import Block, Expert, Mixed
-from model_store.network.layers import INIT_STD
 from model_store.spec import NetworkSpec, TaskSpec
+
+HEAD_STD = 0.02
 
 
 class Network(nn.Module):
@@ -112,7 +113,7 @@ def _linears(heads: nn.ModuleList) -> list[nn.Linear]:
 
 def _task_head(width: int, classes: int) -> nn.Linear:
     head = nn.Linear(width, classes)
-    nn.init.trunc_normal_(head.weight, std=INIT_STD)
+    nn.init.trunc_normal_(head.weight, std=HEAD_STD)
     nn.init.zeros_(head.bias)
     return head
 

@@ -12,11 +12,13 @@ from tests.live_server import Live, live_server
 from tests.tiny_versions import promote, publish_tiny
 
 
-@pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def no_settings_from_outside() -> Iterator[None]:
     """A developer's own DNE_ variables must not reach the tests."""
-    for name in [name for name in os.environ if name.startswith("DNE_")]:
-        monkeypatch.delenv(name)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("DNE_")]:
+            patch.delenv(name)
+        yield
 
 
 @pytest.fixture
@@ -27,19 +29,37 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def letters(store: Store) -> Manifest:
     """Version 1, promoted: a, b."""
-    return promote(store, publish_tiny(store, tasks=[("letters", ["a", "b"])]))
+    return publish_letters(store)
 
 
 @pytest.fixture
 def digits(store: Store, letters: Manifest) -> Manifest:
     """Version 2, promoted: a, b, 0, 1, 2."""
-    tasks = [("digits", ["0", "1", "2"])]
-    return promote(store, publish_tiny(store, tasks=tasks, parent=letters, seed=1, accuracy=0.9))
+    return publish_digits(store, letters)
 
 
 @pytest.fixture
 def live(store: Store, digits: Manifest) -> Iterator[Live]:
-    """Serves version 2."""
+    """Serves version 2, to one test: it may move the channel."""
     with live_server(Path(store.location)) as live:
         live.wait_until_ready()
         yield live
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Serves version 2, to all tests of a file: none of them may change its store."""
+    store = Store.create(str(tmp_path_factory.mktemp("steady") / "models"))
+    publish_digits(store, publish_letters(store))
+    with live_server(Path(store.location)) as live:
+        live.wait_until_ready()
+        yield live
+
+
+def publish_letters(store: Store) -> Manifest:
+    return promote(store, publish_tiny(store, tasks=[("letters", ["a", "b"])]))
+
+
+def publish_digits(store: Store, parent: Manifest) -> Manifest:
+    tasks = [("digits", ["0", "1", "2"])]
+    return promote(store, publish_tiny(store, tasks=tasks, parent=parent, seed=1, accuracy=0.9))

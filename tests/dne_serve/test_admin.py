@@ -32,7 +32,7 @@ def test_rollback_answers_when_the_version_is_served(live: Live, store: Store) -
 
 
 def test_rollback_without_a_body_goes_to_the_version_before(live: Live) -> None:
-    answer = live.http.post("/rollback", headers={"Authorization": f"Bearer {TOKEN}".encode()})
+    answer = live.http.post("/rollback", headers={"Authorization": f"Bearer {TOKEN}"})
     assert answer.status_code == 200, answer.text
     assert answer.json()["version"] == 1
 
@@ -60,21 +60,21 @@ def test_a_rollback_stays_until_someone_moves_on(live: Live, store: Store) -> No
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_without_a_token_it_is_401(live: Live, store: Store, route: str) -> None:
-    before = store.history("production")
+def test_without_a_token_it_is_401(steady: Live, route: str) -> None:
+    before = steady.history()
     for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer"}):
-        answer = live.http.post(route, json={"to": 1}, headers=headers)
+        answer = steady.http.post(route, json={"to": 1}, headers=headers)
         assert_problem(answer, 401)
         assert answer.headers["www-authenticate"].startswith("Bearer")
-    assert store.history("production") == before
+    assert steady.history() == before
 
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("token", ["wrong", TOKEN + "x", TOKEN[:-1], "ÿ"])
-def test_with_a_wrong_token_it_is_403(live: Live, store: Store, route: str, token: str) -> None:
-    before = store.history("production")
-    assert_problem(live.admin(route, token=token, to=1), 403)
-    assert store.history("production") == before
+def test_with_a_wrong_token_it_is_403(steady: Live, route: str, token: str) -> None:
+    before = steady.history()
+    assert_problem(steady.admin(route, token=token, to=1), 403)
+    assert steady.history() == before
 
 
 def test_without_a_token_in_the_settings_the_routes_are_closed(
@@ -98,25 +98,25 @@ def test_without_a_token_in_the_settings_the_routes_are_closed(
         ("/rollback", {"to": 1, "reason": "x" * 501}),
     ],
 )
-def test_a_malformed_move_is_400(live: Live, store: Store, route: str, body: object) -> None:
-    before = store.history("production")
-    headers = {"Authorization": f"Bearer {TOKEN}".encode()}
-    assert_problem(live.http.post(route, json=body, headers=headers), 400, says="body")
-    assert store.history("production") == before
+def test_a_malformed_move_is_400(steady: Live, route: str, body: object) -> None:
+    before = steady.history()
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert_problem(steady.http.post(route, json=body, headers=headers), 400, says="body")
+    assert steady.history() == before
 
 
-def test_a_body_that_is_not_json_is_refused(live: Live) -> None:
-    headers = {"Authorization": f"Bearer {TOKEN}".encode(), "Content-Type": "text/plain"}
-    assert_problem(live.http.post("/rollback", content=b"{}", headers=headers), 415)
+def test_a_body_that_is_not_json_is_refused(steady: Live) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "text/plain"}
+    assert_problem(steady.http.post("/rollback", content=b"{}", headers=headers), 415)
     headers["Content-Type"] = "application/json"
-    assert_problem(live.http.post("/rollback", content=b"{", headers=headers), 400)
+    assert_problem(steady.http.post("/rollback", content=b"{", headers=headers), 400)
 
 
-def test_a_version_that_does_not_exist_is_404(live: Live, store: Store) -> None:
-    before = store.history("production")
-    assert_problem(live.admin("/rollback", to=9), 404)
-    assert_problem(live.admin("/promote", to=9), 404)
-    assert store.history("production") == before
+def test_a_version_that_does_not_exist_is_404(steady: Live) -> None:
+    before = steady.history()
+    assert_problem(steady.admin("/rollback", to=9), 404)
+    assert_problem(steady.admin("/promote", to=9), 404)
+    assert steady.history() == before
 
 
 def test_nothing_to_go_back_to_is_409(live: Live) -> None:

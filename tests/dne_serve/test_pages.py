@@ -14,18 +14,18 @@ ASSETS = re.compile(r'(?:src|href)="([^"]+)"')
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_and_all_it_refers_to_come_from_this_server(live: Live, page: str) -> None:
-    answer = live.http.get(page)
+def test_a_page_and_all_it_refers_to_come_from_this_server(steady: Live, page: str) -> None:
+    answer = steady.http.get(page)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/html")
     for asset in ASSETS.findall(answer.text):
         assert "://" not in asset
-        assert live.http.get(f"/{asset}").status_code == 200, asset
+        assert steady.http.get(f"/{asset}").status_code == 200, asset
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_may_run_no_script_of_its_own_text(live: Live, page: str) -> None:
-    answer = live.http.get(page)
+def test_a_page_may_run_no_script_of_its_own_text(steady: Live, page: str) -> None:
+    answer = steady.http.get(page)
     policy = answer.headers["content-security-policy"]
     assert "default-src 'self'" in policy
     assert "script-src" not in policy
@@ -42,8 +42,8 @@ def test_the_console_writes_text_only() -> None:
 @pytest.mark.parametrize(
     "path", ["/console/../app.py", "/console/%2e%2e/app.py", "/console/..%2fapp.py"]
 )
-def test_static_files_are_those_of_the_console_only(live: Live, path: str) -> None:
-    assert live.http.get(path).status_code == 404
+def test_static_files_are_those_of_the_console_only(steady: Live, path: str) -> None:
+    assert steady.http.get(path).status_code == 404
 
 
 def test_the_pages_are_part_of_the_package() -> None:
@@ -58,8 +58,8 @@ def test_the_pages_are_part_of_the_package() -> None:
     }
 
 
-def test_the_document_speaks_the_dialect_of_the_bundled_swagger_ui(live: Live) -> None:
-    document = live.http.get("/openapi.json").json()
+def test_the_document_speaks_the_dialect_of_the_bundled_swagger_ui(steady: Live) -> None:
+    document = steady.http.get("/openapi.json").json()
     assert document["openapi"].startswith("3.0")
     for node in nodes(document):
         assert not {"const", "prefixItems"} & node.keys()
@@ -69,8 +69,8 @@ def test_the_document_speaks_the_dialect_of_the_bundled_swagger_ui(live: Live) -
             assert name in document["components"]["schemas"]
 
 
-def test_every_route_is_documented_with_its_problems(live: Live) -> None:
-    paths = live.http.get("/openapi.json").json()["paths"]
+def test_every_route_is_documented_with_its_problems(steady: Live) -> None:
+    paths = steady.http.get("/openapi.json").json()["paths"]
     assert paths.keys() == {
         "/predict",
         "/versions",

@@ -1,0 +1,53 @@
+"""FORMAT.md is kept in step with the code."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from model_store import channel, manifest, record, shard, store
+from tests.model_store.drafts import prepare
+
+TEXT = files("model_store").joinpath("FORMAT.md").read_text(encoding="utf-8")
+WORDS = set(re.findall(r"`([^`]+)`", TEXT))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        manifest.Manifest,
+        manifest.ShardRef,
+        manifest.Preprocessing,
+        manifest.Geometry,
+        manifest.TaskRecord,
+        manifest.ClassImages,
+        manifest.Calibration,
+        manifest.Accuracy,
+        manifest.Metrics,
+        channel.ChannelRecord,
+        store.StoreRecord,
+    ],
+)
+def test_every_member_of_every_record_is_described(model: type[manifest.Record]) -> None:
+    for name, field in model.model_fields.items():
+        assert (field.alias or name) in WORDS
+
+
+def test_every_tensor_is_described() -> None:
+    parent = manifest.decode("x", manifest.encode(prepare().draft, version=1), version=1)
+    spec = prepare(parent=parent).draft.spec
+    names = [*spec.expert_tensors(0), *spec.expert_tensors(1), *spec.classifier_tensors()]
+    for name in names:
+        bare = re.sub(r"^experts\.\d+\.((blocks\.\d+|class_block)\.)?", "", name)
+        assert re.sub(r"^heads\.\d+", "heads.<t>", bare) in WORDS
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    assert f"at most 16 MiB ({record.MAX_RECORD_BYTES} bytes)" in TEXT
+    assert f"last {record.DIGEST_FIELD_BYTES} bytes" in TEXT
+    assert f"at most 1 MiB and {shard.MAX_TENSORS} tensors" in TEXT
+    assert shard.MAX_HEADER_BYTES == 1 << 20
+    assert store.MAX_SHARD_BYTES == 1 << 34
+    assert str(manifest.MAX_VERSION) in TEXT

@@ -1,0 +1,142 @@
+"""The README's three stories, executed as they stand there.
+
+Three things differ: the images are drawn, `add-task` is told to be quick, and the port is free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image, ImageDraw
+
+from tests.packaging.project import ROOT
+from tests.packaging.test_commands import SHELL_BLOCK
+
+IMAGES_A_CLASS = 12
+QUICK = "--preset tiny --epochs 2 --no-augment"
+CLASSES = {"animals": ("cat", "dog"), "vehicles": ("bus", "truck")}
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What the stories find in the reader's folder."""
+    chance = random.Random(0)
+    for task, classes in CLASSES.items():
+        for shade, name in enumerate(classes):
+            (tmp_path / task / name).mkdir(parents=True)
+            for index in range(IMAGES_A_CLASS):
+                image = _drawn(task, shade, chance=chance)
+                image.save(tmp_path / task / name / f"{index:03d}.jpg")
+    shutil.copy(tmp_path / "animals/cat/000.jpg", tmp_path / "photo.jpg")
+    return tmp_path
+
+
+def _drawn(task: str, shade: int, *, chance: random.Random) -> Image.Image:
+    image = Image.new("RGB", (24, 24), (40 + 160 * shade, 90, 40))
+    size = chance.randint(5, 9)
+    box = (12 - size, 12 - size, 12 + size, 12 + size)
+    pen = ImageDraw.Draw(image)
+    (pen.ellipse if task == "animals" else pen.rectangle)(box, fill=(200, 200, 240))
+    return image
+
+
+def story_blocks(*, port: int) -> list[str]:
+    stories = (ROOT / "README.md").read_text().partition("## Three stories")[2]
+    text = stories.partition("\n## ")[0].replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    text = re.sub(r"(dne-train add-task --data \S+)", rf"\1 {QUICK}", text)
+    return SHELL_BLOCK.findall(text)
+
+
+class Reader:
+    """Someone who pastes one block after the other, the servers into a second terminal."""
+
+    def __init__(self, folder: Path, *, port: int) -> None:
+        self.folder = folder
+        self.url = f"http://127.0.0.1:{port}"
+        commands = str(Path(sys.executable).parent)
+        self.environment = {
+            **os.environ,
+            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+            "DNE_PORT": str(port),
+        }
+        self.server: subprocess.Popen[bytes] | None = None
+
+    def paste(self, block: str) -> str:
+        if "dne-serve" in block:
+            self.stop()
+            self._serve(block)
+            return ""
+        done = subprocess.run(
+            ["bash", "-euc", block],
+            cwd=self.folder, env=self.environment, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def _serve(self, block: str) -> None:
+        line = block.strip()
+        shell = f"{line.removesuffix('dne-serve')} exec dne-serve"
+        with (self.folder / "server.log").open("wb") as log:
+            self.server = subprocess.Popen(
+                ["bash", "-euc", shell],
+                cwd=self.folder, env=self.environment, stdout=log, stderr=log,
+            )  # fmt: skip
+        for _ in range(600):
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "/readyz"):
+                return
+            assert self.server.poll() is None, (self.folder / "server.log").read_text()
+            time.sleep(0.1)
+        pytest.fail("the server is not ready after a minute")
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.send_signal(signal.SIGTERM)
+            self.server.wait(30)
+
+    def served(self) -> int:
+        with urllib.request.urlopen(self.url + "/readyz") as answer:
+            return int(json.load(answer)["version"])
+
+
+@pytest.fixture
+def reader(folder: Path, port: int) -> Iterator[Reader]:
+    someone = Reader(folder, port=port)
+    yield someone
+    someone.stop()
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="THE README WAS NOT EXECUTED: no curl")
+def test_the_three_stories_of_the_readme_come_true(reader: Reader, port: int) -> None:
+    first, second, serve, predict, roll_back, serve_admin, over_http = story_blocks(port=port)
+    reader.paste(first)
+    assert "vehicles" in reader.paste(second)
+    reader.paste(serve)
+    answer = json.loads(reader.paste(predict))
+    assert answer["version"] == 2
+    assert answer["predictions"][0]["filename"] == "photo.jpg"
+    reader.paste(roll_back)
+    reader.paste(serve_admin)
+    assert reader.served() == 2
+    reader.paste(over_http)
+    assert reader.served() == 1
