@@ -92,6 +92,9 @@ class Network(nn.Module):
         newest = self._experts()[-1]
         return [newest.token, *newest.class_block.parameters(), *self.heads.parameters()]
 
+    def experts_before_newest(self) -> list[Expert]:
+        return self._experts()[:-1]
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device

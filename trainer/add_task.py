@@ -1,0 +1,117 @@
+"""Learning one task, from a folder of images to a version that is served."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from model_store.errors import ChannelMoved, Interrupted
+from model_store.manifest import Manifest, delta_of, total_bytes
+from trainer.data import list_classes, note_ignored, refuse_known_classes
+from trainer.draft import draft_version
+from trainer.learn import learn, make_student
+from trainer.progress import Progress
+from trainer.request import AddTask, Base, base_of
+from trainer.task_data import read_task_data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of it. `refused` says why a version was published and not promoted."""
+
+    manifest: Manifest
+    parent: Manifest | None
+    promoted: bool
+    refused: str | None
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        manifest = self.manifest
+        return {
+            "version": manifest.version,
+            "parent": manifest.parent,
+            "tasks": len(manifest.tasks),
+            "classes": len(manifest.spec.classes),
+            "new_classes": list(manifest.tasks[-1].classes),
+            "accuracy": manifest.metrics.accuracy.model_dump(),
+            "promoted": self.promoted,
+            "refused": self.refused,
+            "delta_bytes": total_bytes(delta_of(manifest, self.parent)),
+            "total_bytes": total_bytes(manifest.model_shards),
+            "memory_bytes": total_bytes(manifest.image_shards),
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def add_task(request: AddTask, *, progress: Progress) -> Outcome:
+    """Trains, evaluates, publishes, promotes. Until it is published nothing of it can be seen."""
+    started = time.monotonic()
+    listing = list_classes(request.data)
+    note_ignored(listing, progress)
+    base = base_of(request)
+    if base.parent:
+        refuse_known_classes(listing, base.parent.spec.classes)
+    transaction = uuid.uuid4().hex
+    try:
+        student = make_student(base, request=request, new_classes=listing.names)
+        data = read_task_data(
+            listing,
+            base=base,
+            request=request,
+            classes=student.network.spec.classes,
+            preprocessing=student.preprocessing,
+            progress=progress,
+        )
+        training = learn(student, data=data, request=request, progress=progress)
+        draft, shards = draft_version(
+            student,
+            base=base,
+            data=data,
+            request=request,
+            transaction=transaction,
+            training=training,
+        )
+        manifest = base.store.publish(draft, shards=shards)
+    except KeyboardInterrupt as error:
+        raise Interrupted(_where_it_stopped(base, transaction)) from error
+    refused = _promote(base, manifest, request)
+    return Outcome(
+        manifest=manifest,
+        parent=base.parent,
+        promoted=request.promote and refused is None,
+        refused=refused,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
+    """Promotes the version, or says why not and how to go on."""
+    channel, number = request.channel, manifest.version
+    if not request.promote:
+        return None
+    by_hand = f"`dne-store promote {number} --channel {channel}` would promote it"
+    if base.head is not None and base.head.mode == "pin":
+        return f"channel {channel} is pinned to version {base.head.target}; {by_hand}"
+    try:
+        base.store.promote(
+            number,
+            channel=channel,
+            actor=request.actor,
+            reason=request.reason or f"task {manifest.tasks[-1].name} was learnt",
+            after=base.head.number if base.head else 0,
+        )
+    except ChannelMoved:
+        return (
+            f"channel {channel} has moved since training began, so version {number} is a branch; "
+            f"{by_hand}, and running the same command again trains on top of the new head"
+        )
+    return None
+
+
+def _where_it_stopped(base: Base, transaction: str) -> str:
+    newest = base.store.newest()
+    if newest is not None and base.store.manifest(newest).transaction == transaction:
+        return f"interrupted: version {newest} was published just before, and not promoted"
+    return "interrupted: nothing was published"

@@ -1,0 +1,241 @@
+"""Random changes to training images: crop with padding, flip, and RandAugment.
+
+Every image draws its own changes, and all draws come from one generator: the same generator
+state gives the same images. All moves of an image (crop, flip, rotation, shear) are one
+resampling; colours follow. Images are float, 0 to 1, [B, 3, H, W].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+PADDING_SHARE = 1 / 8  # 4 pixels of 32
+OPERATIONS_PER_IMAGE = 2
+MAGNITUDE = 0.9
+MAGNITUDE_STD = 0.05
+CHANCE = 0.5  # that a drawn operation is carried out
+MAX_SHEAR = 0.3
+MAX_SHIFT = 0.45  # of the image's width
+MAX_ROTATION = math.radians(30)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Augmentation:
+    """Which changes are made. `Augmentation.named` knows the choices of the command line."""
+
+    crop: bool
+    flip: bool
+    rand_augment: bool
+
+    @classmethod
+    def named(cls, name: str, *, flip: bool | None = None) -> Augmentation:
+        """`flip` None: where anything is changed at all."""
+        changes = name != "none"
+        return cls(
+            crop=changes, flip=changes if flip is None else flip, rand_augment=name == "standard"
+        )
+
+    def __call__(self, images_BCHW: Tensor, generator: Generator) -> Tensor:
+        """Changed copies. The generator lives on the CPU, whatever the device of the images."""
+        if not (self.crop or self.flip or self.rand_augment):
+            return images_BCHW
+        draws = _Draws(len(images_BCHW), images_BCHW.device, generator)
+        move = torch.eye(3, device=images_BCHW.device).expand(draws.count, 3, 3)
+        if self.crop:
+            move = _crop(draws, size=images_BCHW.shape[-1]) @ move
+        if self.flip:
+            move = _flip(draws) @ move
+        if not self.rand_augment:
+            return _moved(images_BCHW, move)
+        rounds = [_Round.draw(draws) for _ in range(OPERATIONS_PER_IMAGE)]
+        for one in rounds:
+            move = one.move() @ move
+        images = _moved(images_BCHW, move)
+        for one in rounds:
+            images = one.recolour(images)
+        return images
+
+
+class _Draws:
+    """Random numbers for a batch, one for each image."""
+
+    def __init__(self, count: int, device: torch.device, generator: Generator) -> None:
+        self.count, self._device, self._generator = count, device, generator
+
+    def uniform(self) -> Tensor:
+        return torch.rand(self.count, generator=self._generator).to(self._device)
+
+    def normal(self) -> Tensor:
+        return torch.randn(self.count, generator=self._generator).to(self._device)
+
+    def sign(self) -> Tensor:
+        return torch.where(self.uniform() < 0.5, -1.0, 1.0)
+
+    def below(self, limit: int) -> Tensor:
+        return torch.randint(limit, (self.count,), generator=self._generator).to(self._device)
+
+
+def _crop(draws: _Draws, *, size: int) -> Tensor:
+    """A window of the padded image, at whole pixels."""
+    padding = max(1, round(size * PADDING_SHARE))
+    step = 2 / size  # of a pixel, where an image reaches from -1 to 1
+    x, y = ((draws.below(2 * padding + 1) - padding) * step for _ in range(2))
+    return _affine(draws.count, x.device, shift_x=x, shift_y=y)
+
+
+def _flip(draws: _Draws) -> Tensor:
+    return _affine(draws.count, draws.uniform().device, scale_x=draws.sign())
+
+
+def _affine(count: int, device: torch.device, **parts: Tensor) -> Tensor:
+    """[B, 3, 3]: the identity but for the named parts."""
+    matrix = torch.eye(3, device=device).repeat(count, 1, 1)
+    places = {
+        "scale_x": (0, 0),
+        "shear_x": (0, 1),
+        "shift_x": (0, 2),
+        "shear_y": (1, 0),
+        "scale_y": (1, 1),
+        "shift_y": (1, 2),
+    }
+    for name, values in parts.items():
+        row, column = places[name]
+        matrix[:, row, column] = values
+    return matrix
+
+
+def _moved(images_BCHW: Tensor, move_B33: Tensor) -> Tensor:
+    """One resampling for all moves; what comes from outside the image is black."""
+    grid = F.affine_grid(move_B33[:, :2], list(images_BCHW.shape), align_corners=False)
+    return F.grid_sample(images_BCHW, grid, mode="bilinear", align_corners=False)
+
+
+Move = Callable[[Tensor], Tensor]
+Recolour = Callable[[Tensor, Tensor], Tensor]
+
+
+def _rotate(strength_B: Tensor) -> Tensor:
+    angle = strength_B * MAX_ROTATION
+    return _affine(
+        len(angle),
+        angle.device,
+        scale_x=angle.cos(),
+        shear_x=-angle.sin(),
+        shear_y=angle.sin(),
+        scale_y=angle.cos(),
+    )
+
+
+def _one_part(name: str, most: float) -> Move:
+    def move(strength_B: Tensor) -> Tensor:
+        return _affine(len(strength_B), strength_B.device, **{name: strength_B * most})
+
+    return move
+
+
+MOVES: tuple[Move, ...] = (
+    _rotate,
+    _one_part("shear_x", MAX_SHEAR),
+    _one_part("shear_y", MAX_SHEAR),
+    _one_part("shift_x", 2 * MAX_SHIFT),
+    _one_part("shift_y", 2 * MAX_SHIFT),
+)
+
+
+def _per_image(strength_B: Tensor) -> Tensor:
+    return strength_B[:, None, None, None]
+
+
+def _grey(images: Tensor) -> Tensor:
+    weights = torch.tensor((0.299, 0.587, 0.114), device=images.device)
+    return (images * weights[:, None, None]).sum(dim=1, keepdim=True)
+
+
+def _blend(images: Tensor, towards: Tensor, strength_B: Tensor) -> Tensor:
+    """From the image away from, or to, `towards`: strength -1 is all of `towards`."""
+    return (images + _per_image(strength_B) * (images - towards)).clamp(0, 1)
+
+
+def _brightness(images: Tensor, strength_B: Tensor) -> Tensor:
+    return _blend(images, torch.zeros_like(images), strength_B)
+
+
+def _contrast(images: Tensor, strength_B: Tensor) -> Tensor:
+    return _blend(images, _grey(images).mean(dim=(2, 3), keepdim=True), strength_B)
+
+
+def _colour(images: Tensor, strength_B: Tensor) -> Tensor:
+    return _blend(images, _grey(images), strength_B)
+
+
+def _sharpness(images: Tensor, strength_B: Tensor) -> Tensor:
+    smooth = F.avg_pool2d(F.pad(images, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    return _blend(images, smooth, strength_B)
+
+
+def _posterise(images: Tensor, strength_B: Tensor) -> Tensor:
+    levels = _per_image(2 ** (8 - (strength_B.abs() * 4).round()))
+    return (images * 255 / (256 / levels)).floor() * (256 / levels) / 255
+
+
+def _solarise(images: Tensor, strength_B: Tensor) -> Tensor:
+    return torch.where(images < _per_image(1 - strength_B.abs()), images, 1 - images)
+
+
+def _invert(images: Tensor, strength_B: Tensor) -> Tensor:
+    return 1 - images
+
+
+def _auto_contrast(images: Tensor, strength_B: Tensor) -> Tensor:
+    low, high = images.amin(dim=(2, 3), keepdim=True), images.amax(dim=(2, 3), keepdim=True)
+    return torch.where(high > low, (images - low) / (high - low).clamp_min(1e-6), images)
+
+
+RECOLOURS: tuple[Recolour, ...] = (
+    _brightness,
+    _contrast,
+    _colour,
+    _sharpness,
+    _posterise,
+    _solarise,
+    _invert,
+    _auto_contrast,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """One drawn operation for each image: an index into MOVES + RECOLOURS (past both: none)."""
+
+    operation_B: Tensor
+    strength_B: Tensor
+
+    @classmethod
+    def draw(cls, draws: _Draws) -> _Round:
+        operations = len(MOVES) + len(RECOLOURS)
+        operation = draws.below(operations)
+        operation = torch.where(draws.uniform() < CHANCE, operation, operations)
+        strength = (MAGNITUDE + MAGNITUDE_STD * draws.normal()).clamp(0, 1) * draws.sign()
+        return cls(operation, strength)
+
+    def move(self) -> Tensor:
+        count, device = len(self.strength_B), self.strength_B.device
+        matrix = torch.eye(3, device=device).repeat(count, 1, 1)
+        for index, move in enumerate(MOVES):
+            chosen = (self.operation_B == index)[:, None, None]
+            matrix = torch.where(chosen, move(self.strength_B), matrix)
+        return matrix
+
+    def recolour(self, images_BCHW: Tensor) -> Tensor:
+        images = images_BCHW.clone()
+        for index, recolour in enumerate(RECOLOURS, start=len(MOVES)):
+            rows = (self.operation_B == index).nonzero().squeeze(1)
+            if len(rows):
+                images[rows] = recolour(images[rows], self.strength_B[rows])
+        return images

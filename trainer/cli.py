@@ -1,0 +1,271 @@
+"""dne-train: learns tasks and evaluates versions."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model_store.command import (
+    EXIT_NOT_PROMOTED,
+    EXIT_OK,
+    add_channel_option,
+    add_json_option,
+    add_store_option,
+    add_version_option,
+    current_actor,
+    print_json,
+    run,
+    version_number,
+)
+from trainer.presets import PRESETS, Shape
+
+if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
+    from trainer.add_task import Outcome
+    from trainer.request import AddTask
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    return run(lambda: int(options.command(options)))
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="dne-train", description="Teaches a classifier new classes, one task at a time."
+    )
+    add_version_option(top)
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    _add_task_parser(commands)
+    _evaluate_parser(commands)
+    return top
+
+
+def _add_task_parser(commands: Any) -> None:
+    one = commands.add_parser(
+        "add-task",
+        help="learn new classes and publish a version",
+        description="Learns the classes in DIR, one folder of images a class, publishes a version "
+        "and promotes it. The first task makes version 1.",
+    )
+    one.set_defaults(command=_add_task)
+    one.add_argument("--data", metavar="DIR", type=Path, required=True, help="one folder a class")
+    one.add_argument("--name", metavar="N", help="the task's name (default: the folder's name)")
+    one.add_argument(
+        "--val-data", metavar="DIR", type=Path, help="judge by these images, not by held-out ones"
+    )
+    one.add_argument("--skip-bad", action="store_true", help="go on without unreadable images")
+    one.add_argument(
+        "--no-promote", action="store_true", help="publish only; the channel does not move"
+    )
+    one.add_argument("--reason", metavar="T", default="", help="why, for the channel's history")
+    _size_options(one)
+    _learning_options(one)
+    _running_options(one)
+    add_channel_option(one)
+
+
+def _size_options(one: argparse.ArgumentParser) -> None:
+    sizes = one.add_argument_group(
+        "the network (fixed by the first task)", "Later tasks may repeat these, not change them."
+    )
+    sizes.add_argument("--preset", choices=list(PRESETS), help="sizes to start from (small)")
+    for name, what in (
+        ("image-size", "pixels of an image's side"),
+        ("patch-size", "pixels of a patch's side"),
+        ("depth", "patch blocks"),
+        ("head-width", "channels of an attention head"),
+    ):
+        sizes.add_argument(f"--{name}", metavar="N", type=int, help=what)
+    one.add_argument(
+        "--heads", metavar="K", type=int, help="attention heads of the new expert (later tasks: 1)"
+    )
+
+
+def _learning_options(one: argparse.ArgumentParser) -> None:
+    learning = one.add_argument_group("learning")
+    learning.add_argument("--epochs", metavar="N", type=int, help="default: by the data's size")
+    learning.add_argument("--batch-size", metavar="N", type=int, help="images a step")
+    learning.add_argument("--learning-rate", metavar="R", type=float, help="default: by the width")
+    learning.add_argument(
+        "--loss",
+        choices=["cross-entropy", "binary"],
+        default="cross-entropy",
+        help="what classification is trained with (default: %(default)s)",
+    )
+    learning.add_argument(
+        "--augment",
+        choices=["standard", "light", "none"],
+        default="standard",
+        help="random changes to training images (default: %(default)s)",
+    )
+    learning.add_argument(
+        "--flip",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="mirror images at random",
+    )
+    learning.add_argument(
+        "--memory",
+        metavar="N",
+        type=int,
+        default=2000,
+        help="exemplars kept in all, over all classes; 0 keeps none (default: %(default)s)",
+    )
+    learning.add_argument(
+        "--seed", metavar="N", type=int, default=0, help="makes a run repeatable (default: 0)"
+    )
+
+
+def _running_options(one: argparse.ArgumentParser) -> None:
+    one.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default=os.environ.get("DNE_DEVICE") or "auto",
+        help="where to compute (default: a GPU when there is one)",
+    )
+    one.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: torch's)")
+    add_store_option(one)
+    add_json_option(one)
+
+
+def _evaluate_parser(commands: Any) -> None:
+    one = commands.add_parser(
+        "evaluate",
+        help="judge a version by labelled images",
+        description="Accuracy of a version on the images in DIR, one folder a class.",
+    )
+    one.set_defaults(command=_evaluate)
+    one.add_argument("--data", metavar="DIR", type=Path, required=True, help="one folder a class")
+    one.add_argument(
+        "--version", metavar="N", type=version_number, help="default: what the channel names"
+    )
+    one.add_argument("--skip-bad", action="store_true", help="go on without unreadable images")
+    _running_options(one)
+    add_channel_option(one)
+
+
+def _add_task(options: argparse.Namespace) -> int:
+    request = _request(options)
+    _prepare_torch(options)
+    from trainer.add_task import add_task
+    from trainer.progress import show_progress
+
+    outcome = add_task(request, progress=show_progress())
+    if options.json:
+        print_json(outcome.as_json())
+    else:
+        _tell(outcome)
+    return EXIT_NOT_PROMOTED if outcome.refused else EXIT_OK
+
+
+def _request(options: argparse.Namespace) -> AddTask:
+    from model_store.errors import WrongUsage
+    from trainer.augment import Augmentation
+    from trainer.plan import Effort
+    from trainer.request import AddTask
+
+    if options.memory < 0:
+        raise WrongUsage(f"--memory must be 0 or more, not {options.memory}")
+    if not 0 <= options.seed < 2**63:
+        raise WrongUsage(f"--seed must be between 0 and 2^63, not {options.seed}")
+    return AddTask(
+        store=options.store,
+        data=options.data,
+        channel=options.channel,
+        name=options.name,
+        val_data=options.val_data,
+        shape=Shape(
+            preset=options.preset,
+            image_size=options.image_size,
+            patch_size=options.patch_size,
+            depth=options.depth,
+            head_width=options.head_width,
+            heads=options.heads,
+        ),
+        effort=Effort(
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            learning_rate=options.learning_rate,
+        ),
+        augmentation=Augmentation.named(options.augment, flip=options.flip),
+        loss=options.loss,
+        memory=options.memory,
+        seed=options.seed,
+        promote=not options.no_promote,
+        skip_bad=options.skip_bad,
+        device=options.device,
+        actor=current_actor(),
+        reason=options.reason,
+    )
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    _prepare_torch(options)
+    from trainer.evaluate import Evaluate, evaluate
+    from trainer.progress import show_progress
+
+    request = Evaluate(
+        store=options.store,
+        data=options.data,
+        channel=options.channel,
+        version=options.version,
+        skip_bad=options.skip_bad,
+        device=options.device,
+    )
+    report = evaluate(request, progress=show_progress())
+    if options.json:
+        print_json(report)
+        return EXIT_OK
+    print(f"version {report['version']}, {report['images']} images")
+    for name, value in report["accuracy"].items():
+        print(f"  accuracy, {name + ':':4} {_percent(value)}")
+    print(f"  calibration error: {report['calibration_error']:.3f}")
+    width = max(map(len, report["per_class"]))
+    for name, value in report["per_class"].items():
+        print(f"    {name:{width}}  {_percent(value)}")
+    return EXIT_OK
+
+
+def _prepare_torch(options: argparse.Namespace) -> None:
+    import torch
+
+    from model_store.errors import WrongUsage
+
+    if options.threads is not None:
+        if options.threads < 1:
+            raise WrongUsage(f"--threads must be 1 or more, not {options.threads}")
+        torch.set_num_threads(options.threads)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _tell(outcome: Outcome) -> None:
+    facts = outcome.as_json()
+    accuracy = facts["accuracy"]
+    print(
+        f"version {facts['version']}: {facts['tasks']} tasks, {facts['classes']} classes; "
+        f"delta {_mib(facts['delta_bytes'])} of {_mib(facts['total_bytes'])}, "
+        f"images kept {_mib(facts['memory_bytes'])}, {facts['seconds']:.0f} s"
+    )
+    if accuracy["all"] is not None:
+        old = f", old {_percent(accuracy['old'])}" if accuracy["old"] is not None else ""
+        before = accuracy["parent_old"]
+        was = f" (before: {_percent(before)})" if before is not None else ""
+        print(
+            f"accuracy: all {_percent(accuracy['all'])}{old}{was}, new {_percent(accuracy['new'])}"
+        )
+    if outcome.refused:
+        print(f"not promoted: {outcome.refused}", file=sys.stderr)
+    elif not outcome.promoted:
+        print("published and, as asked, not promoted")
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.2f} MiB"

@@ -1,0 +1,275 @@
+"""Folders of images, one folder a class, become one array of pixels.
+
+Says clearly what it ignores, what it cannot read and what is too little. Knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import DataRejected, ImageRejected, WrongUsage
+from model_store.manifest import Preprocessing
+from model_store.preprocess import read_pixels
+from model_store.spec import check_name
+from trainer.progress import Progress
+
+MIN_IMAGES_PER_CLASS = 2
+MAX_NAMED = 20
+DECODING_THREADS = min(4, os.cpu_count() or 1)
+# Whether a file really is an image, its content decides; the name only tells what was meant as one.
+IMAGE_SUFFIXES = frozenset(
+    [
+        ".apng",
+        ".avif",
+        ".bmp",
+        ".dib",
+        ".gif",
+        ".heic",
+        ".heif",
+        ".j2k",
+        ".jfif",
+        ".jp2",
+        ".jpe",
+        ".jpeg",
+        ".jpg",
+        ".pbm",
+        ".pcx",
+        ".pgm",
+        ".png",
+        ".pnm",
+        ".ppm",
+        ".tga",
+        ".tif",
+        ".tiff",
+        ".webp",
+    ]
+)
+SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassFolder:
+    name: str
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What a data folder holds: classes by name, and the stray entries that are not images."""
+
+    folder: Path
+    classes: tuple[ClassFolder, ...]
+    ignored: tuple[Path, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(one.name for one in self.classes)
+
+    @property
+    def images(self) -> int:
+        return sum(len(one.files) for one in self.classes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledImages:
+    """Pixels and the class of each image, as an index into `classes`."""
+
+    classes: tuple[str, ...]
+    pixels_NHWC: NDArray[np.uint8]
+    labels_N: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+    def take(self, rows: NDArray[np.int64]) -> LabelledImages:
+        return LabelledImages(
+            classes=self.classes,
+            pixels_NHWC=self.pixels_NHWC[rows],
+            labels_N=self.labels_N[rows],
+        )
+
+    def rows_of(self, class_name: str) -> NDArray[np.int64]:
+        return np.flatnonzero(self.labels_N == self.classes.index(class_name)).astype(np.int64)
+
+    def among(self, classes: tuple[str, ...]) -> LabelledImages:
+        """The same images, labelled as indices into a longer or reordered list of classes."""
+        places = np.array([classes.index(name) for name in self.classes], dtype=np.int64)
+        return LabelledImages(
+            classes=classes, pixels_NHWC=self.pixels_NHWC, labels_N=places[self.labels_N]
+        )
+
+
+def join(first: LabelledImages, *others: LabelledImages) -> LabelledImages:
+    """One set out of several that speak of the same classes."""
+    sets = (first, *others)
+    return LabelledImages(
+        classes=first.classes,
+        pixels_NHWC=np.concatenate([one.pixels_NHWC for one in sets]),
+        labels_N=np.concatenate([one.labels_N for one in sets]),
+    )
+
+
+def list_classes(folder: Path, *, option: str = "--data") -> Listing:
+    """The class folders in `folder`, by name. WrongUsage when there is nothing to learn from."""
+    if not folder.exists():
+        raise WrongUsage(f"{option} {shown(folder)} does not exist")
+    if not folder.is_dir():
+        raise WrongUsage(f"{option} {shown(folder)} is not a folder")
+    entries = _entries(folder)
+    if not entries:
+        raise WrongUsage(
+            f"{option} {shown(folder)} is empty; it needs one folder of images a class"
+        )
+    strays = [entry for entry in entries if _is_stray(entry) or not entry.is_dir()]
+    folders = [entry for entry in entries if entry not in strays]
+    if not folders:
+        raise WrongUsage(
+            f"{option} {shown(folder)} has no class folders; put the images of each class into "
+            "a folder named after the class"
+        )
+    classes = []
+    for one in folders:
+        files, ignored = _images_in(one)
+        strays += ignored
+        classes.append(ClassFolder(name=check_name(one.name, what="the class name"), files=files))
+    return Listing(folder=folder, classes=tuple(classes), ignored=tuple(strays))
+
+
+def refuse_small_classes(listing: Listing) -> None:
+    small = [one for one in listing.classes if len(one.files) < MIN_IMAGES_PER_CLASS]
+    if small:
+        each = ", ".join(f"{one.name!r} has {_images(len(one.files))}" for one in small[:MAX_NAMED])
+        raise DataRejected(
+            f"too few images: {each}{_and_more(small)}; a class needs at least "
+            f"{MIN_IMAGES_PER_CLASS}"
+        )
+
+
+def refuse_known_classes(listing: Listing, known: Collection[str]) -> None:
+    again = [name for name in listing.names if name in known]
+    if again:
+        each = ", ".join(map(repr, again[:MAX_NAMED]))
+        raise DataRejected(
+            f"the model knows {each}{_and_more(again)} already; a task brings new classes only"
+        )
+
+
+def refuse_unknown_classes(listing: Listing, known: Collection[str], *, option: str) -> None:
+    foreign = [name for name in listing.names if name not in known]
+    if foreign:
+        each = ", ".join(map(repr, foreign[:MAX_NAMED]))
+        raise WrongUsage(
+            f"{option} {shown(listing.folder)} holds {each}{_and_more(foreign)}, "
+            "which the model does not know"
+        )
+
+
+def note_ignored(listing: Listing, progress: Progress) -> None:
+    if listing.ignored:
+        named = ", ".join(shown(path.relative_to(listing.folder)) for path in listing.ignored[:5])
+        more = _and_more(listing.ignored, named=5)
+        progress.note(f"ignored in {shown(listing.folder)}, not images: {named}{more}")
+
+
+def read_images(
+    listing: Listing, *, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
+) -> LabelledImages:
+    """All images of `listing` as pixels. Files that are no images are named, or left out."""
+    files = [path for one in listing.classes for path in one.files]
+    labels = np.repeat(np.arange(len(listing.classes)), [len(one.files) for one in listing.classes])
+    size = preprocessing.image_size
+    pixels = np.zeros((len(files), size, size, 3), dtype=np.uint8)
+    good = np.ones(len(files), dtype=bool)
+    bad: list[str] = []
+
+    def place(row: int) -> str | None:
+        try:
+            pixels[row] = read_pixels(files[row].read_bytes(), preprocessing)
+        except ImageRejected as error:
+            return str(error)
+        except OSError as error:
+            return error.strerror or str(error)
+        return None
+
+    with progress.phase("reading images", total=len(files)) as phase:
+        for row, reason in enumerate(_map_in_threads(place, len(files))):
+            if reason is not None:
+                good[row] = False
+                bad.append(f"{shown(files[row].relative_to(listing.folder))} ({reason})")
+            phase.advance(1)
+    if bad:
+        _refuse_or_note(bad, skip_bad=skip_bad, progress=progress)
+    return LabelledImages(
+        classes=listing.names, pixels_NHWC=pixels[good], labels_N=labels[good].astype(np.int64)
+    )
+
+
+def still_there(listing: Listing, images: LabelledImages) -> Listing:
+    """`listing` without the files that were left out, for judging the class sizes again."""
+    kept = np.bincount(images.labels_N, minlength=len(listing.classes))
+    classes = tuple(
+        ClassFolder(name=one.name, files=one.files[:count])
+        for one, count in zip(listing.classes, kept.tolist(), strict=True)
+    )
+    return Listing(folder=listing.folder, classes=classes, ignored=listing.ignored)
+
+
+def shown(path: Path) -> str:
+    """A path as a user may see it: control characters and broken encodings are escaped."""
+    text = str(path)
+    return text if text.isprintable() else repr(text)
+
+
+def _map_in_threads(place: Callable[[int], str | None], count: int) -> Iterator[str | None]:
+    pool = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decode")
+    try:
+        yield from pool.map(place, range(count))
+    finally:
+        # On Ctrl-C the images that nobody started to read are not read any more.
+        pool.shutdown(cancel_futures=True)
+
+
+def _refuse_or_note(bad: list[str], *, skip_bad: bool, progress: Progress) -> None:
+    named = "; ".join(bad[:MAX_NAMED]) + _and_more(bad)
+    if not skip_bad:
+        raise DataRejected(
+            f"{_images(len(bad))} cannot be read: {named}; --skip-bad goes on without them"
+        )
+    progress.note(f"going on without {_images(len(bad))} that cannot be read: {named}")
+
+
+def _images_in(folder: Path) -> tuple[tuple[Path, ...], list[Path]]:
+    files: list[Path] = []
+    ignored: list[Path] = []
+    for entry in _entries(folder):
+        meant_as_image = entry.suffix.lower() in IMAGE_SUFFIXES or not entry.suffix
+        # A link that leads nowhere was meant as an image: reading it says what is wrong.
+        readable = entry.is_file() or (entry.is_symlink() and not entry.exists())
+        (files if meant_as_image and readable and not _is_stray(entry) else ignored).append(entry)
+    return tuple(files), ignored
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir(), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataRejected(f"{shown(folder)} cannot be read: {error.strerror}") from error
+
+
+def _is_stray(entry: Path) -> bool:
+    return entry.name.startswith(".") or entry.name.lower() in SYSTEM_FILES
+
+
+def _images(count: int) -> str:
+    return "1 image" if count == 1 else f"{count} images"
+
+
+def _and_more(items: Collection[object], *, named: int = MAX_NAMED) -> str:
+    return f" and {len(items) - named} more" if len(items) > named else ""

@@ -1,0 +1,141 @@
+"""From a student that has learnt to a draft: shards, exemplars, figures."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_store import __version__
+from model_store.codec import encode_classifier, encode_expert
+from model_store.manifest import (
+    Accuracy,
+    ClassImages,
+    Draft,
+    Metrics,
+    Scalar,
+    ShardRef,
+    TaskRecord,
+    geometry_of,
+)
+from model_store.shard import shard_ref
+from model_store.store import timestamp
+from trainer.evaluate import Judged, in_batches, judge
+from trainer.learn import Student
+from trainer.memory import herding_order, keep, shrink
+from trainer.request import AddTask, Base
+from trainer.task_data import TaskData
+
+Shards = dict[str, bytes]
+
+
+def draft_version(
+    student: Student,
+    *,
+    base: Base,
+    data: TaskData,
+    request: AddTask,
+    transaction: str,
+    training: dict[str, Scalar],
+) -> tuple[Draft, Shards]:
+    """The version to publish, and its new shards by digest."""
+    network, parent = student.network, base.parent
+    task, classifier, shards = _model_shards(student, training)
+    quota = request.memory // len(network.spec.classes)
+    memory, memory_shards = _exemplars(student, data, quota=quota)
+    held = data.new_held_out
+    held_out, held_shards = keep(
+        held,
+        kind="held-out",
+        rows_by_class={name: held.rows_of(name).tolist() for name in task.classes},
+    )
+    old_tasks, old_memory, old_held_out = (
+        (parent.tasks, parent.memory, parent.held_out) if parent else ((), (), ())
+    )
+    draft = Draft(
+        parent=parent.version if parent else None,
+        parent_digest=parent.digest if parent else None,
+        transaction=transaction,
+        network=geometry_of(network.spec),
+        preprocessing=student.preprocessing,
+        tasks=(*old_tasks, task),
+        classifier=classifier,
+        memory=(*shrink(old_memory, quota=quota), *memory),
+        held_out=(*old_held_out, *held_out),
+        metrics=_metrics(student, data),
+        created=timestamp(),
+        software=f"dne-serve {__version__}",
+    )
+    return draft, {**shards, **memory_shards, **held_shards}
+
+
+def _model_shards(
+    student: Student, training: dict[str, Scalar]
+) -> tuple[TaskRecord, ShardRef, Shards]:
+    network = student.network
+    newest = network.spec.tasks[-1]
+    expert_data = encode_expert(network, len(network.spec.tasks) - 1)
+    classifier_data = encode_classifier(network)
+    task = TaskRecord(
+        name=newest.name,
+        classes=newest.classes,
+        heads=newest.expert.heads,
+        expert=shard_ref("expert", expert_data),
+        training=training,
+    )
+    classifier = shard_ref("classifier", classifier_data)
+    shards = {task.expert.sha256: expert_data, classifier.sha256: classifier_data}
+    return task, classifier, shards
+
+
+def _exemplars(
+    student: Student, data: TaskData, *, quota: int
+) -> tuple[tuple[ClassImages, ...], Shards]:
+    """The new classes' exemplars, in herding order, chosen on clean images."""
+    network = student.network
+
+    def features(images_BCHW: Tensor) -> Tensor:
+        return torch.cat(network.token_slices(images_BCHW), dim=-1)
+
+    rows_by_class: dict[str, list[int]] = {}
+    for name in network.spec.tasks[-1].classes if quota else ():
+        rows = data.new.rows_of(name)
+        seen = in_batches(
+            network, data.new.take(rows), features, preprocessing=student.preprocessing
+        )
+        rows_by_class[name] = rows[herding_order(seen, count=quota)].tolist()
+    return keep(data.new, kind="memory", rows_by_class=rows_by_class)
+
+
+def _metrics(student: Student, data: TaskData) -> Metrics:
+    network, images = student.network, data.judged_by
+    if not len(images):
+        return Metrics()
+    judged = judge(network, images, preprocessing=student.preprocessing)
+    newest = network.spec.tasks[-1].classes
+    older = [name for name in network.spec.classes if name not in newest]
+    return Metrics(
+        accuracy=Accuracy(
+            all=judged.accuracy(),
+            old=judged.accuracy(older),
+            new=judged.accuracy(newest),
+            parent_old=_parent_accuracy(student, data, older),
+        ),
+        per_class=judged.per_class(),
+        images=len(images),
+        source=data.source,
+    )
+
+
+def _parent_accuracy(student: Student, data: TaskData, older: list[str]) -> float | None:
+    """What the parent makes of the same images of old classes."""
+    network, teacher = student.network, student.teacher
+    if teacher is None:
+        return None
+
+    def as_parent(images_BCHW: Tensor) -> Tensor:
+        return network.classify(network.token_slices(images_BCHW)[:-1], teacher.heads)
+
+    images = data.judged_by
+    logits = in_batches(network, images, as_parent, preprocessing=student.preprocessing)
+    judged = Judged(classes=images.classes, labels_N=images.labels_N, logits_NC=logits)
+    return judged.accuracy(older)

@@ -1,0 +1,134 @@
+"""The student: the parent's network with one expert more, and how it learns a task."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from model_store.codec import load_network
+from model_store.errors import WrongUsage
+from model_store.manifest import Preprocessing, Scalar
+from model_store.network import Network, choose_device
+from model_store.spec import ExpertSpec, TaskSpec, check_name
+from trainer.data import LabelledImages, join
+from trainer.fit import every_image, fit
+from trainer.losses import Objective, Teacher, classification_named
+from trainer.progress import Progress
+from trainer.request import AddTask, Base
+from trainer.task_data import TaskData
+from trainer.tune import balanced, can_be_balanced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Student:
+    """The network that learns. Its teacher is the parent: the older experts and the old heads."""
+
+    network: Network
+    teacher: Teacher | None
+    preprocessing: Preprocessing
+
+
+def make_student(base: Base, *, request: AddTask, new_classes: tuple[str, ...]) -> Student:
+    teacher = None
+    if base.parent is None:
+        network = Network(request.shape.first_network())
+        preprocessing = Preprocessing(image_size=network.spec.image_size)
+    else:
+        request.shape.check_agrees(base.parent.spec)
+        network = load_network(base.store.read_shard, base.parent)
+        preprocessing = base.parent.preprocessing
+        # The old experts stay in the network, so the old heads are all that is left to keep.
+        teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))
+    task = TaskSpec(
+        name=_task_name(base, request),
+        classes=new_classes,
+        expert=ExpertSpec(heads=request.shape.heads_of_next(network.spec)),
+    )
+    torch.manual_seed(request.seed)
+    network.expand(task)
+    device = choose_device(request.device)
+    network.to(device)
+    if teacher:
+        teacher.heads.to(device)
+    return Student(network=network, teacher=teacher, preprocessing=preprocessing)
+
+
+def learn(
+    student: Student, *, data: TaskData, request: AddTask, progress: Progress
+) -> dict[str, Scalar]:
+    """Fits the newest expert and all heads, then tunes on balanced classes. Gives the figures."""
+    network = student.network
+    images = join(data.new, data.memory)
+    plan = request.effort.plan(images=len(images), width=network.spec.width_of(0))
+    progress.note(
+        f"learning {len(network.spec.tasks[-1].classes)} classes from {len(data.new)} images and "
+        f"{len(data.memory)} exemplars: {plan.epochs} epochs in batches of {plan.batch_size}, "
+        f"learning rate {plan.learning_rate:.2g}"
+    )
+    auxiliary = network.auxiliary_head() if student.teacher else None
+    extra = list(auxiliary.parameters()) if auxiliary else []
+    fit(
+        network,
+        images,
+        parameters=[*network.learnable(), *extra],
+        objective=Objective(
+            classification=classification_named(request.loss),
+            teacher=student.teacher,
+            auxiliary=auxiliary,
+        ),
+        plan=plan,
+        augment=request.augmentation,
+        preprocessing=student.preprocessing,
+        draw_epoch=every_image(images),
+        seed=request.seed,
+        name="learning",
+        progress=progress,
+    )
+    if student.teacher and can_be_balanced(images):
+        _tune(student, images, request=request, progress=progress)
+    network.requires_grad_(False).eval()
+    return {
+        "images": len(data.new),
+        "exemplars": len(data.memory),
+        "epochs": plan.epochs,
+        "batch_size": plan.batch_size,
+        "learning_rate": plan.learning_rate,
+        "loss": request.loss,
+        "seed": request.seed,
+    }
+
+
+def _tune(
+    student: Student, images: LabelledImages, *, request: AddTask, progress: Progress
+) -> None:
+    network = student.network
+    network.experts[-1].requires_grad_(False)
+    for parameter in network.tunable():
+        parameter.requires_grad_(True)
+    plan = request.effort.plan(images=len(images), width=network.spec.width_of(0))
+    fit(
+        network,
+        images,
+        parameters=network.tunable(),
+        objective=Objective(
+            classification=classification_named(request.loss), teacher=student.teacher
+        ),
+        plan=request.effort.tuning(plan),
+        augment=request.augmentation,
+        preprocessing=student.preprocessing,
+        draw_epoch=balanced(images),
+        seed=request.seed + 1,
+        name="balancing",
+        progress=progress,
+    )
+
+
+def _task_name(base: Base, request: AddTask) -> str:
+    taken = {task.name for task in base.parent.tasks} if base.parent else set()
+    if request.name is not None:
+        if request.name in taken:
+            raise WrongUsage(f"there is a task named {request.name!r} already; give another --name")
+        return check_name(request.name, what="the task name")
+    name = request.data.resolve().name.strip() or "task"
+    return name if name not in taken else f"{name}-{len(taken) + 1}"

@@ -1,0 +1,58 @@
+"""What `dne-train add-task` is asked, and what it builds on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from model_store.channel import ChannelRecord
+from model_store.errors import WrongUsage
+from model_store.manifest import Manifest
+from model_store.store import Store
+from trainer.augment import Augmentation
+from trainer.plan import Effort
+from trainer.presets import Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddTask:
+    """What `dne-train add-task` is asked."""
+
+    store: str
+    data: Path
+    channel: str = "production"
+    name: str | None = None
+    val_data: Path | None = None
+    shape: Shape = field(default_factory=Shape)
+    effort: Effort = field(default_factory=Effort)
+    augmentation: Augmentation = field(default_factory=lambda: Augmentation.named("standard"))
+    loss: str = "cross-entropy"
+    memory: int = 2000
+    seed: int = 0
+    promote: bool = True
+    skip_bad: bool = False
+    device: str = "auto"
+    actor: str = "unknown"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """What a task is learnt on top of: the channel as it was when training began."""
+
+    store: Store
+    head: ChannelRecord | None
+    parent: Manifest | None
+
+
+def base_of(request: AddTask) -> Base:
+    """The store, made if it is absent, and what its channel names now."""
+    store = Store.create(request.store)
+    head = store.head(request.channel)
+    newest = store.newest()
+    if head is None and newest is not None:
+        raise WrongUsage(
+            f"channel {request.channel} names no version to build on; choose one with "
+            f"`dne-store promote {newest} --channel {request.channel}`"
+        )
+    return Base(store=store, head=head, parent=store.resolve(head) if head else None)

@@ -1,0 +1,83 @@
+"""The images of one task: new ones, what the parent remembers, and what nobody trains on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from model_store.manifest import ClassImages, Preprocessing
+from trainer.data import (
+    LabelledImages,
+    Listing,
+    join,
+    list_classes,
+    note_ignored,
+    read_images,
+    refuse_small_classes,
+    refuse_unknown_classes,
+    still_there,
+)
+from trainer.memory import recall, set_aside
+from trainer.progress import Progress
+from trainer.request import AddTask, Base
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskData:
+    """The new images, split, and what the parent remembers; all labelled among all classes."""
+
+    new: LabelledImages
+    """For training."""
+    memory: LabelledImages
+    """Exemplars of old classes, for training."""
+    new_held_out: LabelledImages
+    judged_by: LabelledImages
+    """Never trained on: held-out images of all classes, or the validation folder."""
+    source: Literal["held-out", "validation"]
+
+
+def read_task_data(
+    listing: Listing,
+    *,
+    base: Base,
+    request: AddTask,
+    classes: tuple[str, ...],
+    preprocessing: Preprocessing,
+    progress: Progress,
+) -> TaskData:
+    refuse_small_classes(listing)
+    images = read_images(
+        listing, preprocessing=preprocessing, skip_bad=request.skip_bad, progress=progress
+    )
+    refuse_small_classes(still_there(listing, images))
+    new, held_out = set_aside(images, seed=request.seed)
+    new, held_out = new.among(classes), held_out.among(classes)
+
+    def remembered(entries: tuple[ClassImages, ...]) -> LabelledImages:
+        return recall(
+            entries, classes=classes, read=base.store.read_shard, preprocessing=preprocessing
+        )
+
+    old_held_out, memory = (base.parent.held_out, base.parent.memory) if base.parent else ((), ())
+    if request.val_data is None:
+        judged_by = join(remembered(old_held_out), held_out)
+    else:
+        judged_by = _validation(request.val_data, classes, preprocessing, progress)
+    return TaskData(
+        new=new,
+        memory=remembered(memory),
+        new_held_out=held_out,
+        judged_by=judged_by,
+        source="held-out" if request.val_data is None else "validation",
+    )
+
+
+def _validation(
+    folder: Path, classes: tuple[str, ...], preprocessing: Preprocessing, progress: Progress
+) -> LabelledImages:
+    listing = list_classes(folder, option="--val-data")
+    note_ignored(listing, progress)
+    refuse_unknown_classes(listing, classes, option="--val-data")
+    images = read_images(listing, preprocessing=preprocessing, skip_bad=False, progress=progress)
+    return images.among(classes)
