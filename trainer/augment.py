@@ -16,6 +16,8 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 PADDING_SHARE = 1 / 8  # 4 pixels of 32
+SMALLEST_FOR_STANDARD = 32
+"""Below, a shift or a rotation of this strength leaves too little of an image to learn from."""
 OPERATIONS_PER_IMAGE = 2
 MAGNITUDE = 0.9
 MAGNITUDE_STD = 0.05
@@ -34,11 +36,16 @@ class Augmentation:
     rand_augment: bool
 
     @classmethod
-    def named(cls, name: str, *, flip: bool | None = None) -> Augmentation:
-        """`flip` None: where anything is changed at all."""
-        changes = name != "none"
+    def named(
+        cls, name: str, *, flip: bool | None = None, image_size: int | None = None
+    ) -> Augmentation:
+        """`auto` is `standard`, or `light` for images that are too small for more."""
+        if name == "auto":
+            small = image_size is not None and image_size < SMALLEST_FOR_STANDARD
+            name = "light" if small else "standard"
+        standard = name == "standard"
         return cls(
-            crop=changes, flip=changes if flip is None else flip, rand_augment=name == "standard"
+            crop=name != "none", flip=standard if flip is None else flip, rand_augment=standard
         )
 
     def __call__(self, images_BCHW: Tensor, generator: Generator) -> Tensor:

@@ -98,15 +98,16 @@ def _learning_options(one: argparse.ArgumentParser) -> None:
     )
     learning.add_argument(
         "--augment",
-        choices=["standard", "light", "none"],
-        default="standard",
-        help="random changes to training images (default: %(default)s)",
+        choices=["auto", "standard", "light", "none"],
+        default="auto",
+        help="random changes to training images: standard is crop, flip and RandAugment; light is "
+        "crop; auto (the default) is standard, and light for images under 32 pixels",
     )
     learning.add_argument(
         "--flip",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="mirror images at random",
+        help="mirror images at random, or never (letters, signs); default: by --augment",
     )
     learning.add_argument(
         "--memory",
@@ -164,7 +165,6 @@ def _add_task(options: argparse.Namespace) -> int:
 
 def _request(options: argparse.Namespace) -> AddTask:
     from model_store.errors import WrongUsage
-    from trainer.augment import Augmentation
     from trainer.plan import Effort
     from trainer.request import AddTask
 
@@ -191,7 +191,8 @@ def _request(options: argparse.Namespace) -> AddTask:
             batch_size=options.batch_size,
             learning_rate=options.learning_rate,
         ),
-        augmentation=Augmentation.named(options.augment, flip=options.flip),
+        augment=options.augment,
+        flip=options.flip,
         loss=options.loss,
         memory=options.memory,
         seed=options.seed,

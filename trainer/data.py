@@ -171,6 +171,11 @@ def refuse_unknown_classes(listing: Listing, known: Collection[str], *, option: 
         )
 
 
+def refuse_no_images(images: LabelledImages, listing: Listing, *, option: str) -> None:
+    if not len(images):
+        raise WrongUsage(f"{option} {shown(listing.folder)} holds no images to judge by")
+
+
 def note_ignored(listing: Listing, progress: Progress) -> None:
     if listing.ignored:
         named = ", ".join(shown(path.relative_to(listing.folder)) for path in listing.ignored[:5])

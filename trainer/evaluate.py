@@ -23,6 +23,7 @@ from trainer.data import (
     list_classes,
     note_ignored,
     read_images,
+    refuse_no_images,
     refuse_unknown_classes,
 )
 from trainer.progress import Progress
@@ -105,6 +106,7 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
     images = read_images(
         listing, preprocessing=manifest.preprocessing, skip_bad=request.skip_bad, progress=progress
     )
+    refuse_no_images(images, listing, option="--data")
     network = load_network(store.read_shard, manifest).to(choose_device(request.device))
     judged = judge(
         network, images.among(manifest.spec.classes), preprocessing=manifest.preprocessing

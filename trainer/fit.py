@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,8 +57,10 @@ def fit(
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
     epochs = [draw_epoch(order) for _ in range(plan.epochs)]
     batches = [batch for rows in epochs for batch in _batches(rows, plan.batch_size)]
-    optimiser = torch.optim.AdamW(_groups(network, parameters), lr=plan.learning_rate, fused=True)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimiser, _rate_share(len(batches)))
+    optimiser = torch.optim.AdamW(
+        parameter_groups(network, parameters), lr=plan.learning_rate, fused=True
+    )
+    rate = torch.optim.lr_scheduler.LambdaLR(optimiser, rate_share(len(batches)))
     with progress.phase(name, total=sum(map(len, batches))) as phase:
         for number, rows in enumerate(batches, start=1):
             chosen = torch.from_numpy(rows).to(network.device)
@@ -100,7 +103,7 @@ def _batches(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
     yield from np.array_split(rows, math.ceil(len(rows) / size))
 
 
-def _groups(network: Network, parameters: Sequence[nn.Parameter]) -> list[dict[str, object]]:
+def parameter_groups(network: Network, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
     """Weight decay is for matrices: biases, norms, scales, tokens and positions have none."""
     spared = {
         id(one) for name, one in network.named_parameters() if name.endswith(("position", "_bias"))
@@ -113,7 +116,7 @@ def _groups(network: Network, parameters: Sequence[nn.Parameter]) -> list[dict[s
     ]
 
 
-def _rate_share(steps: int) -> Callable[[int], float]:
+def rate_share(steps: int) -> Callable[[int], float]:
     """Linear warm-up, then a cosine down to a small share of the learning rate."""
     warm_up = max(1, round(steps * WARM_UP_SHARE))
 

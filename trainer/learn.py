@@ -11,6 +11,7 @@ from model_store.errors import WrongUsage
 from model_store.manifest import Preprocessing, Scalar
 from model_store.network import Network, choose_device
 from model_store.spec import ExpertSpec, TaskSpec, check_name
+from trainer.augment import Augmentation
 from trainer.data import LabelledImages, join
 from trainer.fit import every_image, fit
 from trainer.losses import Objective, Teacher, classification_named
@@ -78,7 +79,7 @@ def learn(
             auxiliary=auxiliary,
         ),
         plan=plan,
-        augment=request.augmentation,
+        augment=_augmentation(student, request),
         preprocessing=student.preprocessing,
         draw_epoch=every_image(images),
         seed=request.seed,
@@ -115,12 +116,18 @@ def _tune(
             classification=classification_named(request.loss), teacher=student.teacher
         ),
         plan=request.effort.tuning(plan),
-        augment=request.augmentation,
+        augment=_augmentation(student, request),
         preprocessing=student.preprocessing,
         draw_epoch=balanced(images),
         seed=request.seed + 1,
         name="balancing",
         progress=progress,
+    )
+
+
+def _augmentation(student: Student, request: AddTask) -> Augmentation:
+    return Augmentation.named(
+        request.augment, flip=request.flip, image_size=student.preprocessing.image_size
     )
 
 

@@ -9,7 +9,6 @@ from model_store.channel import ChannelRecord
 from model_store.errors import WrongUsage
 from model_store.manifest import Manifest
 from model_store.store import Store
-from trainer.augment import Augmentation
 from trainer.plan import Effort
 from trainer.presets import Shape
 
@@ -25,7 +24,8 @@ class AddTask:
     val_data: Path | None = None
     shape: Shape = field(default_factory=Shape)
     effort: Effort = field(default_factory=Effort)
-    augmentation: Augmentation = field(default_factory=lambda: Augmentation.named("standard"))
+    augment: str = "auto"
+    flip: bool | None = None
     loss: str = "cross-entropy"
     memory: int = 2000
     seed: int = 0

@@ -14,6 +14,7 @@ from trainer.data import (
     list_classes,
     note_ignored,
     read_images,
+    refuse_no_images,
     refuse_small_classes,
     refuse_unknown_classes,
     still_there,
@@ -63,7 +64,13 @@ def read_task_data(
     if request.val_data is None:
         judged_by = join(remembered(old_held_out), held_out)
     else:
-        judged_by = _validation(request.val_data, classes, preprocessing, progress)
+        judged_by = _validation(
+            request.val_data,
+            classes=classes,
+            preprocessing=preprocessing,
+            skip_bad=request.skip_bad,
+            progress=progress,
+        )
     return TaskData(
         new=new,
         memory=remembered(memory),
@@ -74,10 +81,16 @@ def read_task_data(
 
 
 def _validation(
-    folder: Path, classes: tuple[str, ...], preprocessing: Preprocessing, progress: Progress
+    folder: Path,
+    *,
+    classes: tuple[str, ...],
+    preprocessing: Preprocessing,
+    skip_bad: bool,
+    progress: Progress,
 ) -> LabelledImages:
     listing = list_classes(folder, option="--val-data")
     note_ignored(listing, progress)
     refuse_unknown_classes(listing, classes, option="--val-data")
-    images = read_images(listing, preprocessing=preprocessing, skip_bad=False, progress=progress)
+    images = read_images(listing, preprocessing=preprocessing, skip_bad=skip_bad, progress=progress)
+    refuse_no_images(images, listing, option="--val-data")
     return images.among(classes)

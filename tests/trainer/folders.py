@@ -1,0 +1,96 @@
+"""Folders of images, networks and progress small enough for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from trainer.data import LabelledImages
+from trainer.plan import Effort
+from trainer.presets import Shape
+from trainer.progress import Phase
+from trainer.request import AddTask
+
+SIZE = 8
+SHAPE = Shape(image_size=SIZE, patch_size=4, depth=1, head_width=8, heads=2)
+SIZES = [
+    *("--image-size", "8", "--patch-size", "4", "--depth", "1"),
+    *("--head-width", "8", "--heads", "1"),
+]
+
+
+def pixels_of(class_name: str, count: int, *, size: int = SIZE, seed: int = 0) -> np.ndarray:
+    """Images that differ from each other, and more from those of other classes. [N, S, S, 3]"""
+    kind = int.from_bytes(class_name.encode(), "big") % 2**32
+    pattern = np.random.default_rng(kind).integers(0, 200, (size, size, 3))
+    noise = np.random.default_rng(seed).integers(0, 55, (count, size, size, 3))
+    return (pattern + noise).astype(np.uint8)
+
+
+def write_classes(folder: Path, classes: Sequence[str], *, images: int = 12) -> Path:
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for index, pixels in enumerate(pixels_of(name, images)):
+            Image.fromarray(pixels).save(folder / name / f"{index:03}.png")
+    return folder
+
+
+def labelled(counts: Sequence[int]) -> LabelledImages:
+    """Images of classes a, b, c …, as many of each as `counts` says."""
+    names = tuple("abcdefgh"[: len(counts)])
+    return LabelledImages(
+        classes=names,
+        pixels_NHWC=np.concatenate(
+            [pixels_of(name, count) for name, count in zip(names, counts, strict=True)]
+        ),
+        labels_N=np.repeat(np.arange(len(counts)), counts).astype(np.int64),
+    )
+
+
+def asked(store: Path, data: Path, **others: object) -> AddTask:
+    """A request for the smallest run there is, but for what `others` asks."""
+    request: dict[str, object] = {
+        "store": str(store),
+        "data": data,
+        "shape": SHAPE,
+        "effort": Effort(epochs=1),
+        "augment": "light",
+        "device": "cpu",
+        "actor": "tests",
+    }
+    return AddTask(**{**request, **others})  # type: ignore[arg-type]
+
+
+class Listening:
+    """Progress that remembers what it was told, and may stop the run in a named phase."""
+
+    def __init__(self, *, interrupt_in: str | None = None) -> None:
+        self.notes: list[str] = []
+        self.phases: list[str] = []
+        self.losses: list[float] = []
+        self._interrupt_in = interrupt_in
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @contextmanager
+    def phase(self, name: str, *, total: int) -> Iterator[Phase]:
+        self.phases.append(name)
+        yield _Listened(self, stop=name == self._interrupt_in)
+
+
+class _Listened:
+    def __init__(self, listening: Listening, *, stop: bool) -> None:
+        self._listening, self._stop = listening, stop
+
+    def advance(
+        self, images: int, *, loss: float | None = None, accuracy: float | None = None
+    ) -> None:
+        if loss is not None:
+            self._listening.losses.append(loss)
+        if self._stop:
+            raise KeyboardInterrupt

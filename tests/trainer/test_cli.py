@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from model_store.store import Store
+from tests.trainer.folders import SIZES, write_classes
+from trainer.cli import main
+
+
+class Command:
+    """`dne-train` in this process, on one store."""
+
+    def __init__(self, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.store, self._capsys = store, capsys
+        self.out = self.err = ""
+
+    def __call__(self, *arguments: object) -> int:
+        try:
+            code = main([*map(str, arguments), "--store", str(self.store)])
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        self.out, self.err = self._capsys.readouterr()
+        return code
+
+    def add(self, data: Path, *others: object) -> int:
+        sizes: Sequence[object] = () if "--preset" in others else SIZES
+        return self("add-task", "--data", data, "--epochs", 1, *sizes, *others)
+
+    @property
+    def versions(self) -> list[int]:
+        return Store.open(str(self.store)).versions() if self.store.exists() else []
+
+
+@pytest.fixture
+def dne_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path / "models", capsys)
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> Path:
+    return write_classes(tmp_path / "letters", ["a", "b"])
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    return write_classes(tmp_path / "digits", ["0", "1"])
+
+
+def test_two_tasks_answer_with_one_json_object_each(
+    dne_train: Command, letters: Path, digits: Path
+) -> None:
+    assert dne_train.add(letters, "--json") == 0
+    facts = json.loads(dne_train.out)  # nothing else is on stdout
+    assert (facts["version"], facts["parent"], facts["promoted"]) == (1, None, True)
+    assert "learning" in dne_train.err
+    assert dne_train.add(digits, "--json") == 0
+    facts = json.loads(dne_train.out)
+    assert (facts["version"], facts["parent"], facts["classes"]) == (2, 1, 4)
+
+
+def test_without_json_a_person_reads_what_came_of_it(
+    dne_train: Command, letters: Path, digits: Path
+) -> None:
+    dne_train.add(letters)
+    assert dne_train.add(digits) == 0
+    assert "version 2: 2 tasks, 4 classes" in dne_train.out
+    assert "accuracy: all" in dne_train.out
+
+
+def refused(command: Command, data: Path, *others: object, code: int) -> str:
+    before = command.versions
+    assert command.add(data, *others, "--json") == code
+    assert command.versions == before
+    assert command.out == ""
+    return command.err.strip().splitlines()[-1]
+
+
+def test_folders_with_nothing_to_learn_are_wrong_usage(dne_train: Command, tmp_path: Path) -> None:
+    assert "does not exist" in refused(dne_train, tmp_path / "missing", code=2)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "is empty" in refused(dne_train, empty, code=2)
+    Image.new("RGB", (8, 8)).save(empty / "loose.png")
+    assert "no class folders" in refused(dne_train, empty, code=2)
+    assert not dne_train.store.exists()
+
+
+def test_too_few_images_fail_with_how_many_are_needed(dne_train: Command, tmp_path: Path) -> None:
+    data = write_classes(tmp_path / "data", ["a", "b"])
+    write_classes(data, ["rare"], images=1)
+    message = refused(dne_train, data, code=1)
+    assert message.startswith("error: too few images: 'rare' has 1 image")
+    assert "at least 2" in message
+
+
+def test_a_known_class_fails_and_is_named(
+    dne_train: Command, letters: Path, tmp_path: Path
+) -> None:
+    dne_train.add(letters)
+    again = write_classes(tmp_path / "again", ["b", "c"])
+    assert "the model knows 'b' already" in refused(dne_train, again, code=1)
+
+
+def test_corrupt_images_fail_and_skip_bad_goes_on(dne_train: Command, letters: Path) -> None:
+    (letters / "a" / "003.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    message = refused(dne_train, letters, code=1)
+    assert "a/003.png" in message
+    assert "--skip-bad" in message
+    assert dne_train.add(letters, "--skip-bad") == 0
+    assert "going on without 1 image" in dne_train.err
+
+
+def test_stray_files_are_noted(dne_train: Command, letters: Path) -> None:
+    (letters / ".DS_Store").write_bytes(b"\0")
+    assert dne_train.add(letters) == 0
+    assert "ignored" in dne_train.err
+    assert ".DS_Store" in dne_train.err
+
+
+def test_hostile_names_are_refused(dne_train: Command, letters: Path, tmp_path: Path) -> None:
+    hostile = write_classes(tmp_path / "hostile", ["evil\x1b[2J"], images=2)
+    message = refused(dne_train, hostile, code=2)
+    assert "\x1b" not in message
+    assert "task name" in refused(dne_train, letters, "--name", "line\nbreak", code=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--memory", "-1"], "--memory must be 0 or more"),
+        (["--epochs", "0"], "--epochs must be more than 0"),
+        (["--batch-size", "-3"], "--batch-size must be more than 0"),
+        (["--learning-rate", "nan"], "--learning-rate must be more than 0"),
+        (["--seed", "-1"], "--seed must be between 0"),
+        (["--threads", "0"], "--threads must be 1 or more"),
+        (["--heads", "0"], "heads of an expert must be between 1"),
+        (["--patch-size", "3"], "cannot be cut into patches of 3"),
+        (["--device", "abacus"], "invalid choice"),
+        (["--channel", "No Channel"], "not a channel name"),
+    ],
+)
+def test_options_that_make_no_sense_are_wrong_usage(
+    dne_train: Command, letters: Path, options: list[str], sentence: str
+) -> None:
+    assert sentence in refused(dne_train, letters, *options, code=2)
+
+
+def test_sizes_are_fixed_by_the_first_task(dne_train: Command, letters: Path, digits: Path) -> None:
+    dne_train.add(letters)
+    assert "does not fit" in refused(dne_train, digits, "--preset", "tiny", code=2)
+
+
+def test_a_pinned_channel_ends_with_3_and_the_command_that_would_promote(
+    dne_train: Command, letters: Path, digits: Path
+) -> None:
+    dne_train.add(letters)
+    Store.open(str(dne_train.store)).rollback(
+        channel="production", to=1, actor="tests", reason="hold"
+    )
+    assert dne_train.add(digits) == 3
+    assert dne_train.versions == [1, 2]
+    assert "not promoted: channel production is pinned to version 1" in dne_train.err
+    assert "`dne-store promote 2 --channel production`" in dne_train.err
+
+
+def test_no_promote_ends_with_0(dne_train: Command, letters: Path) -> None:
+    assert dne_train.add(letters, "--no-promote", "--json") == 0
+    facts = json.loads(dne_train.out)
+    assert (facts["promoted"], facts["refused"]) == (False, None)
+
+
+def test_a_channel_without_a_version_is_wrong_usage_with_the_way_on(
+    dne_train: Command, letters: Path, digits: Path
+) -> None:
+    dne_train.add(letters)
+    message = refused(dne_train, digits, "--channel", "canary", code=2)
+    assert "`dne-store promote 1 --channel canary`" in message
+
+
+def test_ctrl_c_ends_with_1_and_says_that_nothing_was_published(
+    dne_train: Command, letters: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.learn.fit", stop)
+    message = refused(dne_train, letters, code=1)
+    assert message == "error: interrupted: nothing was published"
+
+
+def test_evaluate_answers_with_the_figures_of_the_design(dne_train: Command, letters: Path) -> None:
+    dne_train.add(letters)
+    assert dne_train("evaluate", "--data", letters, "--json") == 0
+    report = json.loads(dne_train.out)
+    assert set(report) == {
+        *("version", "images", "accuracy", "per_class", "confusion", "calibration_error")
+    }
+    assert (report["version"], report["images"]) == (1, 24)
+    assert dne_train("evaluate", "--data", letters) == 0
+    assert "accuracy, all:" in dne_train.out
+
+
+def test_evaluate_refuses_what_it_cannot_judge(
+    dne_train: Command, letters: Path, digits: Path, tmp_path: Path
+) -> None:
+    assert dne_train("evaluate", "--data", letters) == 1
+    assert "there is no store" in dne_train.err
+    dne_train.add(letters)
+    assert dne_train("evaluate", "--data", digits) == 2
+    assert "which the model does not know" in dne_train.err
+    assert dne_train("evaluate", "--data", letters, "--version", 9) == 1
+    assert "there is no version 9" in dne_train.err
+    (tmp_path / "bare" / "a").mkdir(parents=True)
+    assert dne_train("evaluate", "--data", tmp_path / "bare") == 2
+    assert "holds no images" in dne_train.err
+
+
+def test_help_names_every_option_of_the_design(dne_train: Command) -> None:
+    assert dne_train("add-task", "--help") == 0
+    for option in (
+        *("--data", "--name", "--preset", "--heads", "--epochs", "--memory", "--val-data"),
+        *("--seed", "--no-promote", "--skip-bad", "--store", "--json", "--channel", "--reason"),
+        *("--batch-size", "--learning-rate", "--device", "--threads", "--loss", "--augment"),
+        *("--image-size", "--patch-size", "--depth", "--head-width"),
+    ):
+        assert option in dne_train.out

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from model_store.errors import DneError, WrongUsage
+from model_store.manifest import Preprocessing
+from model_store.network import Network
+from model_store.preprocess import normalise
+from tests.model_store.networks import grown
+from tests.trainer.folders import Listening, labelled
+from trainer.augment import Augmentation
+from trainer.data import LabelledImages
+from trainer.fit import Plan, every_image, fit, parameter_groups, rate_share, standardise
+from trainer.losses import Objective, cross_entropy
+from trainer.plan import MAX_EPOCHS, MIN_EPOCHS, Effort
+from trainer.tune import balanced, can_be_balanced
+
+PREPROCESSING = Preprocessing(image_size=8)
+PLAN = Plan(epochs=3, batch_size=4, learning_rate=1e-2)
+
+
+def run_fit(
+    network: Network, images: LabelledImages, *, progress: Listening, plan: Plan = PLAN
+) -> None:
+    fit(
+        network,
+        images,
+        parameters=network.learnable(),
+        objective=Objective(classification=cross_entropy),
+        plan=plan,
+        augment=Augmentation.named("light"),
+        preprocessing=PREPROCESSING,
+        draw_epoch=every_image(images),
+        seed=0,
+        name="learning",
+        progress=progress,
+    )
+
+
+def test_fitting_lowers_the_loss() -> None:
+    progress = Listening()
+    plan = Plan(epochs=30, batch_size=8, learning_rate=1e-2)
+    run_fit(grown([1], noise=0.0), labelled([16, 16]), progress=progress, plan=plan)
+    assert np.mean(progress.losses[-8:]) < 0.5 * np.mean(progress.losses[:8])
+
+
+def test_fitting_changes_the_newest_expert_and_the_heads_and_nothing_older() -> None:
+    network = grown([1, 1])
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    run_fit(network, labelled([4, 4, 4, 4]), progress=Listening())
+    changed = {
+        name for name, value in network.state_dict().items() if not torch.equal(value, before[name])
+    }
+    assert changed
+    assert not {name for name in changed if name.startswith("experts.0.")}
+    assert {name.rsplit(".", 1)[0] for name in changed} >= {"heads.0", "heads.1"}
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_says_where() -> None:
+    plan = Plan(epochs=5, batch_size=4, learning_rate=1e30)
+    with pytest.raises(DneError, match=r"the loss became nan in step \d+ of 20.*learning-rate"):
+        run_fit(grown([1]), labelled([8, 8]), progress=Listening(), plan=plan)
+
+
+def test_training_sees_pixels_as_the_server_does() -> None:
+    pixels = labelled([3]).pixels_NHWC
+    scaled = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+    odd = Preprocessing(image_size=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    np.testing.assert_allclose(standardise(scaled, odd), normalise(pixels, odd), atol=1e-6)
+
+
+def test_an_epoch_is_every_image_once() -> None:
+    draw = every_image(labelled([5, 6]))
+    order = np.random.default_rng(0)
+    first, second = draw(order), draw(order)
+    assert sorted(first) == sorted(second) == list(range(11))
+    assert first.tolist() != second.tolist()
+
+
+def test_a_balanced_epoch_has_as_many_of_every_class_as_the_smallest_has() -> None:
+    images = labelled([9, 3, 5])
+    draw, order = balanced(images), np.random.default_rng(0)
+    epochs = [draw(order) for _ in range(30)]
+    for rows in epochs:
+        assert np.bincount(images.labels_N[rows]).tolist() == [3, 3, 3]
+        assert len(set(rows.tolist())) == 9
+    assert set(np.concatenate(epochs).tolist()) == set(range(17))  # in time everything is used
+
+
+def test_without_images_of_a_class_there_is_no_balance() -> None:
+    assert can_be_balanced(labelled([2, 1]))
+    assert not can_be_balanced(labelled([2, 0]))
+
+
+def test_only_matrices_decay() -> None:
+    network = grown([2, 1])
+    decaying, others = parameter_groups(network, network.learnable())
+    kinds = {
+        id(parameter): name.rsplit(".", 1)[1] for name, parameter in network.named_parameters()
+    }
+    assert {kinds[id(one)] for one in decaying["params"]} == {"weight", "query", "key", "value"}
+    assert all(one.ndim >= 2 for one in decaying["params"])
+    spared = {kinds[id(one)] for one in others["params"]}
+    assert spared == {"bias", "weight", "position", "token", "scale", "value_bias"}
+    assert (decaying["weight_decay"], others["weight_decay"]) == (pytest.approx(0.05), 0.0)
+
+
+def test_the_rate_warms_up_and_falls_to_a_small_share() -> None:
+    share = rate_share(100)
+    shares = [share(step) for step in range(100)]
+    assert shares[:10] == pytest.approx([0.1 * step for step in range(1, 11)])
+    assert shares[10:] == sorted(shares[10:], reverse=True)
+    assert shares[-1] < 0.02
+    assert [rate_share(1)(0), rate_share(2)(1)] == [1.0, pytest.approx(1.0)]
+
+
+def test_epochs_follow_from_the_number_of_images() -> None:
+    def chosen(images: int) -> int:
+        return Effort().plan(images=images, width=128).epochs
+
+    assert chosen(2) == MAX_EPOCHS
+    assert chosen(10**6) == MIN_EPOCHS
+    assert MAX_EPOCHS >= chosen(200) > chosen(1000) >= MIN_EPOCHS
+
+
+def test_what_is_asked_is_what_is_planned() -> None:
+    plan = Effort(epochs=3, batch_size=7, learning_rate=0.5).plan(images=1000, width=128)
+    assert plan == Plan(epochs=3, batch_size=7, learning_rate=0.5)
+
+
+@pytest.mark.parametrize("value", [0, -1, math.inf, math.nan])
+def test_an_effort_that_makes_no_sense_is_wrong_usage(value: float) -> None:
+    with pytest.raises(WrongUsage, match="--learning-rate must be more than 0"):
+        Effort(learning_rate=value)
