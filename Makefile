@@ -6,16 +6,19 @@ READY := .venv/ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format clean
+.PHONY: help demo test test-faults check format clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
 	@$(BIN)/python deploy/demo.py
 
 test: $(READY) ## the default tests: under five minutes on two cores
 	$(BIN)/python -m pytest -q -m "not slow"
+
+test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races: minutes, and a table at the end
+	$(BIN)/python -m pytest -q -m slow tests/faults
 
 check: $(READY) ## lint, formatting, types, and which package may import which
 	$(BIN)/ruff check .

@@ -58,8 +58,8 @@ def main() -> int:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nStopped. What the demo made stays in ./demo until the next one.")
-        return 0 if sys.stdout.isatty() else 1
+        print("\nStopped before the end of the story.", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -76,8 +76,7 @@ def tell(port: int) -> None:
         roll_back_and_resume(server, data=data)
         print(invitation(server.url, token=token, data=data), flush=True)
         if sys.stdout.isatty():
-            server.process.wait()
-            raise DemoFailed(f"the server ended by itself; see {SERVER_LOG}")
+            serve_until_interrupted(server)
 
 
 def learn(task: str, *, server: Server, data: DemoData, version: int) -> None:
@@ -133,18 +132,31 @@ def invitation(url: str, *, token: str, data: DemoData) -> str:
     """What to try next, ready to paste."""
     digit = data.test_images()[0]
     shape = images_in(data.shapes_test / SHAPES[0])[0]
-    dne_train = f"{COMMANDS}/dne-train add-task --data {data.shapes_train}"
-    where = " from another terminal (Ctrl-C ends this one)" if sys.stdout.isatty() else ""
+    add_task = f"{COMMANDS}/dne-train add-task --data {data.shapes_train}"
+    port = url.rpartition(":")[2]
+    serve = f"DNE_ADMIN_TOKEN={token} {COMMANDS}/dne-serve --store {STORE} --port {port}"
+    opening = (
+        "Try it from another terminal; Ctrl-C ends this server."
+        if sys.stdout.isatty()
+        else f"The server ends here. To go on, start it again:\n  {serve}"
+    )
     return f"""
-Try it{where}:
+{opening}
   the page      {url}/
                 its roll-back button asks for the admin token: {token}
   predict       curl -F files=@{digit} {url}/predict
   roll back     {COMMANDS}/dne-store rollback --to 1 --store {STORE}
   come back     {COMMANDS}/dne-store resume --store {STORE}
-  a 4th task    {dne_train} --name shapes --store {STORE}
+  a 4th task    {add_task} --name shapes --store {STORE}
                 curl -F files=@{shape} {url}/predict
   all versions  {COMMANDS}/dne-store list --store {STORE}"""
+
+
+def serve_until_interrupted(server: Server) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        server.process.wait()
+        raise DemoFailed(f"the server ended by itself; see {SERVER_LOG}")
+    print("\nStopped. What the demo made stays in ./demo until the next one.")
 
 
 def wait_until_served(version: int, *, server: Server, data: DemoData) -> float:

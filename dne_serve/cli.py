@@ -51,12 +51,15 @@ def build_parser() -> argparse.ArgumentParser:
         if name in ENVIRONMENT_ONLY:
             continue
         default = "" if field.default is None else f" (default: {field.default})"
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            default=argparse.SUPPRESS,
-            metavar=name.split("_")[-1].upper(),
-            help=f"{field.description}{default}",
-        )
+        option, help = f"--{name.replace('_', '-')}", f"{field.description}{default}"
+        if field.annotation is bool:
+            # With its opposite, because the environment may have switched it on.
+            parser.add_argument(
+                option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
+            )
+            continue
+        metavar = name.split("_")[-1].upper()
+        parser.add_argument(option, default=argparse.SUPPRESS, metavar=metavar, help=help)
     add_json_option(parser)
     return parser
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from dne_serve.batcher import Batcher
@@ -24,8 +25,17 @@ class Residents:
     Keyed by manifest digest, because a number can mean another version in a store made anew.
     """
 
-    def __init__(self, engine: Engine, *, batcher: ImageBatcher, spare: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        batcher: ImageBatcher,
+        spare: int,
+        admit: Callable[[Manifest], object] | None = None,
+    ) -> None:
+        """`admit` is asked before any byte of a version is read, and raises to refuse it."""
         self._engine = engine
+        self._admit = admit
         self._batcher = batcher
         self._spare = spare
         self._served: Resident | None = None
@@ -60,6 +70,8 @@ class Residents:
         with self._loading:
             resident = self.find(manifest.digest)
             if resident is None:
+                if self._admit is not None:
+                    self._admit(manifest)
                 fetched = self._engine.fetch(manifest, read=shards.read_shard)
                 resident = self._batcher.call(lambda: self._engine.load(fetched)).result()
                 self._put(resident)

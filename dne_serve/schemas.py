@@ -71,6 +71,8 @@ class VersionAnswer(BaseModel):
     digest: str
     transaction: str
     software: str
+    signed_by: str | None
+    """The public key of the signature; whether it is trusted, `--require-signatures` decides."""
     tasks: list[TaskAnswer]
     classes: list[str]
     shards: list[ShardRef]

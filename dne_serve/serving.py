@@ -36,7 +36,13 @@ class Serving:
             max_queue=settings.max_queue,
             on_batch=self.metrics.ran,
         )
-        self.residents = Residents(engine, batcher=self.batcher, spare=settings.max_resident)
+        trust = settings.read_trust()
+        self.residents = Residents(
+            engine,
+            batcher=self.batcher,
+            spare=settings.max_resident,
+            admit=trust.check if trust else None,
+        )
         self.reloader = Reloader(
             self.open_store,
             residents=self.residents,

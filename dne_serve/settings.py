@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from model_store.channel import ChannelName
 from model_store.errors import WrongUsage
 from model_store.manifest import first_reason
+from model_store.signing import Trust, load_trust
 
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -55,6 +56,10 @@ class Settings(BaseSettings):
     admin_token_file: Path | None = Field(
         None, description="file that holds the admin token; wins over DNE_ADMIN_TOKEN"
     )
+    require_signatures: bool = Field(
+        False, description="serve only versions signed by someone whom the trust file names"
+    )
+    trust: Path | None = Field(None, description="file that names who may publish, for the above")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="how much the log says; debug has a line for every request"
     )
@@ -76,6 +81,10 @@ class Settings(BaseSettings):
         if token is not None and not re.fullmatch(r"[!-~]+", token):
             raise WrongUsage("the admin token must be ASCII text without spaces")
         return token
+
+    def read_trust(self) -> Trust | None:
+        """Who may publish; None when anybody may. A change counts from the next start."""
+        return load_trust(self.trust) if self.require_signatures else None
 
     def _token_from_file(self) -> str | None:
         if self.admin_token_file is None:

@@ -6,13 +6,21 @@ Pure functions over that list; nothing here reads or writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from model_store.errors import NothingToRollBack, RecordInvalid, WrongUsage
-from model_store.manifest import MAX_VERSION, Record, Sha256, Text, Timestamp, first_reason
+from model_store.manifest import (
+    MAX_VERSION,
+    Record,
+    Sha256,
+    Text,
+    Timestamp,
+    Transaction,
+    first_reason,
+)
 from model_store.record import FORMAT, seal, unseal
 
 Mode = Literal["follow", "pin"]
@@ -32,6 +40,8 @@ class ChannelRecord(Record):
     actor: Text
     reason: Text
     time: Timestamp
+    transaction: Transaction
+    """Chosen at random for this one move: after a lost reply it tells whose record is there."""
 
 
 def encode_record(record: ChannelRecord) -> bytes:
@@ -50,16 +60,18 @@ def decode_record(name: str, sealed: bytes, *, channel: str, number: int) -> Cha
     return record
 
 
-def rollback_target(history: Sequence[ChannelRecord]) -> int:
-    """The version that the channel named before the current one; asked twice, two back."""
+def rollback_target(history: Sequence[ChannelRecord], *, deleted: Collection[int] = ()) -> int:
+    """The version that the channel named before the current one; asked twice, two back.
+    Versions that were deleted since are passed over."""
     trail = _trail(history)
-    if len(trail) < 2:
+    earlier = [target for target in trail[:-1] if target not in {*deleted, trail[-1]}]
+    if not earlier:
         raise NothingToRollBack(
             "there is no earlier version to roll back to; name one with --to"
             if history
             else "the channel names no version yet"
         )
-    return trail[-2]
+    return earlier[-1]
 
 
 def resume_target(history: Sequence[ChannelRecord]) -> int:

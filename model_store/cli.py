@@ -15,6 +15,7 @@ from model_store.command import (
     add_channel_option,
     add_json_option,
     add_store_option,
+    add_trust_option,
     add_version_option,
     current_actor,
     print_json,
@@ -23,7 +24,10 @@ from model_store.command import (
 )
 from model_store.describe import channel_head, channel_move, details, difference, summary
 from model_store.errors import StoreError
+from model_store.housekeeping import add_housekeeping_commands
+from model_store.keys import add_keys_command
 from model_store.manifest import Manifest
+from model_store.signing import load_trust
 from model_store.store import Store
 from model_store.tables import columns, percent, printable, size
 
@@ -57,6 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
     _add_version(diff, "new")
     verify = add("verify", verify_store, help="check every byte of the store, or of one version")
     _add_version(verify, nargs="?")
+    verify.add_argument(
+        "--require-signatures",
+        action="store_true",
+        help="every version must be signed by someone whom the trust file names",
+    )
+    add_trust_option(verify)
     promote = add("promote", promote_version, help="let a channel name a version and follow on")
     _add_version(promote)
     rollback = add("rollback", roll_back, help="go back to an earlier version and stay there")
@@ -75,6 +85,8 @@ def build_parser() -> argparse.ArgumentParser:
     export = add("export-onnx", export_version, help="write a version as an ONNX file")
     _add_version(export)
     export.add_argument("--out", metavar="DIR", type=Path, required=True, help="where to write it")
+    add_housekeeping_commands(add)
+    add_keys_command(subparsers)
     return parser
 
 
@@ -96,7 +108,7 @@ def list_versions(options: argparse.Namespace) -> int:
         else:
             heads.update({channel: head} if head else {})
     rows = [
-        summary(manifest, parent=manifests.get(manifest.parent or 0))
+        summary(manifest, parent=_parent(store, manifest, manifests))
         for manifest in manifests.values()
     ]
     for problem in problems:
@@ -112,7 +124,7 @@ def list_versions(options: argparse.Namespace) -> int:
 def show_version(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     manifest = store.manifest(options.number)
-    found = details(manifest, parent=_parent(store, manifest))
+    found = details(manifest, parent=store.parent_of(manifest))
     if options.json:
         print_json(found)
         return EXIT_OK
@@ -121,6 +133,7 @@ def show_version(options: argparse.Namespace) -> int:
         ("parent", str(found["parent"] or "none")),
         ("created", found["created"]),
         ("digest", found["digest"]),
+        ("signed by", found["signed_by"] or "nobody"),
         ("size", f"{size(found['total_bytes'])}, new {size(found['delta_bytes'])}"),
         ("memory", size(found["memory_bytes"])),
         ("accuracy", percent(found["metrics"]["accuracy"]["all"])),
@@ -154,7 +167,8 @@ def show_difference(options: argparse.Namespace) -> int:
 
 
 def verify_store(options: argparse.Namespace) -> int:
-    report = Store.open(options.store).verify(options.number)
+    trust = load_trust(options.trust) if options.require_signatures else None
+    report = Store.open(options.store).verify(options.number, trust=trust)
     if options.json:
         print_json(
             {
@@ -224,8 +238,13 @@ def _add_version(
     )
 
 
-def _parent(store: Store, manifest: Manifest) -> Manifest | None:
-    return None if manifest.parent is None else store.manifest(manifest.parent)
+def _parent(store: Store, manifest: Manifest, known: dict[int, Manifest]) -> Manifest | None:
+    if manifest.parent in known:
+        return known[manifest.parent]
+    try:
+        return store.parent_of(manifest)
+    except StoreError:
+        return None  # said already: its own row has failed
 
 
 def _task_rows(manifest: Manifest) -> list[tuple[str, str, str]]:

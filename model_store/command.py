@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from model_store import __version__
@@ -34,9 +35,10 @@ def add_version_option(parser: argparse.ArgumentParser) -> None:
 def add_store_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store",
-        metavar="DIR",
+        metavar="STORE",
         default=os.environ.get("DNE_STORE") or "./models",
-        help="where the versions are kept (default: $DNE_STORE, else ./models)",
+        help="where the versions are kept: a directory or s3://bucket/prefix "
+        "(default: $DNE_STORE, else ./models)",
     )
 
 
@@ -53,6 +55,27 @@ def add_channel_option(parser: argparse.ArgumentParser) -> None:
         type=_channel_name,
         default="production",
         help="the channel that is meant (default: %(default)s)",
+    )
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get("DNE_TRUST") or None,
+        help="the file that names who may publish (default: $DNE_TRUST)",
+    )
+
+
+def add_sign_option(parser: argparse.ArgumentParser) -> None:
+    """`signing.load_signer` reads it: before the work begins, so that a wrong file costs none."""
+    parser.add_argument(
+        "--sign",
+        metavar="KEYFILE",
+        type=Path,
+        default=os.environ.get("DNE_SIGN_KEY") or None,
+        help="sign the version with this private key (default: $DNE_SIGN_KEY, else do not sign)",
     )
 
 

@@ -34,6 +34,7 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         "digest": manifest.digest,
         "transaction": manifest.transaction,
         "software": manifest.software,
+        "signed_by": manifest.signature.key if manifest.signature else None,
         "tasks": [
             {"name": task.name, "classes": list(task.classes), "heads": task.heads}
             for task in manifest.tasks

@@ -12,11 +12,16 @@ DneError
     ├── StoreNotFound        there is no store at that location
     ├── StoreUnsupported     another format number, or a backend without create-if-absent
     ├── VersionNotFound      no such version
+    │   └── VersionDeleted   there was one, and a tombstone says so
+    ├── VersionNeeded        a version that cannot be deleted
+    ├── CopyRefused          two stores that were filled separately
     ├── ChannelNotFound      a channel that names nothing
     ├── ChannelMoved         someone else moved the channel first
     ├── NothingToRollBack    the channel has no earlier version, or was never rolled back
     ├── RecordInvalid        a manifest, channel record or store.json that cannot be trusted
+    │   └── SignatureRefused a version that nobody we trust has signed
     ├── ShardMissing         a manifest names a shard that is not there
+    │   └── ShardForgotten   images that someone asked to forget
     ├── ShardCorrupt         bytes that are not what the manifest says
     └── WriteFailed          the backend refused a write (disk full, I/O error)
         └── OutcomeUnknown   the backend did not say whether the write happened
@@ -72,6 +77,20 @@ class VersionNotFound(StoreError):
         self.version = version
 
 
+class VersionDeleted(VersionNotFound):
+    def __init__(self, version: int) -> None:
+        StoreError.__init__(self, f"version {version} was deleted")
+        self.version = version
+
+
+class VersionNeeded(StoreError):
+    pass
+
+
+class CopyRefused(StoreError):
+    pass
+
+
 class ChannelNotFound(StoreError):
     pass
 
@@ -91,9 +110,19 @@ class RecordInvalid(StoreError):
         self.reason = reason
 
 
+class SignatureRefused(RecordInvalid):
+    pass
+
+
 class ShardMissing(StoreError):
     def __init__(self, sha256: str) -> None:
         super().__init__(f"shard {sha256} is missing from the store")
+        self.sha256 = sha256
+
+
+class ShardForgotten(ShardMissing):
+    def __init__(self, sha256: str, *, class_name: str) -> None:
+        StoreError.__init__(self, f"shard {sha256} was forgotten: it held images of {class_name}")
         self.sha256 = sha256
 
 

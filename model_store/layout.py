@@ -8,11 +8,20 @@ STORE = "store.json"
 SHARDS = "shards"
 VERSIONS = "versions"
 CHANNELS = "channels"
+DELETED = "deleted"
+FORGOTTEN = "forgotten"
+RUNS = "runs"
+CONDEMNED = "condemned"
+CLOCK = "clock"
+TMP = "tmp"
 
 # ASCII digits, and `fullmatch` below: `\d` and `$` let through more than is meant.
 _SHARD = re.compile(r"shards/([0-9a-f]{2})/(\1[0-9a-f]{62})\.safetensors")
 _VERSION = re.compile(r"versions/([0-9]{8})\.json")
 _RECORD = re.compile(r"channels/([a-z0-9][a-z0-9_-]{0,62})/([0-9]{8})\.json")
+_DELETED = re.compile(r"deleted/([0-9]{8})\.json")
+_FORGOTTEN = re.compile(r"forgotten/([0-9a-f]{64})\.json")
+_RUN = re.compile(r"runs/([0-9a-f]{32})(?:-([0-9]{1,4}))?\.json")
 
 
 def shard_name(sha256: str) -> str:
@@ -25,6 +34,19 @@ def version_name(version: int) -> str:
 
 def record_name(channel: str, number: int) -> str:
     return f"{CHANNELS}/{channel}/{number:08d}.json"
+
+
+def deleted_name(version: int) -> str:
+    return f"{DELETED}/{version:08d}.json"
+
+
+def forgotten_name(sha256: str) -> str:
+    return f"{FORGOTTEN}/{sha256}.json"
+
+
+def run_name(transaction: str, number: int) -> str:
+    """A run may announce itself more than once: the later ones carry a number."""
+    return f"{RUNS}/{transaction}.json" if number == 1 else f"{RUNS}/{transaction}-{number}.json"
 
 
 def shard_of(name: str) -> str | None:
@@ -43,3 +65,21 @@ def record_of(name: str) -> tuple[str, int] | None:
     """Channel and number in the name of a channel record; None when it is not one."""
     match = _RECORD.fullmatch(name)
     return (match[1], int(match[2])) if match and int(match[2]) else None
+
+
+def deleted_of(name: str) -> int | None:
+    """The version that the tombstone of that name stands for; None when it is not one."""
+    match = _DELETED.fullmatch(name)
+    return int(match[1]) or None if match else None
+
+
+def forgotten_of(name: str) -> str | None:
+    """The shard that the tombstone of that name stands for; None when it is not one."""
+    match = _FORGOTTEN.fullmatch(name)
+    return match[1] if match else None
+
+
+def run_of(name: str) -> str | None:
+    """The transaction in the name of an announcement; None when it is not one."""
+    match = _RUN.fullmatch(name)
+    return match[1] if match else None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from model_store.errors import RecordInvalid, SpecInvalid
-from model_store.record import FORMAT, seal, unseal
-from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.record import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal
+from model_store.spec import MAX_TASKS, ExpertSpec, NetworkSpec, TaskSpec
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ShardKind = Literal["expert", "classifier", "memory", "held-out"]
@@ -17,8 +17,10 @@ Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Scalar = str | int | float | bool | None
 Text = Annotated[str, Field(max_length=2000)]
 Timestamp = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$")]
+Transaction = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 MAX_VERSION = 99_999_999
+SIGNED_AS = b"dne-serve manifest\n"  # a signature for something else is none for a manifest
 
 
 class Record(BaseModel):
@@ -108,10 +110,10 @@ class Draft(Record):
     format: Literal[1] = FORMAT
     parent: Annotated[int, Field(ge=1, le=MAX_VERSION)] | None = None
     parent_digest: Sha256 | None = None
-    transaction: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    transaction: Transaction
     network: Geometry
     preprocessing: Preprocessing
-    tasks: Annotated[tuple[TaskRecord, ...], Field(min_length=1)]
+    tasks: Annotated[tuple[TaskRecord, ...], Field(min_length=1, max_length=MAX_TASKS)]
     classifier: ShardRef
     memory: tuple[ClassImages, ...] = ()
     held_out: tuple[ClassImages, ...] = ()
@@ -165,8 +167,20 @@ class Draft(Record):
         return (*self.model_shards, *self.image_shards)
 
 
+class Signature(Record):
+    """Ed25519 over `signed_bytes`. Whose `key` it is, and whether it fits, `signing` says."""
+
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class Signs(Protocol):
+    def sign(self, message: bytes) -> Signature: ...
+
+
 class Manifest(Draft):
     version: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    signature: Signature | None = None
     digest: Sha256
 
     @model_validator(mode="after")
@@ -180,12 +194,24 @@ def geometry_of(spec: NetworkSpec) -> Geometry:
     return Geometry(**{name: getattr(spec, name) for name in Geometry.model_fields})
 
 
-def encode(draft: Draft, *, version: int) -> bytes:
-    return seal({**_body(draft), "version": version})
+def encode(draft: Draft, *, version: int, signer: Signs | None = None) -> bytes:
+    """The sealed bytes of a new version. The signature covers its number too."""
+    body = {**_body(draft), "version": version}
+    if signer is not None:
+        body["signature"] = signer.sign(SIGNED_AS + canonical(body)).model_dump()
+    return seal(body)
+
+
+def signed_bytes(manifest: Manifest) -> bytes:
+    """What a signature of `manifest` covers: everything but itself and the digest."""
+    return SIGNED_AS + canonical(_body(manifest))
 
 
 def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
     """The manifest in `sealed`, which must be that of `version`."""
+    manifest = _as_written(sealed)
+    if manifest is not None and manifest.version == version:
+        return manifest
     body = unseal(name, sealed)
     try:
         # Strict mode takes a JSON list for a tuple only when it reads JSON itself.
@@ -194,9 +220,19 @@ def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
         raise RecordInvalid(name, first_reason(error)) from error
     if body["version"] != version:
         raise RecordInvalid(name, f"it says it is version {manifest.version}")
-    if encode(manifest, version=version) != sealed:
-        raise RecordInvalid(name, "a field is missing or spelt in another way")
-    return manifest
+    raise RecordInvalid(name, "a field is missing or spelt in another way")
+
+
+def _as_written(sealed: bytes) -> Manifest | None:
+    """The manifest whose sealed bytes are exactly these. Bytes that we would write ourselves are
+    canonical and have the right digest: what is wrong with others is for `decode` to say."""
+    if len(sealed) > MAX_RECORD_BYTES:
+        return None
+    try:
+        manifest = Manifest.model_validate_json(sealed)
+        return manifest if _sealed(manifest) == sealed else None
+    except (ValueError, RecursionError):  # not a manifest, or one without a canonical form
+        return None
 
 
 def first_reason(error: ValidationError) -> str:
@@ -215,5 +251,12 @@ def total_bytes(refs: tuple[ShardRef, ...]) -> int:
     return sum({ref.sha256: ref.bytes for ref in refs}.values())
 
 
+def _sealed(manifest: Manifest) -> bytes:
+    body = _body(manifest)
+    if manifest.signature is not None:  # a version that is not signed has no such member
+        body["signature"] = manifest.signature.model_dump()
+    return seal(body)
+
+
 def _body(draft: Draft) -> dict[str, Any]:
-    return draft.model_dump(mode="json", by_alias=True, exclude={"digest"})
+    return draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"})

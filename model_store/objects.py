@@ -79,10 +79,33 @@ def objects_at(location: str) -> Objects:
     if not location:
         raise WrongUsage("the location of the store is empty")
     if "://" in location:
-        raise WrongUsage(f"{location} is not a directory; a store is kept in a directory")
-    if os.path.lexists(location) and not os.path.isdir(location):
+        return _object_storage(location)
+    if _is_something_else(location):
         raise WrongUsage(f"{location} is not a directory, so it cannot hold a store")
     return LocalDirectory(Path(location))
+
+
+def _is_something_else(location: str) -> bool:
+    """Neither a directory nor free. A disk that cannot say is no reason to blame the user."""
+    try:
+        return not stat.S_ISDIR(os.stat(location).st_mode)
+    except FileNotFoundError:
+        return os.path.islink(location)  # one that leads nowhere
+    except OSError as error:
+        raise StoreError(f"{location} could not be read: {error.strerror}") from error
+
+
+def _object_storage(location: str) -> Objects:
+    try:
+        # Here and not above: it takes longer to load than `dne-store list` takes on a directory.
+        from model_store.object_storage import ObjectStorage
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise WrongUsage(
+            f"{location} needs the package obstore: pip install 'dne-serve[s3]'"
+        ) from error
+    return ObjectStorage(location)
 
 
 def check_object_name(name: str) -> list[str]:

@@ -7,12 +7,27 @@ Whatever stops a publish leaves at most shards that no version names.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from model_store.errors import OutcomeUnknown, RecordInvalid, WriteFailed
+from model_store.announce import announced
+from model_store.errors import (
+    OutcomeUnknown,
+    RecordInvalid,
+    ShardForgotten,
+    StoreError,
+    VersionDeleted,
+    WriteFailed,
+)
 from model_store.layout import shard_name, version_name
-from model_store.manifest import MAX_VERSION, Draft, Manifest, ShardRef, decode, encode
+from model_store.manifest import MAX_VERSION, Draft, Manifest, ShardRef, Signs, decode, encode
 from model_store.shard import check_digest, check_shard, expected_tensors
+from model_store.tombstone import (
+    deleted_versions,
+    forgotten_shards,
+    has_deleted_number,
+    read_deleted,
+)
 
 if TYPE_CHECKING:
     from model_store.store import Store
@@ -20,56 +35,112 @@ if TYPE_CHECKING:
 MAX_CONFLICTS = 1000  # each one means that somebody else got on
 
 
-def publish_draft(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> Manifest:
-    _check_shards(store, draft, shards=shards)
+def publish_draft(
+    store: Store, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
+) -> Manifest:
+    _check_given(draft, shards=shards)
+    digests = [ref.sha256 for ref in draft.shards]
     try:
-        for ref in dict.fromkeys(draft.shards):
-            if ref.sha256 in shards:
-                _write_shard(store, ref, data=shards[ref.sha256])
-        return _write_manifest(store, draft)
+        with announced(store.objects, draft.transaction, parent=draft.parent, digests=digests):
+            _check_kept(store, draft, shards=shards)
+            _write_shards(store, draft, shards=shards)
+            _leave_forgotten(store, draft, shards=shards)
+            return _write_manifest(store, draft, signer=signer)
     except OutcomeUnknown:
         raise
     except WriteFailed as error:
         raise WriteFailed(f"{error}; no version was published") from error
 
 
-def _check_shards(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
-    """Every shard is given and right, or vouched for by the parent, or in the store and right."""
-    inherited = _inherited(store, draft)
+def _check_given(draft: Draft, *, shards: Mapping[str, bytes]) -> None:
     for ref in dict.fromkeys(draft.shards):
         if ref.sha256 in shards:
             data = shards[ref.sha256]
             check_digest(ref, data)
             check_shard(ref, data, expected=expected_tensors(draft, ref))
-        elif ref not in inherited:
-            store.read_shard(ref)
+
+
+def _check_kept(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+    """What is not given is vouched for by the parent, or in the store and right. Only after it
+    was announced: what was there before may have been swept."""
+    inherited = _inherited(store, draft)
+    for ref in dict.fromkeys(draft.shards):
+        if ref.sha256 not in shards and ref not in inherited:
+            _reread(store, ref)
 
 
 def _inherited(store: Store, draft: Draft) -> frozenset[ShardRef]:
     """What the parent has: to read it again would cost what is there, not what is new."""
     if draft.parent is None:
         return frozenset()
-    parent = store.manifest(draft.parent)
-    if parent.digest != draft.parent_digest:
+    digest: str | None = None
+    shards: frozenset[ShardRef] = frozenset()
+    with suppress(VersionDeleted):
+        parent = store.manifest(draft.parent)
+        digest, shards = parent.digest, frozenset(parent.shards)
+    tombstone = read_deleted(store.objects, draft.parent)
+    if tombstone is not None:
+        # Since the run began. Its number and digest remain, and what it had is read again.
+        digest, shards = tombstone.manifest_digest, frozenset()
+    if digest != draft.parent_digest:
         raise RecordInvalid(
             "the draft", f"the digest of its parent is not that of version {draft.parent}"
         )
-    return frozenset(parent.shards)
+    return shards
+
+
+def _write_shards(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+    for ref in dict.fromkeys(draft.shards):
+        if ref.sha256 in shards:
+            try:
+                _write_shard(store, ref, data=shards[ref.sha256])
+            except OutcomeUnknown as error:
+                # Whatever became of the shard: without a manifest there is no version.
+                raise WriteFailed(str(error)) from error
+
+
+def _leave_forgotten(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+    """Looked for after writing, as `forget` deletes after its tombstone: one of the two is last."""
+    forgotten = forgotten_shards(store.objects)
+    for ref in dict.fromkeys(draft.image_shards):
+        if ref.sha256 in shards and ref.sha256 in forgotten:
+            store.objects.delete(shard_name(ref.sha256))
 
 
 def _write_shard(store: Store, ref: ShardRef, *, data: bytes) -> None:
     if not store.objects.create(shard_name(ref.sha256), data):
-        store.read_shard(ref)  # it was there before: re-hashed, not trusted
+        _reread(store, ref)  # it was there before: re-hashed, not trusted
 
 
-def _write_manifest(store: Store, draft: Draft) -> Manifest:
+def _reread(store: Store, ref: ShardRef) -> None:
+    # Forgotten images are named by versions and are not there: that is what was asked for.
+    with suppress(ShardForgotten):
+        store.read_stored_shard(ref)
+
+
+def _write_manifest(store: Store, draft: Draft, *, signer: Signs | None) -> Manifest:
     for _ in range(MAX_CONFLICTS):
-        version = (store.newest() or 0) + 1
+        # A tombstone keeps its number. Listed second: a version that is deleted between the two
+        # listings is in at least one of them.
+        version = max((0, *store.versions(), *deleted_versions(store.objects))) + 1
         if version > MAX_VERSION:
             break
         name = version_name(version)
-        sealed = encode(draft, version=version)
+        sealed = encode(draft, version=version, signer=signer)
         manifest = decode(name, sealed, version=version)  # what no reader takes is not written
-        if store.objects.create(name, sealed):
+        if store.objects.create(name, sealed) and _keeps_its_number(store, manifest):
             return manifest
     raise WriteFailed("no free version number could be taken")
+
+
+def _keeps_its_number(store: Store, manifest: Manifest) -> bool:
+    """False, and it is gone again: between our listing and our writing that version was published
+    and deleted. From here on nobody may say that nothing was published."""
+    name = version_name(manifest.version)
+    try:
+        if not has_deleted_number(manifest, read_deleted(store.objects, manifest.version)):
+            return True
+        store.objects.delete(name)
+    except StoreError as error:
+        raise OutcomeUnknown(f"{name} was written, but may not stay: {error}") from error
+    return False

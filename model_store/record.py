@@ -36,14 +36,14 @@ def unseal(name: str, sealed: bytes) -> dict[str, Any]:
         raise RecordInvalid(name, f"it is larger than {MAX_RECORD_BYTES} bytes")
     body = _parse(name, sealed)
     found = body.get("format")
-    if found != FORMAT or isinstance(found, bool):
+    if type(found) is not int or found != FORMAT:  # `True` and `1.0` are equal to 1 as well
         raise StoreUnsupported(
             f"{name} has format {found!r}; this software reads format {FORMAT} only"
         )
     digest = body.pop("digest", None)
     try:
         expected = seal(body)
-    except (ValueError, UnicodeEncodeError) as error:
+    except (ValueError, RecursionError) as error:  # just shallow enough to read, too deep to write
         raise RecordInvalid(name, f"it has no canonical form ({error})") from error
     if sealed != expected:
         wrong_digest = sealed[:-DIGEST_FIELD_BYTES] == expected[:-DIGEST_FIELD_BYTES]
@@ -53,16 +53,24 @@ def unseal(name: str, sealed: bytes) -> dict[str, Any]:
     return body
 
 
-def _parse(name: str, sealed: bytes) -> dict[str, Any]:
+def parse_object(data: bytes) -> dict[str, Any]:
+    """One JSON object, strictly read: ValueError for doubled keys, NaN and bottomless nesting."""
     try:
         body = json.loads(
-            sealed.decode(), object_pairs_hook=_distinct_keys, parse_constant=_refuse_constant
+            data.decode(), object_pairs_hook=_distinct_keys, parse_constant=_refuse_constant
         )
     except (ValueError, RecursionError) as error:
-        raise RecordInvalid(name, f"it is not JSON ({error})") from error
+        raise ValueError(f"it is not JSON ({error})") from error
     if not isinstance(body, dict):
-        raise RecordInvalid(name, "it is not a JSON object")
+        raise ValueError("it is not a JSON object")
     return body
+
+
+def _parse(name: str, sealed: bytes) -> dict[str, Any]:
+    try:
+        return parse_object(sealed)
+    except ValueError as error:
+        raise RecordInvalid(name, str(error)) from error
 
 
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from model_store.errors import SpecInvalid
 
@@ -17,6 +18,7 @@ Shape = tuple[int, ...]
 MAX_NAME_LENGTH = 200
 MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
 MAX_DEPTH = 1024
+MAX_TASKS = 1000
 MAX_PARAMETERS = 1 << 31  # of one network
 
 
@@ -70,6 +72,8 @@ class NetworkSpec:
     tasks: tuple[TaskSpec, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.tasks) > MAX_TASKS:
+            raise SpecInvalid(f"a network of {len(self.tasks)} tasks is too large")
         for what in ("image_size", "patch_size", "depth", "head_width", "mlp_ratio"):
             _check_size(what, getattr(self, what))
         if self.depth > MAX_DEPTH:
@@ -124,10 +128,11 @@ class NetworkSpec:
     @property
     def parameters(self) -> int:
         # By arithmetic: naming every tensor of a hostile spec would take minutes.
+        sources = accumulate(task.expert.heads for task in self.tasks)
         experts = sum(
             _count(self._edge_tensors(index))
-            + (self.depth + 1) * _count(self._block_tensors(index))
-            for index in range(len(self.tasks))
+            + (self.depth + 1) * _count(self._block_tensors(index, heads))
+            for index, heads in enumerate(sources)
         )
         return experts + len(self.classes) * (self.token_width + 1)
 
@@ -135,7 +140,7 @@ class NetworkSpec:
         """Name and shape of every tensor in the shard of expert `index`."""
         names = self._edge_tensors(index)
         blocks = (*(f"blocks.{layer}" for layer in range(self.depth)), "class_block")
-        in_block = self._block_tensors(index)
+        in_block = self._block_tensors(index, self.source_heads(index))
         for block in blocks:
             names |= {f"{block}.{name}": shape for name, shape in in_block.items()}
         return {f"experts.{index}.{name}": shape for name, shape in names.items()}
@@ -143,8 +148,9 @@ class NetworkSpec:
     def classifier_tensors(self) -> dict[str, Shape]:
         """Name and shape of every tensor in the classifier shard."""
         tensors: dict[str, Shape] = {}
+        width = self.token_width
         for index, task in enumerate(self.tasks):
-            tensors[f"heads.{index}.weight"] = (len(task.classes), self.token_width)
+            tensors[f"heads.{index}.weight"] = (len(task.classes), width)
             tensors[f"heads.{index}.bias"] = (len(task.classes),)
         return tensors
 
@@ -160,7 +166,7 @@ class NetworkSpec:
             "norm.bias": (width,),
         }
 
-    def _block_tensors(self, index: int) -> dict[str, Shape]:
+    def _block_tensors(self, index: int, sources: int) -> dict[str, Shape]:
         width, narrow, wide = self.width_of(index), self.head_width, self.hidden_width
         tensors: dict[str, Shape] = {
             "norm1.weight": (width,),
@@ -179,7 +185,6 @@ class NetworkSpec:
                 tensors[f"{name}.weight"] = (heads * written, heads * read)
                 tensors[f"{name}.bias"] = (heads * written,)
             else:
-                sources = self.source_heads(index)
                 tensors[f"{name}.query"] = (read, read)
                 tensors[f"{name}.key"] = (read, read)
                 tensors[f"{name}.value"] = (sources, read, written)

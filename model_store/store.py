@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 from pydantic import Field, ValidationError
 
+from model_store.announce import announce, withdraw
+from model_store.cache import shard_cache
 from model_store.channel import (
     ChannelRecord,
     Mode,
@@ -23,9 +25,11 @@ from model_store.errors import (
     ChannelNotFound,
     RecordInvalid,
     ShardCorrupt,
+    ShardForgotten,
     ShardMissing,
     StoreNotFound,
     StoreUnsupported,
+    VersionDeleted,
     VersionNotFound,
     WriteFailed,
     WrongUsage,
@@ -46,6 +50,7 @@ from model_store.manifest import (
     Manifest,
     Record,
     ShardRef,
+    Signs,
     decode,
     first_reason,
 )
@@ -53,6 +58,14 @@ from model_store.objects import ObjectMissing, ObjectRefused, Objects, objects_a
 from model_store.publish import MAX_CONFLICTS, publish_draft
 from model_store.record import FORMAT, MAX_RECORD_BYTES, seal, unseal
 from model_store.shard import check_digest
+from model_store.signing import Trust
+from model_store.tombstone import (
+    IMAGE_KINDS,
+    deleted_versions,
+    forgotten_shards,
+    read_deleted,
+    read_forgotten,
+)
 from model_store.verify import VerifyReport, verify_store
 
 MAX_SHARD_BYTES = 1 << 34  # twice the largest network that a spec allows, in float32
@@ -71,6 +84,7 @@ class Store:
     def __init__(self, objects: Objects, *, location: str) -> None:
         self.objects = objects
         self.location = location
+        self.cache = shard_cache(location)
         self.id = self.read_id()
 
     @classmethod
@@ -120,28 +134,70 @@ class Store:
                 raise ObjectMissing(name)
             return decode(name, self._read_record(name), version=version)
         except ObjectMissing as error:
+            if self.is_deleted(version):
+                raise VersionDeleted(version) from error
             raise VersionNotFound(version, newest=self.newest()) from error
 
+    def parent_of(self, manifest: Manifest) -> Manifest | None:
+        """The nearest ancestor that was not deleted; None where there is none."""
+        parent = manifest.parent
+        while parent is not None:
+            try:
+                return self.manifest(parent)
+            except VersionDeleted:
+                tombstone = read_deleted(self.objects, parent)
+                parent = tombstone.parent if tombstone else None
+        return None
+
+    def is_deleted(self, version: int) -> bool:
+        """Whether a tombstone holds the place of that version."""
+        return 1 <= version <= MAX_VERSION and read_deleted(self.objects, version) is not None
+
     def read_shard(self, ref: ShardRef) -> bytes:
-        """The bytes of a shard: its size and SHA-256 are those of `ref`. Parse these very bytes."""
+        """The bytes of a shard: its size and SHA-256 are those of `ref`. Parse these very bytes.
+        Where the store is far away they may come from the local cache."""
+        if self.cache is None:
+            return self.read_stored_shard(ref)
+        return self.cache.read(ref, fetch=self.read_stored_shard)
+
+    def read_stored_shard(self, ref: ShardRef) -> bytes:
+        """Like `read_shard`, and always from the store itself: it shows that it is there."""
         if ref.bytes > MAX_SHARD_BYTES:
             raise ShardCorrupt(ref.sha256, f"it claims more than {MAX_SHARD_BYTES} bytes")
         try:
             data = self.objects.read(shard_name(ref.sha256), max_bytes=ref.bytes)
         except ObjectMissing as error:
+            tombstone = read_forgotten(self.objects, ref.sha256)
+            if tombstone is not None and ref.kind in IMAGE_KINDS:
+                raise ShardForgotten(ref.sha256, class_name=tombstone.class_name) from error
             raise ShardMissing(ref.sha256) from error
         except ObjectRefused as error:
             raise ShardCorrupt(ref.sha256, error.reason) from error
         check_digest(ref, data)
         return data
 
-    def publish(self, draft: Draft, *, shards: Mapping[str, bytes]) -> Manifest:
+    def publish(
+        self, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
+    ) -> Manifest:
         """A new version, visible all at once or not at all.
 
         `shards` holds, by SHA-256, what the parent does not have. The version is in no channel
-        yet: that is what `promote` is for.
+        yet: that is what `promote` is for. With a `signer` its manifest is signed.
         """
-        return publish_draft(self, draft, shards=shards)
+        return publish_draft(self, draft, shards=shards, signer=signer)
+
+    def announce(self, transaction: str, *, parent: int | None, digests: Collection[str]) -> None:
+        """Until the version with that transaction is published, or it is withdrawn, or it
+        expires, housekeeping leaves these shards alone. `publish` does it by itself."""
+        announce(self.objects, transaction, parent=parent, digests=digests)
+
+    def withdraw(self, transaction: str) -> None:
+        """The run that announced itself has ended without a version."""
+        withdraw(self.objects, transaction)
+
+    def forgotten(self) -> frozenset[str]:
+        """The digests of image shards that were forgotten: they are not there, and never again."""
+        return forgotten_shards(self.objects)
 
     # Channels
 
@@ -208,7 +264,7 @@ class Store:
         return self._move(
             channel,
             # With `to` a damaged history does not stand in the way.
-            lambda: rollback_target(self.history(channel)) if to is None else to,
+            lambda: self._target_before(channel) if to is None else to,
             mode="pin",
             actor=actor,
             reason=reason,
@@ -225,9 +281,14 @@ class Store:
             reason=reason,
         )
 
-    def verify(self, version: int | None = None) -> VerifyReport:
-        """Reads and judges everything, or what one version stands on."""
-        return verify_store(self, version)
+    def verify(self, version: int | None = None, *, trust: Trust | None = None) -> VerifyReport:
+        """Reads and judges everything, or what one version stands on; with `trust` also who
+        published it."""
+        return verify_store(self, version, trust=trust)
+
+    def _target_before(self, channel: str) -> int:
+        deleted = deleted_versions(self.objects)
+        return rollback_target(self.history(channel), deleted=deleted)
 
     def _check_names_something(self, channel: str) -> None:
         if not self.record_numbers(channel):
@@ -261,11 +322,32 @@ class Store:
                 actor=actor,
                 reason=reason,
                 time=timestamp(),
+                transaction=uuid.uuid4().hex,
             )
         except ValidationError as error:
             raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
-        made = self.objects.create(record_name(channel, number), encode_record(record))
-        return record if made else None
+        if not self.objects.create(record_name(channel, number), encode_record(record)):
+            return None
+        if self.is_deleted(target):
+            self._retreat(record)
+        return record
+
+    def _retreat(self, record: ChannelRecord) -> NoReturn:
+        """The target was deleted while the record was written: name again what was named before.
+        The deletion looks for records after its tombstone, so one of the two sees the other."""
+        if record.number > 1:
+            ours = self.record(record.channel, record.number - 1).model_copy(
+                update={
+                    "number": record.number + 1,
+                    "actor": record.actor,
+                    "reason": f"version {record.target} was deleted meanwhile",
+                    "time": timestamp(),
+                    "transaction": uuid.uuid4().hex,
+                }
+            )
+            # Not ours to insist on: where the number is taken, somebody has moved on.
+            self.objects.create(record_name(ours.channel, ours.number), encode_record(ours))
+        raise VersionDeleted(record.target)
 
     def _read_record(self, name: str) -> bytes:
         try:
@@ -283,8 +365,8 @@ def _probe(objects: Objects) -> None:
     """Shows that the backend honours create-if-absent: without it versions could be overwritten."""
     name = f"probe-{uuid.uuid4().hex}"
     first, second = b"first", b"second"
+    made = objects.create(name, first)
     try:
-        made = objects.create(name, first)
         remade = objects.create(name, second)
         kept = objects.read(name, max_bytes=len(second)) == first
     finally:

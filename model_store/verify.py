@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from model_store.errors import StoreError
+from model_store.errors import StoreError, VersionDeleted
 from model_store.layout import (
     CHANNELS,
     SHARDS,
@@ -25,7 +25,17 @@ from model_store.layout import (
 from model_store.manifest import Manifest, ShardRef
 from model_store.objects import Entry
 from model_store.shard import check_shard, expected_tensors, image_bounds, read_layout
+from model_store.signing import Trust, check_signature
 from model_store.spec import Shape
+from model_store.tombstone import (
+    DeletedVersion,
+    deleted_versions,
+    forgotten_shards,
+    has_deleted_number,
+    may_be_missing,
+    read_deleted,
+    read_forgotten,
+)
 
 if TYPE_CHECKING:
     from model_store.store import Store
@@ -47,13 +57,19 @@ class VerifyReport:
         return not self.problems
 
 
-def verify_store(store: Store, version: int | None = None) -> VerifyReport:
-    """The whole store, or one version with the manifests of its ancestors and its shards."""
+def verify_store(
+    store: Store, version: int | None = None, *, trust: Trust | None = None
+) -> VerifyReport:
+    """The whole store, or one version with the manifests of its ancestors and its shards.
+
+    With `trust` every version, or that one, must be signed by someone who is named there.
+    """
     walk = _Walk(store)
     if version is None:
         walk.everything()
     else:
         walk.one_version(store.manifest(version))
+    walk.signatures(version, trust=trust)
     return walk.report()
 
 
@@ -63,6 +79,8 @@ class _Walk:
         self.problems: dict[str, None] = {}
         self.unused: list[str] = []
         self.manifests: dict[int, Manifest] = {}
+        self.deleted: dict[int, DeletedVersion] = {}
+        self.forgotten: frozenset[str] = frozenset()
         self.checked: set[tuple[ShardRef, tuple[tuple[str, Shape], ...] | None]] = set()
         self.image_counts: dict[str, int] = {}
         self.shard_bytes: dict[str, int] = {}
@@ -74,6 +92,8 @@ class _Walk:
         for version in self.store.versions():
             with self._noting():
                 self.manifests[version] = self.store.manifest(version)
+        self._read_tombstones()
+        self._find_gaps()
         for manifest in self.manifests.values():
             self._check_parent(manifest)
             self._check_shards(manifest)
@@ -82,15 +102,63 @@ class _Walk:
         self._find_unused()
 
     def one_version(self, manifest: Manifest) -> None:
+        self._read_forgotten()
         self._check_shards(manifest)
         self.manifests[manifest.version] = manifest
-        while manifest.parent is not None:
+        child: Manifest | DeletedVersion | None = manifest
+        while child is not None and child.parent is not None:
             with self._noting():
-                self.manifests[manifest.parent] = self.store.manifest(manifest.parent)
-            self._check_parent(manifest)
-            if manifest.parent not in self.manifests:
-                return
-            manifest = self.manifests[manifest.parent]
+                self._read_ancestor(child.parent)
+            self._check_parent(child)
+            child = self.manifests.get(child.parent) or self.deleted.get(child.parent)
+
+    def _read_ancestor(self, version: int) -> None:
+        try:
+            self.manifests[version] = self.store.manifest(version)
+        except VersionDeleted:
+            tombstone = read_deleted(self.store.objects, version)
+            if tombstone is not None:
+                self.deleted[version] = tombstone
+
+    def _read_tombstones(self) -> None:
+        for version in deleted_versions(self.store.objects):
+            with self._noting():
+                tombstone = read_deleted(self.store.objects, version)
+                if tombstone is not None:
+                    self.deleted[version] = tombstone
+        for version, manifest in tuple(self.manifests.items()):
+            if has_deleted_number(manifest, self.deleted.get(version)):
+                self.unused.append(version_name(version))
+                del self.manifests[version]
+        for tombstone in self.deleted.values():
+            self._check_parent(tombstone)
+        self._read_forgotten()
+
+    def _find_gaps(self) -> None:
+        """Numbers are taken one after the other, and tombstones keep them."""
+        numbers = {*self.store.versions(), *self.deleted}
+        for number in sorted(numbers):
+            if number > 1 and number - 1 not in numbers:
+                with self._noting():
+                    self.store.manifest(number - 1)  # it may have come since
+
+    def _read_forgotten(self) -> None:
+        """Tombstones that can be trusted: another one excuses no missing shard."""
+        found: set[str] = set()
+        for sha256 in forgotten_shards(self.store.objects):
+            with self._noting():
+                if read_forgotten(self.store.objects, sha256) is not None:
+                    found.add(sha256)
+        self.forgotten = frozenset(found)
+
+    def signatures(self, version: int | None, *, trust: Trust | None) -> None:
+        """A signature that is there must fit; what a version inherits, its own one covers."""
+        for manifest in self.manifests.values():
+            with self._noting():
+                if trust is not None and version in (None, manifest.version):
+                    trust.check(manifest)
+                else:
+                    check_signature(manifest)
 
     def report(self) -> VerifyReport:
         return VerifyReport(
@@ -102,15 +170,21 @@ class _Walk:
             bytes=sum(self.shard_bytes.values()),
         )
 
-    def _check_parent(self, manifest: Manifest) -> None:
-        if manifest.parent is None:
+    def _check_parent(self, child: Manifest | DeletedVersion) -> None:
+        if child.parent is None:
             return
-        parent = self.manifests.get(manifest.parent)
-        name = version_name(manifest.version)
-        if parent is None:
-            self._note(f"{name} has parent {manifest.parent}, which is not there or not readable")
-        elif parent.digest != manifest.parent_digest:
-            self._note(f"{name} was made from another version {manifest.parent} than this one")
+        digest = self._digest_of(child.parent)
+        name = version_name(child.version)
+        if digest is None:
+            self._note(f"{name} has parent {child.parent}, which is not there or not readable")
+        elif digest != child.parent_digest:
+            self._note(f"{name} was made from another version {child.parent} than this one")
+
+    def _digest_of(self, version: int) -> str | None:
+        """The digest of a manifest that is there, or that a tombstone stands for."""
+        if version in self.manifests:
+            return self.manifests[version].digest
+        return self.deleted[version].manifest_digest if version in self.deleted else None
 
     def _check_shards(self, manifest: Manifest) -> None:
         for ref in dict.fromkeys(manifest.shards):
@@ -130,10 +204,10 @@ class _Walk:
         """Once for each use that differs: a later version mostly adds nothing to read."""
         expected = expected_tensors(manifest, ref)
         use = (ref, None if expected is None else tuple(expected.items()))
-        if use in self.checked:
+        if use in self.checked or may_be_missing(ref, self.forgotten):
             return
         self.checked.add(use)
-        data = self.store.read_shard(ref)
+        data = self.store.read_stored_shard(ref)
         check_shard(ref, data, expected=expected)
         if ref in manifest.image_shards:
             self.image_counts[ref.sha256] = len(image_bounds(data, read_layout(data)))
@@ -145,17 +219,27 @@ class _Walk:
             with self._noting():
                 record = self.store.record(channel, number)
                 self.records += 1
-                target = self.manifests.get(record.target)
+                digest = self._digest_of(record.target)
                 name = record_name(channel, number)
-                if target is None:
+                if digest is None:
                     self._note(f"{name} names version {record.target}, which cannot be read")
-                elif target.digest != record.target_digest:
+                elif digest != record.target_digest:
                     self._note(f"{name} was written for another version {record.target}")
+                elif number == numbers[-1] and record.target not in self.manifests:
+                    self._note(f"{name} names version {record.target}, which was deleted")
 
     def _find_unused(self) -> None:
         used = {shard_name(ref.sha256) for one in self.manifests.values() for ref in one.shards}
+        kept = {
+            shard_name(ref.sha256)
+            for one in self.manifests.values()
+            for ref in one.shards
+            if not may_be_missing(ref, self.forgotten)
+        }
         for entry in self._listed(SHARDS):
-            if entry.name not in used:
+            if entry.name not in kept and shard_of(entry.name) in self.forgotten:
+                self._note(f"{entry.name} was to be forgotten, and is there")
+            elif entry.name not in used:
                 self.unused.append(entry.name)
                 self._check_name(entry)
         for entry in self._listed(VERSIONS):
@@ -171,7 +255,9 @@ class _Walk:
         if sha256 is not None:
             with self._noting():
                 # The kind is of no account: only size and digest are looked at.
-                self.store.read_shard(ShardRef(kind="expert", sha256=sha256, bytes=entry.bytes))
+                self.store.read_stored_shard(
+                    ShardRef(kind="expert", sha256=sha256, bytes=entry.bytes)
+                )
 
     def _listed(self, folder: str) -> list[Entry]:
         return sorted(self.store.objects.list(folder), key=lambda entry: entry.name)

@@ -17,6 +17,7 @@ from model_store.manifest import (
     Metrics,
     Preprocessing,
     ShardRef,
+    Signs,
     TaskRecord,
     geometry_of,
 )
@@ -36,6 +37,7 @@ def publish_tiny(
     parent: Manifest | None = None,
     accuracy: float | None = None,
     seed: int = 0,
+    signer: Signs | None = None,
 ) -> Manifest:
     """A version with random weights that knows the parent's tasks and `tasks`. Not promoted."""
     with torch.random.fork_rng(devices=[]):
@@ -67,7 +69,8 @@ def publish_tiny(
     )
     new = [experts[index] for index in range(len(old), len(records))]
     shards = {shard_ref("expert", data).sha256: data for data in new}
-    return store.publish(draft, shards={**shards, draft.classifier.sha256: classifier})
+    made = {**shards, draft.classifier.sha256: classifier}
+    return store.publish(draft, shards=made, signer=signer)
 
 
 def promote(store: Store, manifest: Manifest, *, channel: str = "production") -> Manifest:

@@ -73,10 +73,10 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             transaction=transaction,
             training=training,
         )
-        manifest = base.store.publish(draft, shards=shards)
+        manifest = base.store.publish(draft, shards=shards, signer=request.signer)
+        refused = _promote(base, manifest, request)
     except KeyboardInterrupt as error:
-        raise Interrupted(_where_it_stopped(base, transaction)) from error
-    refused = _promote(base, manifest, request)
+        raise Interrupted(_where_it_stopped(base, transaction, request)) from error
     return Outcome(
         manifest=manifest,
         parent=base.parent,
@@ -110,8 +110,10 @@ def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
     return None
 
 
-def _where_it_stopped(base: Base, transaction: str) -> str:
+def _where_it_stopped(base: Base, transaction: str, request: AddTask) -> str:
     newest = base.store.newest()
-    if newest is not None and base.store.manifest(newest).transaction == transaction:
-        return f"interrupted: version {newest} was published just before, and not promoted"
-    return "interrupted: nothing was published"
+    if newest is None or base.store.manifest(newest).transaction != transaction:
+        return "interrupted: nothing was published"
+    head = base.store.head(request.channel)
+    promoted = "promoted" if head and head.target == newest else "not promoted"
+    return f"interrupted: version {newest} was published just before, and {promoted}"

@@ -14,6 +14,7 @@ from model_store.command import (
     EXIT_OK,
     add_channel_option,
     add_json_option,
+    add_sign_option,
     add_store_option,
     add_version_option,
     current_actor,
@@ -62,6 +63,7 @@ def _add_task_parser(commands: Any) -> None:
         "--no-promote", action="store_true", help="publish only; the channel does not move"
     )
     one.add_argument("--reason", metavar="T", default="", help="why, for the channel's history")
+    add_sign_option(one)
     _size_options(one)
     _learning_options(one)
     _running_options(one)
@@ -165,6 +167,7 @@ def _add_task(options: argparse.Namespace) -> int:
 
 def _request(options: argparse.Namespace) -> AddTask:
     from model_store.errors import WrongUsage
+    from model_store.signing import load_signer
     from trainer.plan import Effort
     from trainer.request import AddTask
 
@@ -200,6 +203,7 @@ def _request(options: argparse.Namespace) -> AddTask:
         skip_bad=options.skip_bad,
         device=options.device,
         actor=current_actor(),
+        signer=load_signer(options.sign) if options.sign else None,
         reason=options.reason,
     )
 

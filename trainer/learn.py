@@ -67,6 +67,11 @@ def learn(
         f"{len(data.memory)} exemplars: {plan.epochs} epochs in batches of {plan.batch_size}, "
         f"learning rate {plan.learning_rate:.2g}"
     )
+    if 0 < request.memory < len(network.spec.classes):
+        progress.note(
+            f"--memory {request.memory} is less than one image for each of "
+            f"{len(network.spec.classes)} classes, so none is kept"
+        )
     auxiliary = network.auxiliary_head() if student.teacher else None
     extra = list(auxiliary.parameters()) if auxiliary else []
     fit(

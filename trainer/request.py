@@ -8,6 +8,7 @@ from pathlib import Path
 from model_store.channel import ChannelRecord
 from model_store.errors import WrongUsage
 from model_store.manifest import Manifest
+from model_store.signing import Signer
 from model_store.store import Store
 from trainer.plan import Effort
 from trainer.presets import Shape
@@ -33,6 +34,7 @@ class AddTask:
     skip_bad: bool = False
     device: str = "auto"
     actor: str = "unknown"
+    signer: Signer | None = None
     reason: str = ""
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -62,7 +63,10 @@ def test_every_setting_is_an_option_with_help_but_the_token() -> None:
     text = build_parser().format_help()
     for name, field in Settings.model_fields.items():
         assert field.description
-        assert (f"--{name.replace('_', '-')} " in text) == (name != "admin_token")
+        option = re.escape(f"--{name.replace('_', '-')}")
+        assert bool(re.search(rf"^  {option}\b(?!-)", text, re.MULTILINE)) == (
+            name != "admin_token"
+        )
 
 
 def test_version_is_that_of_the_software(capsys: pytest.CaptureFixture[str]) -> None:

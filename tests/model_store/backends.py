@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from model_store.objects import Entry, ObjectMissing, ObjectRefused, Objects, check_object_name
 
@@ -39,6 +40,27 @@ class MemoryObjects:
     def delete(self, name: str) -> None:
         check_object_name(name)
         self.held.pop(name, None)
+
+
+class ClockedObjects(MemoryObjects):
+    """Objects in memory with a clock of their own, which stands still until it is set."""
+
+    def __init__(self, now_s: float = 1_000_000.0) -> None:
+        super().__init__()
+        self.now_s = now_s
+        self._modified_s: dict[str, float] = {}
+
+    def create(self, name: str, data: bytes) -> bool:
+        made = super().create(name, data)
+        if made:
+            self._modified_s[name] = self.now_s
+        return made
+
+    def list(self, folder: str) -> Sequence[Entry]:
+        return [
+            replace(entry, modified_s=self._modified_s[entry.name])
+            for entry in super().list(folder)
+        ]
 
 
 class WatchedObjects:

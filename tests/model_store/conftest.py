@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from model_store.object_storage import ObjectStorage
 from model_store.objects import LocalDirectory, Objects
 from model_store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 
 
-@pytest.fixture(params=["directory", "memory"])
+@pytest.fixture(params=["directory", "memory", "seaweedfs"])
 def objects(request: pytest.FixtureRequest, tmp_path: Path) -> Objects:
     """Every backend that there is: the promises of the store hold on each."""
+    if request.param == "seaweedfs":
+        return ObjectStorage(request.getfixturevalue("s3_location"))
     return LocalDirectory(tmp_path / "models") if request.param == "directory" else MemoryObjects()
 
 

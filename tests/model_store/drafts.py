@@ -50,13 +50,14 @@ def prepare(
     images: int = 2,
     seed: int = 0,
     accuracy: float | None = 0.5,
+    heads: int = 2,
 ) -> Prepared:
     """The next version after `parent`: one task more. `images` a class go into the memory."""
     index = len(parent.tasks) if parent else 0
     task = task or f"task-{index}"
     classes = tuple(classes or (f"class-{index}a", f"class-{index}b"))
     before = parent.spec if parent else GEOMETRY
-    spec = before.expand(TaskSpec(name=task, classes=classes, expert=ExpertSpec(heads=2)))
+    spec = before.expand(TaskSpec(name=task, classes=classes, expert=ExpertSpec(heads=heads)))
     expert = weights(spec.expert_tensors(index), seed=seed)
     classifier = weights(spec.classifier_tensors(), seed=seed)
     made = {
@@ -74,7 +75,7 @@ def prepare(
         preprocessing=Preprocessing(image_size=spec.image_size),
         tasks=(
             *(parent.tasks if parent else ()),
-            TaskRecord(name=task, classes=classes, heads=2, expert=shard_ref("expert", expert)),
+            TaskRecord(name=task, classes=classes, heads=heads, expert=shard_ref("expert", expert)),
         ),
         classifier=shard_ref("classifier", classifier),
         memory=(
@@ -112,11 +113,15 @@ def publish_lineage(
 def weights(tensors: Mapping[str, Shape], *, seed: int) -> bytes:
     """A safetensors file with these tensors, float32, filled with small random numbers."""
     numbers = random.Random(f"{seed} {sorted(tensors)}")
-    parts = {
-        name: b"".join(struct.pack("<f", numbers.uniform(-1, 1)) for _ in range(math.prod(shape)))
-        for name, shape in tensors.items()
-    }
+    parts = {name: _small_numbers(math.prod(shape), numbers) for name, shape in tensors.items()}
     return safetensors({name: ("F32", tensors[name], part) for name, part in parts.items()})
+
+
+def _small_numbers(count: int, numbers: random.Random) -> bytes:
+    """Float32 between 2⁻⁷ and 2⁻⁵: sign and upper exponent are fixed, the rest is random."""
+    drawn = bytearray(numbers.randbytes(4 * count))
+    drawn[3::4] = b"\x3c" * count
+    return bytes(drawn)
 
 
 def image_shard(images: Sequence[bytes]) -> bytes:
@@ -152,6 +157,7 @@ def record(number: int, target: int, mode: str = "follow", *, channel: str = "c"
             "actor": "a@b",
             "reason": "",
             "time": CREATED,
+            "transaction": "e" * 32,
         }
     )
 

@@ -52,15 +52,19 @@ def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
 
 
 def test_every_command_and_every_option_has_a_help_text() -> None:
-    (commands,) = (
-        action
-        for action in build_parser()._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )
-    assert sorted(commands.choices) == sorted(COMMANDS)
-    assert all(choice.help for choice in commands._choices_actions)
-    for parser in commands.choices.values():
-        assert all(action.help for action in parser._actions)
+    commands = _subparsers(build_parser())
+    assert sorted(commands.choices) == sorted([*COMMANDS, "keys"])
+    keys = _subparsers(commands.choices["keys"])
+    assert sorted(keys.choices) == ["distrust", "list", "new", "show", "trust"]
+    for group in (commands, keys):
+        assert all(choice.help for choice in group._choices_actions)
+        for parser in group.choices.values():
+            assert all(action.help for action in parser._actions if action.dest != "==SUPPRESS==")
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> Any:
+    (found,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    return found
 
 
 @pytest.mark.parametrize(

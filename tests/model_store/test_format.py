@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from model_store import channel, manifest, record, shard, store
+from model_store import channel, manifest, record, shard, spec, store
 from tests.model_store.drafts import prepare
 
 TEXT = files("model_store").joinpath("FORMAT.md").read_text(encoding="utf-8")
@@ -26,6 +26,7 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         manifest.Calibration,
         manifest.Accuracy,
         manifest.Metrics,
+        manifest.Signature,
         channel.ChannelRecord,
         store.StoreRecord,
     ],
@@ -51,3 +52,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert shard.MAX_HEADER_BYTES == 1 << 20
     assert store.MAX_SHARD_BYTES == 1 << 34
     assert str(manifest.MAX_VERSION) in TEXT
+    assert f"at most {spec.MAX_TASKS} tasks" in TEXT
+    text, newline = manifest.SIGNED_AS.decode()[:-1], manifest.SIGNED_AS[-1:]
+    assert f"the text `{text}` and a newline ({len(manifest.SIGNED_AS)} bytes)" in TEXT
+    assert newline == b"\n"

@@ -24,7 +24,7 @@ def _body() -> dict[str, Any]:
 def test_a_draft_survives_its_bytes() -> None:
     draft = prepare().draft
     manifest = decode("x", encode(draft, version=3), version=3)
-    assert manifest.model_dump(exclude={"version", "digest"}) == draft.model_dump()
+    assert manifest.model_dump(exclude={"version", "digest", "signature"}) == draft.model_dump()
     assert manifest.version == 3
 
 

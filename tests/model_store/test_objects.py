@@ -239,8 +239,10 @@ def test_no_file_stays_open(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("location", ["", "s3://bucket/prefix", "file"])
-def test_a_location_that_is_no_directory_is_wrong_usage(
+@pytest.mark.parametrize(
+    "location", ["", "file", "ftp://bucket/prefix", "s3://", "s3://bucket/a/../b", "s3://b/a%2e"]
+)
+def test_a_location_that_can_hold_no_store_is_wrong_usage(
     location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

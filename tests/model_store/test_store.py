@@ -18,8 +18,9 @@ from model_store.errors import (
     VersionNotFound,
     WrongUsage,
 )
-from model_store.layout import record_name, shard_name, version_name
+from model_store.layout import record_name, run_name, shard_name, version_name
 from model_store.manifest import Manifest
+from model_store.object_storage import ObjectStorage
 from model_store.record import seal
 from model_store.shard import shard_ref
 from model_store.store import Store
@@ -110,8 +111,9 @@ def test_the_manifest_is_written_last(store: Store, watched: WatchedObjects) -> 
     prepared = prepare()
     prepared.publish(store)
     created = watched.names("create")
+    assert created[0] == run_name(prepared.draft.transaction, 1)
     assert created[-1] == version_name(1)
-    assert set(created[:-1]) == {shard_name(sha256) for sha256 in prepared.shards}
+    assert set(created[1:-1]) == {shard_name(sha256) for sha256 in prepared.shards}
 
 
 def test_until_the_manifest_is_written_nothing_is_visible(
@@ -119,7 +121,7 @@ def test_until_the_manifest_is_written_nothing_is_visible(
 ) -> None:
     seen: list[list[int]] = []
     other = Store.open("models", objects=watched.objects)
-    watched.before = lambda verb, name: seen.append(other.versions())
+    watched.before = lambda verb, name: seen.append(other.versions()) if verb == "create" else None
     prepare().publish(store)
     assert seen
     assert all(versions == [] for versions in seen)
@@ -132,7 +134,9 @@ def test_publishing_a_child_touches_only_what_is_new(store: Store, watched: Watc
     watched.calls.clear()
     child = prepared.publish(store)
     new = {shard_name(sha256) for sha256 in prepared.shards}
-    assert sorted(watched.names("create")) == sorted([*new, version_name(2)])
+    run = run_name(prepared.draft.transaction, 1)
+    assert sorted(watched.names("create")) == sorted([run, *new, version_name(2)])
+    assert watched.names("delete") == [run]
     assert watched.names("read") == [version_name(1)]
     assert len(prepared.shards) == 4  # expert, classifier, and two classes of memory
     assert expert_refs(child)[0] == expert_refs(parent)[0]
@@ -158,7 +162,8 @@ def test_a_shard_that_is_there_already_is_hashed_again(
     prepared.publish(store)
     watched.calls.clear()
     Prepared(prepare().draft, prepared.shards).publish(store)
-    assert {shard_name(sha256) for sha256 in prepared.shards} <= set(watched.names("read"))
+    if not isinstance(watched.objects, ObjectStorage):  # which has compared the bytes already
+        assert {shard_name(sha256) for sha256 in prepared.shards} <= set(watched.names("read"))
     assert store.versions() == [1, 2]
 
 

@@ -53,9 +53,9 @@ def help_of(*command: str) -> str:
 
 
 @cache
-def subcommands(command: str) -> tuple[str, ...]:
+def subcommands(*command: str) -> tuple[str, ...]:
     """Those that its help lists, one a line; none for a command that has none."""
-    return tuple(re.findall(r"^ {4}([a-z][a-z-]*)(?: |$)", help_of(command), re.MULTILINE))
+    return tuple(re.findall(r"^ {4}([a-z][a-z-]*)(?: |$)", help_of(*command), re.MULTILINE))
 
 
 def options(*command: str) -> frozenset[str]:

@@ -27,7 +27,7 @@ from tests.packaging.project import ROOT
 from tests.packaging.test_commands import SHELL_BLOCK
 
 IMAGES_A_CLASS = 12
-QUICK = "--preset tiny --epochs 2 --no-augment"
+QUICK = "--preset tiny --epochs 2 --augment none"
 CLASSES = {"animals": ("cat", "dog"), "vehicles": ("bus", "truck")}
 
 
@@ -130,7 +130,7 @@ def reader(folder: Path, port: int) -> Iterator[Reader]:
 def test_the_three_stories_of_the_readme_come_true(reader: Reader, port: int) -> None:
     first, second, serve, predict, roll_back, serve_admin, over_http = story_blocks(port=port)
     reader.paste(first)
-    assert "vehicles" in reader.paste(second)
+    assert "production (follow)" in reader.paste(second)
     reader.paste(serve)
     answer = json.loads(reader.paste(predict))
     assert answer["version"] == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from model_store.signing import new_signer
 from model_store.store import Store
 from tests.trainer.folders import SIZES, write_classes
 from trainer.cli import main
@@ -229,3 +230,16 @@ def test_help_names_every_option_of_the_design(dne_train: Command) -> None:
         *("--image-size", "--patch-size", "--depth", "--head-width"),
     ):
         assert option in dne_train.out
+
+
+def test_a_version_is_signed_with_the_key_that_is_given(
+    dne_train: Command, letters: Path, digits: Path, tmp_path: Path
+) -> None:
+    signer = new_signer(tmp_path / "key.pem")
+    assert dne_train.add(letters, "--sign", tmp_path / "key.pem") == 0
+    signature = Store.open(str(dne_train.store)).manifest(1).signature
+    assert signature is not None
+    assert signature.key == signer.public
+    assert dne_train.add(digits, "--sign", tmp_path / "no-such-key.pem") != 0
+    assert "no-such-key.pem" in dne_train.err
+    assert dne_train.versions == [1]

@@ -1,0 +1,114 @@
+"""The whole story on object storage: three commands, one bucket, two servers on one channel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from model_store.store import Store
+from tests.live_server import wait_for
+from tests.trainer.folders import SIZES, write_classes
+
+MODULES = {"dne-train": "trainer.cli", "dne-store": "model_store.cli", "dne-serve": "dne_serve.cli"}
+QUICK = ("--epochs", "1", "--augment", "none", "--threads", "1")
+ROLLBACK_S = 5.0
+LONG_S = 90.0
+
+
+def command(name: str, *arguments: str) -> list[str]:
+    start = f"import sys; from {MODULES[name]} import main; sys.exit(main())"
+    return [sys.executable, "-c", start, *arguments, "--json"]
+
+
+def run(name: str, *arguments: str) -> dict[str, Any]:
+    """The JSON object with which the command ended; the store is $DNE_STORE."""
+    done = subprocess.run(
+        command(name, *arguments), capture_output=True, text=True, check=False, timeout=LONG_S
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@contextmanager
+def server(cache: Path) -> Iterator[httpx.Client]:
+    """A server with a cache of its own, as on another machine. It may not be ready yet."""
+    process = subprocess.Popen(
+        command("dne-serve", "--port", "0", "--threads", "1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "DNE_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        with httpx.Client(base_url=url, timeout=30) as http:
+            yield http
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def answer(http: httpx.Client, image: bytes) -> tuple[int, str]:
+    """Version and label, or (0, "") while there is none."""
+    found = http.post("/predict", files=[("files", ("image.png", image))])
+    if found.status_code == 503:
+        return 0, ""
+    body = found.raise_for_status().json()
+    return body["version"], body["predictions"][0]["label"]
+
+
+@pytest.mark.timeout(240)
+def test_two_servers_follow_one_channel_on_object_storage_and_roll_back_together(
+    s3_location: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DNE_STORE", s3_location)
+    first = write_classes(tmp_path / "first", ("ant", "bee"))
+    second = write_classes(tmp_path / "second", ("cat", "dog"))
+    images = {path.parent.name: path.read_bytes() for path in sorted(tmp_path.rglob("*.png"))}
+
+    with ExitStack() as running:
+        both = [running.enter_context(server(tmp_path / f"cache-{n}")) for n in range(2)]
+        assert all(http.get("/readyz").status_code == 503 for http in both)
+
+        learnt = run("dne-train", "add-task", "--data", str(first), *SIZES, *QUICK)
+        assert (learnt["version"], learnt["promoted"]) == (1, True)
+        for http in both:
+            wait_for(lambda: answer(http, images["ant"])[0] == 1, seconds=LONG_S)  # noqa: B023
+
+        learnt = run("dne-train", "add-task", "--data", str(second), *QUICK)
+        assert (learnt["version"], learnt["parent"]) == (2, 1)
+        if not learnt["promoted"]:  # so small a network may not pass the gate
+            run("dne-store", "promote", "2")
+        for http in both:
+            wait_for(lambda: answer(http, images["cat"])[0] == 2, seconds=LONG_S)  # noqa: B023
+        labels = {name: {answer(http, image)[1] for http in both} for name, image in images.items()}
+        assert all(len(found) == 1 for found in labels.values()), "the servers disagree"
+
+        began_s = time.monotonic()
+        moved = run("dne-store", "rollback", "--reason", "a test")
+        for http in both:
+            wait_for(lambda: answer(http, images["cat"])[0] == 1, seconds=ROLLBACK_S)  # noqa: B023
+        assert time.monotonic() - began_s < ROLLBACK_S
+        assert {answer(http, images["cat"])[1] for http in both} <= {"ant", "bee"}
+        assert moved["target"] == 1
+
+    listed = run("dne-store", "list")
+    assert [row["version"] for row in listed["versions"]] == [1, 2]
+    assert run("dne-store", "verify")["problems"] == []
+    # Each server has kept the weights near it, and no images.
+    store = Store.open(s3_location)
+    kept = {ref.sha256 for version in (1, 2) for ref in store.manifest(version).model_shards}
+    for number in range(2):
+        assert {path.name for path in (tmp_path / f"cache-{number}").iterdir()} == kept

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from model_store.errors import DataRejected, ShardForgotten, ShardMissing, StoreError
+from model_store.forget import forget_class
+from model_store.gc import collect_garbage
+from model_store.layout import forgotten_name, shard_name, version_name
+from model_store.manifest import ClassImages, Manifest
+from model_store.objects import Objects
+from model_store.shard import shard_ref
+from model_store.store import Store
+from model_store.tombstone import read_forgotten
+from tests.model_store.backends import MemoryObjects, WatchedObjects
+from tests.model_store.drafts import Prepared, image_shard, prepare
+
+WHO: dict[str, Any] = {"actor": "ann@host", "reason": "asked to"}
+
+
+@pytest.fixture(params=["memory"])
+def objects() -> Objects:
+    return MemoryObjects()
+
+
+def _with_held_out(prepared: Prepared, class_name: str) -> Prepared:
+    data = image_shard([b"held out of " + class_name.encode()])
+    ref = shard_ref("held-out", data)
+    held_out = ClassImages(class_name=class_name, shard=ref, count=1)
+    draft = prepared.draft.model_copy(update={"held_out": (*prepared.draft.held_out, held_out)})
+    return Prepared(draft, {**prepared.shards, ref.sha256: data})
+
+
+@pytest.fixture
+def lineage(store: Store) -> list[Manifest]:
+    """Classes 0a and 0b from version 1 on, 1a and 1b from version 2 on; 0a has held-out images."""
+    first = _with_held_out(prepare(), "class-0a").publish(store)
+    second = prepare(parent=first, seed=1)
+    draft = second.draft.model_copy(update={"held_out": first.held_out})
+    return [first, Prepared(draft, second.shards).publish(store)]
+
+
+def _images(manifest: Manifest, class_name: str) -> set[str]:
+    entries = (*manifest.memory, *manifest.held_out)
+    return {one.shard.sha256 for one in entries if one.class_name == class_name}
+
+
+def test_the_images_of_a_class_are_gone_from_every_version(
+    store: Store, lineage: list[Manifest], watched: WatchedObjects
+) -> None:
+    digests = _images(lineage[1], "class-0a")
+    assert len(digests) == 2
+    kept = {shard_name(ref.sha256) for ref in lineage[1].shards if ref.sha256 not in digests}
+    report = forget_class(store, "class-0a", **WHO)
+    assert set(report.shards) == digests == store.forgotten()
+    assert report.versions == (1, 2)
+    assert report.bytes > 0
+    assert report.other_classes == ()
+    there = {entry.name for entry in watched.list("shards")}
+    assert not {shard_name(sha256) for sha256 in digests} & there
+    assert kept <= there
+
+
+def test_verify_still_passes_and_the_tombstones_name_the_digests(
+    store: Store, lineage: list[Manifest]
+) -> None:
+    report = forget_class(store, "class-0a", **WHO)
+    for version in (None, 1, 2):
+        assert store.verify(version).problems == ()
+    for sha256 in report.shards:
+        tombstone = read_forgotten(store.objects, sha256)
+        assert tombstone is not None
+        assert (tombstone.class_name, tombstone.reason) == ("class-0a", "asked to")
+    assert store.manifest(2) == lineage[1]
+
+
+def test_reading_what_was_forgotten_says_so(store: Store, lineage: list[Manifest]) -> None:
+    forget_class(store, "class-0a", **WHO)
+    ref = next(one.shard for one in lineage[0].memory if one.class_name == "class-0a")
+    with pytest.raises(ShardForgotten, match="class-0a"):
+        store.read_shard(ref)
+
+
+def test_a_child_inherits_what_was_forgotten_and_is_published(
+    store: Store, lineage: list[Manifest]
+) -> None:
+    forget_class(store, "class-0a", **WHO)
+    assert prepare(parent=lineage[1], seed=2).publish(store).version == 3
+    assert store.verify().problems == ()
+
+
+def test_a_publish_of_the_same_images_does_not_bring_them_back(
+    store: Store, lineage: list[Manifest], watched: WatchedObjects
+) -> None:
+    forget_class(store, "class-0a", **WHO)
+    _with_held_out(prepare(), "class-0a").publish(store)
+    there = {entry.name for entry in watched.list("shards")}
+    assert not {shard_name(sha256) for sha256 in _images(lineage[0], "class-0a")} & there
+    assert store.verify().problems == ()
+
+
+@pytest.mark.usefixtures("lineage")
+def test_a_version_that_comes_meanwhile_is_covered_too(
+    store: Store, watched: WatchedObjects
+) -> None:
+    other = Store.open("models", objects=watched.objects)
+    more = _with_held_out(prepare(parent=other.manifest(1), seed=3), "class-0b")
+
+    def meanwhile(verb: str, name: str) -> None:
+        if verb == "create" and name.startswith("forgotten/"):
+            watched.before = lambda verb, name: None
+            more.publish(other)
+
+    watched.before = meanwhile
+    report = forget_class(store, "class-0b", **WHO)
+    assert report.versions == (1, 2, 3)
+    assert len(report.shards) == 2
+    assert store.verify().problems == ()
+
+
+@pytest.mark.usefixtures("lineage")
+def test_a_forget_that_was_stopped_is_noticed_and_brought_to_its_end_by_gc(
+    store: Store, watched: WatchedObjects
+) -> None:
+    def stop(verb: str, name: str) -> None:
+        if verb == "delete" and name.startswith("shards/"):
+            raise KeyboardInterrupt
+
+    watched.before = stop
+    with pytest.raises(KeyboardInterrupt):
+        forget_class(store, "class-0a", **WHO)
+    watched.before = lambda verb, name: None
+    (problem,) = store.verify().problems
+    assert "was to be forgotten, and is there" in problem
+    assert len(collect_garbage(store, dry_run=True).forgotten) == 1
+    assert not store.verify().ok
+    collect_garbage(store, dry_run=False)
+    assert store.verify().problems == ()
+
+
+@pytest.mark.usefixtures("lineage")
+def test_forgetting_twice_finds_nothing_more_and_harms_nothing(store: Store) -> None:
+    first = forget_class(store, "class-0a", **WHO)
+    again = forget_class(store, "class-0a", **WHO)
+    assert set(again.shards) == set(first.shards)
+    assert again.bytes == 0
+    assert store.verify().problems == ()
+
+
+@pytest.mark.usefixtures("lineage")
+def test_a_class_that_no_version_knows_is_refused(store: Store) -> None:
+    with pytest.raises(DataRejected, match="no version knows"):
+        forget_class(store, "class-0", **WHO)
+    assert store.forgotten() == frozenset()
+
+
+def test_a_class_without_images_has_nothing_to_forget(store: Store) -> None:
+    prepare(images=0).publish(store)
+    assert forget_class(store, "class-0a", **WHO).shards == ()
+
+
+def test_a_tombstone_for_weights_excuses_nothing(
+    store: Store, lineage: list[Manifest], watched: WatchedObjects
+) -> None:
+    expert = lineage[0].tasks[0].expert
+    forget_class(store, "class-0a", **WHO)
+    image = next(iter(store.forgotten()))
+    record = read_forgotten(store.objects, image)
+    assert record is not None
+    from model_store.stored import create_stored
+
+    forged = record.model_copy(update={"sha256": expert.sha256})
+    create_stored(watched, forgotten_name(expert.sha256), forged)
+    assert store.verify().problems == ()
+    collect_garbage(store, dry_run=False)
+    store.read_shard(expert)
+    watched.delete(shard_name(expert.sha256))
+    assert not store.verify().ok
+    with pytest.raises(ShardMissing, match="missing"):
+        store.read_shard(expert)
+
+
+def test_the_same_images_under_another_class_are_named(store: Store) -> None:
+    prepared = prepare()
+    first, second = prepared.draft.memory
+    shared = second.model_copy(update={"shard": first.shard})
+    draft = prepared.draft.model_copy(update={"memory": (first, shared)})
+    store.publish(draft, shards=prepared.shards)
+    assert forget_class(store, "class-0a", **WHO).other_classes == ("class-0b",)
+
+
+@pytest.mark.usefixtures("lineage")
+def test_in_a_damaged_store_nothing_is_forgotten(store: Store, watched: WatchedObjects) -> None:
+    watched.delete(version_name(1))
+    watched.create(version_name(1), b"{}")
+    with pytest.raises(StoreError, match="nothing was done"):
+        forget_class(store, "class-0a", **WHO)
+    assert store.forgotten() == frozenset()
