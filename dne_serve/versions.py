@@ -43,9 +43,8 @@ def overview(
 
 def describe(store: Store, version: int) -> VersionAnswer:
     manifest = store.manifest(version)
-    parent = store.manifest(manifest.parent) if manifest.parent else None
     return VersionAnswer(
-        **details(manifest, parent=parent),
+        **details(manifest, parent=store.parent_of(manifest)),
         preprocessing=manifest.preprocessing,
         temperature=manifest.calibration.temperature,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.errors import ChannelMoved, Interrupted
+from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
 from model_store.manifest import Manifest, delta_of, total_bytes
 from trainer.data import list_classes, note_ignored, refuse_known_classes
 from trainer.draft import draft_version
@@ -54,6 +55,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     if base.parent:
         refuse_known_classes(listing, base.parent.spec.classes)
     transaction = uuid.uuid4().hex
+    _announce(base, transaction)
     try:
         student = make_student(base, request=request, new_classes=listing.names)
         data = read_task_data(
@@ -75,8 +77,14 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         )
         manifest = base.store.publish(draft, shards=shards, signer=request.signer)
         refused = _promote(base, manifest, request)
+    except OutcomeUnknown:
+        raise  # the version may be there, so what it needs stays announced
     except KeyboardInterrupt as error:
+        _withdraw(base, transaction)
         raise Interrupted(_where_it_stopped(base, transaction, request)) from error
+    except Exception:
+        _withdraw(base, transaction)
+        raise
     return Outcome(
         manifest=manifest,
         parent=base.parent,
@@ -84,6 +92,18 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         refused=refused,
         seconds=time.monotonic() - started,
     )
+
+
+def _announce(base: Base, transaction: str) -> None:
+    """Housekeeping leaves alone what this run stands on, however long it trains."""
+    if base.parent is not None:
+        digests = [ref.sha256 for ref in base.parent.shards]
+        base.store.announce(transaction, parent=base.parent.version, digests=digests)
+
+
+def _withdraw(base: Base, transaction: str) -> None:
+    with suppress(StoreError):  # it expires by itself, and must not hide why the run failed
+        base.store.withdraw(transaction)
 
 
 def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:

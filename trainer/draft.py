@@ -48,19 +48,16 @@ def draft_version(
         kind="held-out",
         rows_by_class={name: held.rows_of(name).tolist() for name in task.classes},
     )
-    old_tasks, old_memory, old_held_out = (
-        (parent.tasks, parent.memory, parent.held_out) if parent else ((), (), ())
-    )
     draft = Draft(
         parent=parent.version if parent else None,
         parent_digest=parent.digest if parent else None,
         transaction=transaction,
         network=geometry_of(network.spec),
         preprocessing=student.preprocessing,
-        tasks=(*old_tasks, task),
+        tasks=(*(parent.tasks if parent else ()), task),
         classifier=classifier,
-        memory=(*shrink(old_memory, quota=quota), *memory),
-        held_out=(*old_held_out, *held_out),
+        memory=(*shrink(base.memory, quota=quota), *memory),
+        held_out=(*base.held_out, *held_out),
         metrics=_metrics(student, data),
         created=timestamp(),
         software=f"dne-serve {__version__}",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model_store.channel import ChannelRecord
 from model_store.errors import WrongUsage
-from model_store.manifest import Manifest
+from model_store.manifest import ClassImages, Manifest
 from model_store.signing import Signer
 from model_store.store import Store
 from trainer.plan import Effort
@@ -45,6 +45,19 @@ class Base:
     store: Store
     head: ChannelRecord | None
     parent: Manifest | None
+
+    @property
+    def memory(self) -> tuple[ClassImages, ...]:
+        """The parent's exemplars, but for those that were forgotten since."""
+        return self._remembered(self.parent.memory) if self.parent else ()
+
+    @property
+    def held_out(self) -> tuple[ClassImages, ...]:
+        return self._remembered(self.parent.held_out) if self.parent else ()
+
+    def _remembered(self, entries: tuple[ClassImages, ...]) -> tuple[ClassImages, ...]:
+        forgotten = self.store.forgotten()
+        return tuple(entry for entry in entries if entry.shard.sha256 not in forgotten)
 
 
 def base_of(request: AddTask) -> Base:

@@ -60,9 +60,8 @@ def read_task_data(
             entries, classes=classes, read=base.store.read_shard, preprocessing=preprocessing
         )
 
-    old_held_out, memory = (base.parent.held_out, base.parent.memory) if base.parent else ((), ())
     if request.val_data is None:
-        judged_by = join(remembered(old_held_out), held_out)
+        judged_by = join(remembered(base.held_out), held_out)
     else:
         judged_by = _validation(
             request.val_data,
@@ -73,7 +72,7 @@ def read_task_data(
         )
     return TaskData(
         new=new,
-        memory=remembered(memory),
+        memory=remembered(base.memory),
         new_held_out=held_out,
         judged_by=judged_by,
         source="held-out" if request.val_data is None else "validation",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from model_store.delete import delete_version
 from model_store.manifest import Manifest
 from model_store.store import Store
 from tests.live_server import Live, assert_problem, live_server, png
@@ -138,3 +139,10 @@ def test_what_nobody_foresaw_is_500_without_its_insides(
     assert "secret" not in answer.text
     assert answer.json()["instance"] in caplog.text
     assert "/secret/path" in caplog.text
+
+
+def test_a_version_whose_parent_was_deleted_is_still_shown(live: Live, store: Store) -> None:
+    delete_version(store, 1, actor="tests", reason="no longer needed")
+    body = live.http.get("/versions/2").json()
+    assert (body["version"], body["parent"]) == (2, 1)
+    assert [one["version"] for one in live.http.get("/versions").json()["versions"]] == [2]

@@ -228,7 +228,7 @@ def run_campaign(monkeypatch: pytest.MonkeyPatch, *, examples: int, steps: int) 
 def test_gc_beside_publishers_and_readers_takes_nothing_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = run_campaign(monkeypatch, examples=15, steps=50)
+    done = run_campaign(monkeypatch, examples=15, steps=10)
     assert done["steps"] > 1000
     assert min(done["publishes"], done["swept"], done["gc runs"], done["reads"]) > 0
 
@@ -238,7 +238,7 @@ def test_gc_beside_publishers_and_readers_takes_nothing_that_is_named(
 def test_gc_beside_publishers_and_readers_in_ten_thousand_steps(
     monkeypatch: pytest.MonkeyPatch, fault_row: FaultRow
 ) -> None:
-    done = run_campaign(monkeypatch, examples=150, steps=60)
+    done = run_campaign(monkeypatch, examples=100, steps=10)
     assert done["steps"] >= 10_000
     fault_row(
         "gc beside publishers and readers",

@@ -16,6 +16,7 @@ from model_store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 
 COMMANDS = ["list", "show", "diff", "verify", "promote", "rollback", "resume", "export-onnx"]
+COMMANDS += ["storage", "gc", "delete", "forget", "copy"]
 Capture = pytest.CaptureFixture[str]
 
 

@@ -1,21 +1,21 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 
 import pytest
 
 from model_store import condemn
 from model_store.announce import EXPIRY_S, Announcement, announce, announced
 from model_store.condemn import SWEEP_WINDOW_S, decide, list_condemned, rescue
+from model_store.copy import copy_store
 from model_store.delete import delete_version
 from model_store.errors import OutcomeUnknown, StoreError, WriteFailed
 from model_store.gc import GRACE_S, GcReport, collect_garbage
 from model_store.layout import record_name, run_name, shard_name, version_name
-from model_store.objects import LocalDirectory
+from model_store.objects import Objects
 from model_store.store import Store
 from model_store.stored import create_stored
-from tests.model_store.backends import ClockedObjects, WatchedObjects
+from tests.model_store.backends import ClockedObjects, MemoryObjects, WatchedObjects
 from tests.model_store.drafts import Prepared, prepare, publish_lineage
 
 
@@ -171,6 +171,7 @@ def test_marks_are_listed_before_runs_and_runs_before_versions(
     collect_garbage(store, dry_run=True)
     listed = [name for name in watched.names("list") if name in ("condemned", "runs", "versions")]
     assert listed[:3] == ["condemned", "runs", "versions"]
+    assert listed.count("condemned") == listed.count("runs") == 1
 
 
 def test_a_publisher_announces_before_it_looks_for_marks(
@@ -220,11 +221,13 @@ def test_a_publisher_waits_for_a_sweep_that_has_decided(
     store: Store, watched: WatchedObjects, clocked: ClockedObjects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     polled = threading.Event()
+    polls: list[bool] = []
     monkeypatch.setattr(condemn, "RESCUE_PAUSE_S", 0.001)
     prepared = _third(store)
 
     def notice(verb: str, name: str) -> None:
-        if (verb, name) == ("list", "clock"):
+        polls.append((verb, name) == ("list", "condemned"))
+        if sum(polls) == 3:
             polled.set()
 
     other = Store.open("models", objects=WatchedObjects(clocked, before=notice))
@@ -234,7 +237,7 @@ def test_a_publisher_waits_for_a_sweep_that_has_decided(
     def meanwhile(verb: str, name: str) -> None:
         if verb == "delete" and name.startswith("shards/") and not polled.is_set():
             publisher.start()
-            assert polled.wait(10)
+            assert polled.wait(5)
             visible.append(store.versions())
 
     _sweep(store, grace_s=0)
@@ -265,6 +268,25 @@ def test_a_mark_that_a_sweep_has_decided_is_not_cleared_by_another_run(
     watched.before = meanwhile
     _sweep(store, grace_s=0)
     assert left
+
+
+def test_a_run_does_not_clear_a_mark_that_a_sweep_decides_while_it_looks(
+    store: Store, watched: WatchedObjects, clocked: ClockedObjects
+) -> None:
+    _sweep(store, grace_s=0)
+    (mark, *others) = list_condemned(clocked).marks
+    store.announce("a" * 32, parent=None, digests=[other.sha256 for other in others])
+    needed = Announcement(transaction="b" * 32, parent=None, shards=(mark.sha256,), id="b" * 32)
+    create_stored(clocked, run_name("b" * 32, 1), needed)
+
+    def meanwhile(verb: str, name: str) -> None:
+        if (verb, name) == ("create", mark.verdict_name):
+            watched.before = lambda verb, name: None
+            assert decide(clocked, mark, "sweep")
+
+    watched.before = meanwhile
+    _sweep(store, grace_s=0)
+    assert [left.sha256 for left in list_condemned(clocked).marks] == [mark.sha256]
 
 
 def test_the_verdict_of_a_sweep_that_died_is_void_after_a_while(
@@ -323,11 +345,16 @@ def test_leftovers_of_processes_that_died_go_after_a_day(
     assert sorted(_sweep(store).leftovers) == ["clock/" + "b" * 32, "tmp/" + "a" * 32]
 
 
-def test_a_directory_is_swept_too(tmp_path: Path) -> None:
-    store = Store.create("models", objects=LocalDirectory(tmp_path / "models"))
+def test_every_backend_is_swept(objects: Objects) -> None:
+    store = Store.create("models", objects=objects)
     publish_lineage(store, 1)
     branch = prepare(parent=store.manifest(1), seed=1).publish(store)
     delete_version(store, branch.version, actor="a", reason="")
     _sweep(store, grace_s=0)
     assert len(_sweep(store, grace_s=0).swept) == 4
-    assert store.verify().unused == ()
+    report = store.verify()
+    assert (report.problems, report.unused) == ((), ())
+    copy = Store.create("copy", objects=MemoryObjects())
+    copy_store(store, copy)
+    assert copy.manifest(1) == store.manifest(1)
+    assert copy.is_deleted(2)

@@ -18,7 +18,7 @@ from model_store.errors import (
     VersionNotFound,
     WrongUsage,
 )
-from model_store.layout import record_name, run_name, shard_name, version_name
+from model_store.layout import deleted_name, record_name, run_name, shard_name, version_name
 from model_store.manifest import Manifest
 from model_store.object_storage import ObjectStorage
 from model_store.record import seal
@@ -137,7 +137,7 @@ def test_publishing_a_child_touches_only_what_is_new(store: Store, watched: Watc
     run = run_name(prepared.draft.transaction, 1)
     assert sorted(watched.names("create")) == sorted([run, *new, version_name(2)])
     assert watched.names("delete") == [run]
-    assert watched.names("read") == [version_name(1)]
+    assert watched.names("read") == [version_name(1), deleted_name(1), deleted_name(2)]
     assert len(prepared.shards) == 4  # expert, classifier, and two classes of memory
     assert expert_refs(child)[0] == expert_refs(parent)[0]
 

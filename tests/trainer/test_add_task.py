@@ -8,6 +8,7 @@ import torch
 
 from model_store.codec import decode_images, load_network
 from model_store.errors import DataRejected, DneError, Interrupted, WrongUsage
+from model_store.forget import forget_class
 from model_store.manifest import ClassImages, delta_of, total_bytes
 from model_store.preprocess import read_pixels
 from model_store.store import Store
@@ -326,3 +327,38 @@ def test_a_published_version_loads_and_answers(store: Path, letters: Path) -> No
     assert network.spec == manifest.spec
     weights = np.concatenate([one.detach().numpy().ravel() for one in network.parameters()])
     assert np.isfinite(weights).all()
+
+
+def test_a_class_whose_pictures_were_forgotten_does_not_stop_the_next_task(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    learn(asked(store, letters))
+    opened = Store.open(str(store))
+    forget_class(opened, "a", actor="tests", reason="asked to")
+    learn(asked(store, digits, shape=LATER))
+    child = opened.manifest(2)
+    assert "a" in child.spec.classes
+    assert "a" not in {entry.class_name for entry in (*child.memory, *child.held_out)}
+    assert not opened.verify().problems
+
+
+def test_a_run_announces_what_it_builds_on_until_it_ends(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    learn(asked(store, letters))
+    opened = Store.open(str(store))
+    seen: list[int] = []
+
+    class Watching(Listening):
+        def note(self, text: str) -> None:
+            seen.append(len(opened.objects.list("runs")))
+
+    learn(asked(store, digits, shape=LATER), progress=Watching())
+    assert max(seen) == 1
+    assert not opened.objects.list("runs")
+    with pytest.raises(Interrupted):
+        learn(
+            asked(store, write_classes(store.parent / "more", ["x", "y"]), shape=LATER),
+            progress=Listening(interrupt_in="learning"),
+        )
+    assert not opened.objects.list("runs")
