@@ -25,7 +25,12 @@ SIGNED_AS = b"dne-serve manifest\n"  # a signature for something else is none fo
 
 class Record(BaseModel):
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, populate_by_name=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        populate_by_name=True,
+        defer_build=True,  # a command builds the few records that it meets, not all there are
     )
 
 

@@ -10,6 +10,7 @@ from email.parser import BytesParser
 from email.policy import HTTP
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -29,8 +30,12 @@ def demo() -> Iterator[ModuleType]:
         sys.path.remove(str(ROOT / "deploy"))
 
 
-def test_every_digit_is_either_learnt_or_held_out(demo: ModuleType, tmp_path: Path) -> None:
-    data = demo.write_demo_data(tmp_path)
+@pytest.fixture(scope="module")
+def data(demo: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return demo.write_demo_data(tmp_path_factory.mktemp("data"))
+
+
+def test_every_digit_is_either_learnt_or_held_out(demo: ModuleType, data: Any) -> None:
     held_out = {path.name for path in data.test_images()}
     learnt = {path.name for task in demo.DIGIT_TASKS for path in data.train(task).rglob("*.png")}
     assert len(held_out) == 599
@@ -42,8 +47,7 @@ def test_every_digit_is_either_learnt_or_held_out(demo: ModuleType, tmp_path: Pa
     assert classes == [f"digit_{digit}" for digit in range(10)]
 
 
-def test_the_fourth_task_has_its_own_classes_and_images(demo: ModuleType, tmp_path: Path) -> None:
-    data = demo.write_demo_data(tmp_path)
+def test_the_fourth_task_has_its_own_classes_and_images(demo: ModuleType, data: Any) -> None:
     for folder, count in ((data.shapes_train, 120), (data.shapes_test, 60)):
         assert sorted(shape.name for shape in folder.iterdir()) == ["cross", "triangle"]
         images = demo.images_in(folder / "cross")
