@@ -41,15 +41,19 @@ class Resident:
 
     manifest: Manifest
     labels: tuple[str, ...]
-    """In the order of the logits."""
+    """The classes that are answered, in the order of `run`'s logits."""
     tasks: tuple[str, ...]
     """The task of each label."""
     forward: Callable[[Floats], Floats]
-    """Normalised images [N, 3, S, S] to logits [N, classes]."""
+    """Normalised images [N, 3, S, S] to logits [N, classes], those of retired classes too."""
 
     @classmethod
     def of(cls, manifest: Manifest, *, forward: Callable[[Floats], Floats]) -> Resident:
-        pairs = [(label, task.name) for task in manifest.tasks for label in task.classes]
+        pairs = [
+            (label, task.name)
+            for task in manifest.tasks
+            for label in manifest.without_retired(task.classes)
+        ]
         labels, tasks = zip(*pairs, strict=True)
         return cls(manifest=manifest, labels=labels, tasks=tasks, forward=forward)
 
@@ -69,7 +73,7 @@ class Engine(Protocol):
         """Builds the version and runs it once, so that the first request is as fast as the next."""
 
     def run(self, resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
-        """The logits of each image, in order."""
+        """The logits of each image, in order: one for each of the resident's labels."""
 
     def retain(self, residents: Iterable[Resident]) -> None:
         """Lets go of the experts that none of `residents` uses."""
@@ -199,4 +203,6 @@ def _run(resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
     logits = resident.forward(normalise(np.stack(pixels), resident.manifest.preprocessing))
     if not np.isfinite(logits).all():
         raise ModelUnusable(f"version {resident.version} gives logits that are not finite")
+    if resident.manifest.retired:
+        logits = logits[:, list(resident.manifest.places)]
     return list(logits)

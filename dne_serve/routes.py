@@ -141,7 +141,7 @@ def show_version(
 
 @api.get("/classes", tags=["read"], responses=problems(400, 404, 503))
 def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
-    """The classes of a version in the order of the network's outputs, with their tasks."""
+    """The classes that a version answers, in the order they were learnt, with their tasks."""
     if version is not None:
         return versions.classes(serving.open_store().manifest(version))
     if serving.residents.served is None:

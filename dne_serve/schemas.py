@@ -75,6 +75,8 @@ class VersionAnswer(BaseModel):
     """The public key of the signature; whether it is trusted, `--require-signatures` decides."""
     tasks: list[TaskAnswer]
     classes: list[str]
+    retired: list[str]
+    """Classes that this version never answers any more."""
     shards: list[ShardRef]
     metrics: Metrics
     delta_bytes: int

@@ -31,7 +31,8 @@ def overview(
             continue
         manifests[number] = manifest
         row = summary(manifest, parent=manifests.get(manifest.parent or 0))
-        summaries.append(VersionSummary(**row, new_classes=list(manifest.tasks[-1].classes)))
+        new = manifest.without_retired(manifest.tasks[-1].classes)
+        summaries.append(VersionSummary(**row, new_classes=list(new)))
     return VersionsAnswer(
         served=served,
         channel=channel,
@@ -56,6 +57,6 @@ def classes(manifest: Manifest) -> ClassesAnswer:
         classes=[
             ClassAnswer(label=label, task=task.name)
             for task in manifest.tasks
-            for label in task.classes
+            for label in manifest.without_retired(task.classes)
         ],
     )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from model_store.care_commands import add_class_care_commands
 from model_store.channel import ChannelRecord
 from model_store.command import (
     EXIT_FAILED,
@@ -85,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     export = add("export-onnx", export_version, help="write a version as an ONNX file")
     _add_version(export)
     export.add_argument("--out", metavar="DIR", type=Path, required=True, help="where to write it")
+    add_class_care_commands(add)
     add_housekeeping_commands(add)
     add_keys_command(subparsers)
     return parser
@@ -138,6 +140,8 @@ def show_version(options: argparse.Namespace) -> int:
         ("memory", size(found["memory_bytes"])),
         ("accuracy", percent(found["metrics"]["accuracy"]["all"])),
     ]
+    if found["retired"]:
+        fields.append(("retired", ", ".join(found["retired"])))
     print(columns(fields))
     print("\n" + columns([("task", "heads", "classes"), *_task_rows(manifest)]))
     shards = [(ref["kind"], ref["sha256"], size(ref["bytes"])) for ref in found["shards"]]
@@ -248,7 +252,10 @@ def _parent(store: Store, manifest: Manifest, known: dict[int, Manifest]) -> Man
 
 
 def _task_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
-    return [(task.name, str(task.heads), ", ".join(task.classes)) for task in manifest.tasks]
+    return [
+        (task.name, str(task.heads), ", ".join(manifest.without_retired(task.classes)) or "-")
+        for task in manifest.tasks
+    ]
 
 
 def _print_versions(rows: Sequence[dict[str, Any]], heads: dict[str, ChannelRecord]) -> None:

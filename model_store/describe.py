@@ -18,7 +18,7 @@ def summary(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         "parent": manifest.parent,
         "created": manifest.created,
         "tasks": len(manifest.tasks),
-        "classes": len(manifest.spec.classes),
+        "classes": len(manifest.classes),
         "accuracy": manifest.metrics.accuracy.model_dump(),
         "delta_bytes": total_bytes(delta_of(manifest, parent)),
         "total_bytes": total_bytes(manifest.model_shards),
@@ -36,10 +36,15 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         "software": manifest.software,
         "signed_by": manifest.signature.key if manifest.signature else None,
         "tasks": [
-            {"name": task.name, "classes": list(task.classes), "heads": task.heads}
+            {
+                "name": task.name,
+                "classes": list(manifest.without_retired(task.classes)),
+                "heads": task.heads,
+            }
             for task in manifest.tasks
         ],
-        "classes": list(manifest.spec.classes),
+        "classes": list(manifest.classes),
+        "retired": list(manifest.retired),
         "shards": _shards(manifest.shards),
         "metrics": manifest.metrics.model_dump(mode="json"),
         "delta_bytes": total_bytes(delta_of(manifest, parent)),
@@ -56,7 +61,7 @@ def difference(old: Manifest, new: Manifest) -> dict[str, Any]:
         "from": old.version,
         "to": new.version,
         "tasks": _moves(_task_names(old), _task_names(new)),
-        "classes": _moves(old.spec.classes, new.spec.classes),
+        "classes": _moves(old.classes, new.classes),
         "shards": {"added": _shards(added), "removed": _shards(removed)},
         "added_bytes": total_bytes(added),
         "removed_bytes": total_bytes(removed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol, Self
 
@@ -122,6 +123,8 @@ class Draft(Record):
     classifier: ShardRef
     memory: tuple[ClassImages, ...] = ()
     held_out: tuple[ClassImages, ...] = ()
+    retired: tuple[str, ...] = ()
+    """Classes that are never answered any more. They keep their places among the logits."""
     calibration: Calibration = Calibration()
     metrics: Metrics = Metrics()
     created: Timestamp
@@ -141,8 +144,15 @@ class Draft(Record):
             names = [entry.class_name for entry in images]
             if len(set(names)) != len(names) or not set(names) <= set(spec.classes):
                 raise ValueError(f"the classes of {what} are not distinct classes of the tasks")
+            if not set(names).isdisjoint(self.retired):
+                raise ValueError(f"a class of {what} is retired")
             if any(entry.shard.kind != what for entry in images):
                 raise ValueError(f"a shard of {what} has another kind")
+        retired = set(self.retired)
+        if self.retired != tuple(name for name in spec.classes if name in retired):
+            raise ValueError("the retired classes are not classes of the tasks, in their order")
+        if len(retired) == len(spec.classes):
+            raise ValueError("all classes are retired")
         kinds = {task.expert.kind for task in self.tasks} | {self.classifier.kind}
         if kinds != {"expert", "classifier"} or self.classifier.kind != "classifier":
             raise ValueError("an expert or classifier shard has another kind")
@@ -157,6 +167,22 @@ class Draft(Record):
             for task in self.tasks
         )
         return NetworkSpec(**self.network.model_dump(), tasks=tasks)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the version answers: its classes in the order of the logits, but for retired
+        ones. `spec.classes` names every logit."""
+        return self.without_retired(self.spec.classes)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The logits of `classes`."""
+        retired = set(self.retired)
+        return tuple(i for i, name in enumerate(self.spec.classes) if name not in retired)
+
+    def without_retired(self, names: Iterable[str]) -> tuple[str, ...]:
+        retired = set(self.retired)
+        return tuple(name for name in names if name not in retired)
 
     @property
     def model_shards(self) -> tuple[ShardRef, ...]:
@@ -264,4 +290,5 @@ def _sealed(manifest: Manifest) -> bytes:
 
 
 def _body(draft: Draft) -> dict[str, Any]:
-    return draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"})
+    absent = set() if draft.retired else {"retired"}
+    return draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"} | absent)

@@ -36,7 +36,7 @@ def export_onnx(store: Store, version: int, *, out: Path) -> Path:
     """Writes `out/version-NNNNNNNN.onnx` in one step: the file is whole or it is not there."""
     manifest = store.manifest(version)
     network = load_network(store.read_shard, manifest)
-    model = network_to_onnx(network, metadata=_metadata(manifest))
+    model = network_to_onnx(network, metadata=_metadata(manifest), places=manifest.places)
     path = out / f"version-{version:08d}.onnx"
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -46,11 +46,16 @@ def export_onnx(store: Store, version: int, *, out: Path) -> Path:
     return path
 
 
-def network_to_onnx(network: Network, *, metadata: dict[str, str]) -> onnx.ModelProto:
+def network_to_onnx(
+    network: Network, *, metadata: dict[str, str], places: Sequence[int] | None = None
+) -> onnx.ModelProto:
+    """The graph of `network`. With `places` only those logits are given, in that order."""
     writer = _Writer()
     logits = _network(writer, network)
+    if places is not None and len(places) < len(network.spec.classes):
+        logits = writer.op("Gather", logits, writer.integers(*places), axis=1)
     writer.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
-    size, classes = network.spec.image_size, len(network.spec.classes)
+    size, classes = network.spec.image_size, len(places or network.spec.classes)
     graph = helper.make_graph(
         writer.nodes,
         "dne",
@@ -243,7 +248,7 @@ def _metadata(manifest: Manifest) -> dict[str, str]:
     return {
         "version": str(manifest.version),
         "digest": manifest.digest,
-        "classes": json.dumps(manifest.spec.classes, ensure_ascii=False),
+        "classes": json.dumps(manifest.classes, ensure_ascii=False),
         "preprocessing": manifest.preprocessing.model_dump_json(),
         "temperature": repr(manifest.calibration.temperature),
     }

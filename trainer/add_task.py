@@ -10,7 +10,7 @@ from typing import Any
 
 from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
 from model_store.manifest import Manifest, delta_of, total_bytes
-from trainer.data import list_classes, note_ignored, refuse_known_classes
+from trainer.data import list_classes, note_ignored, refuse_known_classes, refuse_retired_classes
 from trainer.draft import draft_version
 from trainer.learn import learn, make_student
 from trainer.progress import Progress
@@ -34,7 +34,7 @@ class Outcome:
             "version": manifest.version,
             "parent": manifest.parent,
             "tasks": len(manifest.tasks),
-            "classes": len(manifest.spec.classes),
+            "classes": len(manifest.classes),
             "new_classes": list(manifest.tasks[-1].classes),
             "accuracy": manifest.metrics.accuracy.model_dump(),
             "promoted": self.promoted,
@@ -53,7 +53,8 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     note_ignored(listing, progress)
     base = base_of(request)
     if base.parent:
-        refuse_known_classes(listing, base.parent.spec.classes)
+        refuse_known_classes(listing, base.parent.classes)
+        refuse_retired_classes(listing, base.parent.retired)
     transaction = uuid.uuid4().hex
     _announce(base, transaction)
     try:

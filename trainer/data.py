@@ -161,6 +161,15 @@ def refuse_known_classes(listing: Listing, known: Collection[str]) -> None:
         )
 
 
+def refuse_retired_classes(listing: Listing, retired: Collection[str]) -> None:
+    again = [name for name in listing.names if name in retired]
+    if again:
+        raise DataRejected(
+            f"{again[0]!r} is the name of a class that was retired; "
+            "`dne-store rename-class` gives that one another name, and sets this one free"
+        )
+
+
 def refuse_unknown_classes(listing: Listing, known: Collection[str], *, option: str) -> None:
     foreign = [name for name in listing.names if name not in known]
     if foreign:

@@ -19,7 +19,7 @@ from model_store.manifest import (
 )
 from model_store.shard import shard_ref
 from model_store.store import timestamp
-from trainer.evaluate import Judged, in_batches, judge
+from trainer.evaluate import in_batches, judge, judged_by
 from trainer.learn import Student
 from trainer.memory import herding_order, keep, shrink
 from trainer.request import AddTask, Base
@@ -40,7 +40,7 @@ def draft_version(
     """The version to publish, and its new shards by digest."""
     network, parent = student.network, base.parent
     task, classifier, shards = _model_shards(student, training)
-    quota = request.memory // len(network.spec.classes)
+    quota = request.memory // (len(network.spec.classes) - len(data.retired))
     memory, memory_shards = _exemplars(student, data, quota=quota)
     held = data.new_held_out
     held_out, held_shards = keep(
@@ -58,6 +58,7 @@ def draft_version(
         classifier=classifier,
         memory=(*shrink(base.memory, quota=quota), *memory),
         held_out=(*base.held_out, *held_out),
+        retired=data.retired,
         metrics=_metrics(student, data),
         created=timestamp(),
         software=f"dne-serve {__version__}",
@@ -107,7 +108,7 @@ def _metrics(student: Student, data: TaskData) -> Metrics:
     network, images = student.network, data.judged_by
     if not len(images):
         return Metrics()
-    judged = judge(network, images, preprocessing=student.preprocessing)
+    judged = judge(network, images, preprocessing=student.preprocessing, retired=data.retired)
     newest = network.spec.tasks[-1].classes
     older = [name for name in network.spec.classes if name not in newest]
     return Metrics(
@@ -134,5 +135,4 @@ def _parent_accuracy(student: Student, data: TaskData, older: list[str]) -> floa
 
     images = data.judged_by
     logits = in_batches(network, images, as_parent, preprocessing=student.preprocessing)
-    judged = Judged(classes=images.classes, labels_N=images.labels_N, logits_NC=logits)
-    return judged.accuracy(older)
+    return judged_by(logits, images, retired=data.retired).accuracy(older)

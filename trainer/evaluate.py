@@ -102,14 +102,17 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
     manifest = _chosen(store, request)
     listing = list_classes(request.data)
     note_ignored(listing, progress)
-    refuse_unknown_classes(listing, manifest.spec.classes, option="--data")
+    refuse_unknown_classes(listing, manifest.classes, option="--data")
     images = read_images(
         listing, preprocessing=manifest.preprocessing, skip_bad=request.skip_bad, progress=progress
     )
     refuse_no_images(images, listing, option="--data")
     network = load_network(store.read_shard, manifest).to(choose_device(request.device))
     judged = judge(
-        network, images.among(manifest.spec.classes), preprocessing=manifest.preprocessing
+        network,
+        images.among(manifest.spec.classes),
+        preprocessing=manifest.preprocessing,
+        retired=manifest.retired,
     )
     newest = manifest.spec.tasks[-1].classes
     older = [name for name in manifest.spec.classes if name not in newest]
@@ -127,12 +130,24 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
     }
 
 
-def judge(network: Network, images: LabelledImages, *, preprocessing: Preprocessing) -> Judged:
-    return Judged(
-        classes=images.classes,
-        labels_N=images.labels_N,
-        logits_NC=in_batches(network, images, network.forward, preprocessing=preprocessing),
-    )
+def judge(
+    network: Network,
+    images: LabelledImages,
+    *,
+    preprocessing: Preprocessing,
+    retired: Collection[str] = (),
+) -> Judged:
+    logits = in_batches(network, images, network.forward, preprocessing=preprocessing)
+    return judged_by(logits, images, retired=retired)
+
+
+def judged_by(
+    logits_NC: Floats, images: LabelledImages, *, retired: Collection[str] = ()
+) -> Judged:
+    """Retired classes are never answered: their logits become minus infinity."""
+    if len(logits_NC):
+        logits_NC[:, [images.classes.index(name) for name in retired]] = -np.inf
+    return Judged(classes=images.classes, labels_N=images.labels_N, logits_NC=logits_NC)
 
 
 def in_batches(

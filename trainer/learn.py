@@ -91,8 +91,8 @@ def learn(
         name="learning",
         progress=progress,
     )
-    if student.teacher and can_be_balanced(images):
-        _tune(student, images, request=request, progress=progress)
+    if student.teacher and can_be_balanced(images, retired=data.retired):
+        _tune(student, images, retired=data.retired, request=request, progress=progress)
     network.requires_grad_(False).eval()
     return {
         "images": len(data.new),
@@ -106,7 +106,12 @@ def learn(
 
 
 def _tune(
-    student: Student, images: LabelledImages, *, request: AddTask, progress: Progress
+    student: Student,
+    images: LabelledImages,
+    *,
+    retired: tuple[str, ...],
+    request: AddTask,
+    progress: Progress,
 ) -> None:
     network = student.network
     network.experts[-1].requires_grad_(False)
@@ -123,7 +128,7 @@ def _tune(
         plan=request.effort.tuning(plan),
         augment=_augmentation(student, request),
         preprocessing=student.preprocessing,
-        draw_epoch=balanced(images),
+        draw_epoch=balanced(images, retired=retired),
         seed=request.seed + 1,
         name="balancing",
         progress=progress,

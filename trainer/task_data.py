@@ -36,6 +36,8 @@ class TaskData:
     judged_by: LabelledImages
     """Never trained on: held-out images of all classes, or the validation folder."""
     source: Literal["held-out", "validation"]
+    retired: tuple[str, ...] = ()
+    """Classes that are never answered: there are no images of them, and none are missed."""
 
 
 def read_task_data(
@@ -66,6 +68,7 @@ def read_task_data(
         judged_by = _validation(
             request.val_data,
             classes=classes,
+            retired=base.parent.retired if base.parent else (),
             preprocessing=preprocessing,
             skip_bad=request.skip_bad,
             progress=progress,
@@ -76,6 +79,7 @@ def read_task_data(
         new_held_out=held_out,
         judged_by=judged_by,
         source="held-out" if request.val_data is None else "validation",
+        retired=base.parent.retired if base.parent else (),
     )
 
 
@@ -83,13 +87,15 @@ def _validation(
     folder: Path,
     *,
     classes: tuple[str, ...],
+    retired: tuple[str, ...],
     preprocessing: Preprocessing,
     skip_bad: bool,
     progress: Progress,
 ) -> LabelledImages:
     listing = list_classes(folder, option="--val-data")
     note_ignored(listing, progress)
-    refuse_unknown_classes(listing, classes, option="--val-data")
+    known = [name for name in classes if name not in retired]
+    refuse_unknown_classes(listing, known, option="--val-data")
     images = read_images(listing, preprocessing=preprocessing, skip_bad=skip_bad, progress=progress)
     refuse_no_images(images, listing, option="--val-data")
     return images.among(classes)

@@ -15,8 +15,10 @@ from model_store.layout import shard_name, version_name
 from model_store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 
-COMMANDS = ["list", "show", "diff", "verify", "promote", "rollback", "resume", "export-onnx"]
-COMMANDS += ["storage", "gc", "delete", "forget", "copy"]
+COMMANDS = [
+    *("list", "show", "diff", "verify", "promote", "rollback", "resume", "export-onnx"),
+    *("retire-class", "rename-class", "storage", "gc", "delete", "forget", "copy"),
+]
 Capture = pytest.CaptureFixture[str]
 
 

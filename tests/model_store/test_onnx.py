@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
+from model_store.class_care import Care, retire_class
 from model_store.errors import VersionNotFound, WriteFailed
 from model_store.onnx import export_onnx, network_to_onnx
 from model_store.spec import NetworkSpec
@@ -74,6 +75,25 @@ def test_the_exported_file_says_what_it_is(tmp_path: Path) -> None:
     batch = images(2)
     with torch.no_grad():
         assert np.abs(run(path.read_bytes(), batch) - network(batch).numpy()).max() < 1e-4
+
+
+def test_the_exported_file_leaves_retired_classes_out(tmp_path: Path) -> None:
+    network = grown([2, 1])
+    store = Store.create(str(tmp_path / "models"))
+    draft, shards = version_of(network)
+    first = store.publish(draft, shards=shards)
+    store.promote(first.version, channel="production", actor="tests", reason="")
+    gone = network.spec.classes[1]
+    retire_class(gone, care=Care(store=store, channel="production", actor="tests"))
+    before, after = (export_onnx(store, version, out=tmp_path) for version in (1, 2))
+    model = onnx.load(after)
+    onnx.checker.check_model(model, full_check=True)
+    facts = {prop.key: prop.value for prop in model.metadata_props}
+    kept = [name for name in network.spec.classes if name != gone]
+    assert json.loads(facts["classes"]) == kept
+    batch = images(3)
+    rest = np.delete(run(before.read_bytes(), batch), 1, axis=1)
+    assert run(after.read_bytes(), batch).tobytes() == rest.tobytes()
 
 
 def test_exporting_what_is_not_there_or_to_where_nothing_can_be_written_says_so(
