@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     _add_task_parser(commands)
     _evaluate_parser(commands)
+    _report_parser(commands)
     return top
 
 
@@ -154,6 +155,19 @@ def _evaluate_parser(commands: Any) -> None:
     add_channel_option(one)
 
 
+def _report_parser(commands: Any) -> None:
+    one = commands.add_parser(
+        "report",
+        help="write a version's report as a page and as JSON",
+        description="Accuracy by class and task, confusion, forgetting, calibration and growth of "
+        "a version, measured on its held-out images: report.html and report.json in DIR.",
+    )
+    one.set_defaults(command=_report)
+    one.add_argument("version", metavar="N", type=version_number, help="the number of the version")
+    one.add_argument("--out", metavar="DIR", type=Path, required=True, help="where to write it")
+    _running_options(one)
+
+
 def _add_task(options: argparse.Namespace) -> int:
     request = _request(options)
     _prepare_torch(options)
@@ -235,6 +249,23 @@ def _evaluate(options: argparse.Namespace) -> int:
     width = max(map(len, report["per_class"]))
     for name, value in report["per_class"].items():
         print(f"    {name:{width}}  {_percent(value)}")
+    return EXIT_OK
+
+
+def _report(options: argparse.Namespace) -> int:
+    _prepare_torch(options)
+    from trainer.progress import show_progress
+    from trainer.report import Report, write_report
+
+    request = Report(
+        store=options.store, version=options.version, out=options.out, device=options.device
+    )
+    report, paths = write_report(request, progress=show_progress())
+    if options.json:
+        print_json({**report, "paths": [str(path) for path in paths]})
+        return EXIT_OK
+    print(f"version {report['version']}, judged by {report['images']} held-out images:")
+    print(f"accuracy {_percent(report['accuracy']['all'])}; the report is in {paths[-1]}")
     return EXIT_OK
 
 
