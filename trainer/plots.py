@@ -92,6 +92,8 @@ def matrix(counts: Sequence[Sequence[int]], *, names: Sequence[str], title: str)
     plot = [
         f'<svg class="matrix" role="img" viewBox="0 0 {side:.0f} {side:.0f}" '
         f'style="max-width:{side:.0f}px"><title>{escape(title)}</title>'
+        f'<rect class="cell" x="{margin:.1f}" y="{margin:.1f}" '
+        f'width="{size * len(names):.1f}" height="{size * len(names):.1f}"/>'
     ]
     for row, (name, line) in enumerate(zip(names, counts, strict=True)):
         total = sum(line)
@@ -103,16 +105,16 @@ def matrix(counts: Sequence[Sequence[int]], *, names: Sequence[str], title: str)
                 f"{escape(_short(name))}</text>"
             )
         for column, count in enumerate(line):
+            if not count:
+                continue  # most cells of a large matrix: the ground shows
             kind = "right" if row == column else "wrong"
-            x, share = margin + size * column, count / total if total else 0
-            shade = f' fill-opacity="{share:.2f}"' if count else ' fill-opacity="0"'
+            x, share = margin + size * column, count / total
             tip = f"{count} of {total}: {name} taken for {names[column]}"
             plot.append(
-                f'<g><title>{escape(tip)}</title><rect class="cell" x="{x:.1f}" y="{y:.1f}" '
-                f'width="{size - 1:.1f}" height="{size - 1:.1f}"/><rect class="{kind}"{shade} '
+                f'<g><title>{escape(tip)}</title><rect class="{kind}" fill-opacity="{share:.2f}" '
                 f'x="{x:.1f}" y="{y:.1f}" width="{size - 1:.1f}" height="{size - 1:.1f}"/>'
             )
-            if count and size >= 20:
+            if size >= 20:
                 on = ' class="on"' if share > 0.55 else ""
                 at = f'x="{x + size / 2:.1f}" y="{y + size / 2 + 4:.1f}"'
                 plot.append(f'<text{on} text-anchor="middle" {at}>{count}</text>')
