@@ -199,7 +199,8 @@ def test_evaluate_answers_with_the_figures_of_the_design(dne_train: Command, let
     assert dne_train("evaluate", "--data", letters, "--json") == 0
     report = json.loads(dne_train.out)
     assert set(report) == {
-        *("version", "images", "accuracy", "per_class", "confusion", "calibration_error")
+        *("version", "images", "accuracy", "per_class", "confusion", "calibration_error"),
+        *("calibration", "unknown"),
     }
     assert (report["version"], report["images"]) == (1, 24)
     assert dne_train("evaluate", "--data", letters) == 0
@@ -228,6 +229,8 @@ def test_help_names_every_option_of_the_design(dne_train: Command) -> None:
         *("--seed", "--no-promote", "--skip-bad", "--store", "--json", "--channel", "--reason"),
         *("--batch-size", "--learning-rate", "--device", "--threads", "--loss", "--augment"),
         *("--image-size", "--patch-size", "--depth", "--head-width"),
+        *("--max-drop", "--min-new", "--max-latency-ms", "--max-bytes", "--force"),
+        "--unknown-rate",
     ):
         assert option in dne_train.out
 
