@@ -135,7 +135,7 @@ def _new_reasons(candidate: Candidate, *, limits: Limits) -> tuple[str, ...]:
     new = judged.accuracy(newest)
     if limits.min_new is not None:
         if new is None:
-            return ("--min-new was given, and no image of a new class was held out to judge by",)
+            return ("--min-new was given, and there was no image of a new class to judge by",)
         if new < limits.min_new - 1e-9:
             return (
                 f"accuracy on new classes is {_percent(new)}, less than --min-new "
@@ -171,11 +171,11 @@ def _notes(candidate: Candidate) -> tuple[str, ...]:
     if candidate.parent is not None:
         missing = [name for name in candidate.older if not judged.is_of([name]).any()]
         if missing and len(missing) == len(candidate.older):
-            notes.append("old classes were not judged: none of their images was held out")
+            notes.append("old classes were not judged: there was no image of them to judge by")
         elif missing:
-            notes.append(f"not judged, with no image held out: {_named(missing)}")
+            notes.append(f"not judged, for want of images to judge by: {_named(missing)}")
     if judged.accuracy(candidate.newest) is None:
-        notes.append("new classes were not judged: none of their images was held out")
+        notes.append("new classes were not judged: there was no image of them to judge by")
     return tuple(notes)
 
 

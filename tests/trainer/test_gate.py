@@ -122,11 +122,11 @@ def test_what_could_not_be_judged_is_said() -> None:
     assert nothing.passed
     assert nothing.p_value is None
     assert nothing.notes == (
-        "old classes were not judged: none of their images was held out",
-        "new classes were not judged: none of their images was held out",
+        "old classes were not judged: there was no image of them to judge by",
+        "new classes were not judged: there was no image of them to judge by",
     )
     some = decide(candidate([0, 2], before=[0, 0], after=[0, 2]), limits=Limits())
-    assert some.notes == ("not judged, with no image held out: 'b'",)
+    assert some.notes == ("not judged, for want of images to judge by: 'b'",)
     asked_for = decide(candidate([0], before=[0], after=[0]), limits=Limits(min_new=0.1))
     assert not asked_for.passed
 
