@@ -92,7 +92,14 @@ def test_new_classes_that_are_only_guessed_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("right", "of", "classes", "guessed"),
-    [(4, 20, 5, True), (8, 20, 5, False), (0, 6, 3, False), (24, 24, 2, False), (0, 99, 1, False)],
+    [
+        (4, 20, 5, True),
+        (8, 20, 5, False),
+        (90, 200, 5, False),
+        (0, 6, 3, False),
+        (24, 24, 2, False),
+        (0, 99, 1, False),
+    ],
 )
 def test_guessing_is_told_from_learning_and_from_bad_luck(
     right: int, of: int, classes: int, guessed: bool
