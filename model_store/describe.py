@@ -50,6 +50,16 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
     }
 
 
+def verdict(manifest: Manifest) -> str:
+    """What the gate said of a version, in one line."""
+    gate = manifest.metrics.gate
+    if gate is None:
+        return "not judged"
+    if gate.passed:
+        return "passed"
+    return f"{'overruled' if gate.forced else 'refused'}: {'; '.join(gate.reasons)}"
+
+
 def difference(old: Manifest, new: Manifest) -> dict[str, Any]:
     """What is in `new` and not in `old`, and the other way round."""
     added = _only_in(new.shards, old.shards)
