@@ -116,9 +116,15 @@ def _prediction(
         label=top[0].label,
         score=top[0].score,
         task=resident.tasks[order[0]],
-        unknown=False,  # manifests of this format carry no detector of unknown images
+        unknown=_is_unknown(resident, logits),
         top=top,
     )
+
+
+def _is_unknown(resident: Resident, logits: Floats) -> bool:
+    """Whether the image is like none of the classes, by the rule that its trainer fitted."""
+    detector = resident.manifest.unknown
+    return detector is not None and float(logits.max()) < detector.threshold
 
 
 def _softmax(logits: Floats, *, temperature: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.channel import ChannelRecord, Mode
-from model_store.manifest import MAX_VERSION, Accuracy, Metrics, Preprocessing, ShardRef
+from model_store.manifest import MAX_VERSION, Preprocessing, ShardRef
+from model_store.quality import Accuracy, Calibration, Metrics, Unknown
 
 VersionNumber = Annotated[int, Field(ge=1, le=MAX_VERSION)]
 
@@ -18,7 +19,8 @@ class Score(BaseModel):
 
 
 class Prediction(BaseModel):
-    """`score` is the calibrated probability over the version's classes."""
+    """`score` is the calibrated probability over the version's classes. `unknown`: the image is
+    probably of none of them, and `label` only the nearest."""
 
     filename: str | None
     label: str
@@ -79,6 +81,9 @@ class VersionAnswer(BaseModel):
     """Classes that this version never answers any more."""
     shards: list[ShardRef]
     metrics: Metrics
+    calibration: Calibration
+    unknown: Unknown | None
+    """How images that are like none of the classes are found; null where nothing was held out."""
     delta_bytes: int
     total_bytes: int
     memory_bytes: int

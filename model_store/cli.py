@@ -23,7 +23,7 @@ from model_store.command import (
     run,
     version_number,
 )
-from model_store.describe import channel_head, channel_move, details, difference, summary
+from model_store.describe import channel_head, channel_move, details, difference, summary, verdict
 from model_store.errors import StoreError
 from model_store.housekeeping import add_housekeeping_commands
 from model_store.keys import add_keys_command
@@ -139,6 +139,7 @@ def show_version(options: argparse.Namespace) -> int:
         ("size", f"{size(found['total_bytes'])}, new {size(found['delta_bytes'])}"),
         ("memory", size(found["memory_bytes"])),
         ("accuracy", percent(found["metrics"]["accuracy"]["all"])),
+        ("gate", verdict(manifest)),
     ]
     if found["retired"]:
         fields.append(("retired", ", ".join(found["retired"])))

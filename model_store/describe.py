@@ -46,11 +46,23 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         "classes": list(manifest.classes),
         "retired": list(manifest.retired),
         "shards": _shards(manifest.shards),
-        "metrics": manifest.metrics.model_dump(mode="json"),
+        "metrics": manifest.metrics.model_dump(mode="json", by_alias=True),
+        "calibration": manifest.calibration.model_dump(),
+        "unknown": manifest.unknown and manifest.unknown.model_dump(),
         "delta_bytes": total_bytes(delta_of(manifest, parent)),
         "total_bytes": total_bytes(manifest.model_shards),
         "memory_bytes": total_bytes(manifest.image_shards),
     }
+
+
+def verdict(manifest: Manifest) -> str:
+    """What the gate said of a version, in one line."""
+    gate = manifest.metrics.gate
+    if gate is None:
+        return "not judged"
+    if gate.passed:
+        return "passed"
+    return f"{'overruled' if gate.forced else 'refused'}: {'; '.join(gate.reasons)}"
 
 
 def difference(old: Manifest, new: Manifest) -> dict[str, Any]:

@@ -6,33 +6,27 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from model_store.errors import RecordInvalid, SpecInvalid
+from model_store.quality import Accuracy as Accuracy
+from model_store.quality import Calibration as Calibration
+from model_store.quality import Count as Count
+from model_store.quality import Metrics as Metrics
+from model_store.quality import Record as Record
+from model_store.quality import Text as Text
+from model_store.quality import Unknown as Unknown
 from model_store.record import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal
 from model_store.spec import MAX_TASKS, ExpertSpec, NetworkSpec, TaskSpec
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ShardKind = Literal["expert", "classifier", "memory", "held-out"]
-Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Scalar = str | int | float | bool | None
-Text = Annotated[str, Field(max_length=2000)]
 Timestamp = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$")]
 Transaction = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 MAX_VERSION = 99_999_999
 SIGNED_AS = b"dne-serve manifest\n"  # a signature for something else is none for a manifest
-
-
-class Record(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        populate_by_name=True,
-        defer_build=True,  # a command builds the few records that it meets, not all there are
-    )
 
 
 class ShardRef(Record):
@@ -77,7 +71,7 @@ class TaskRecord(Record):
     classes: tuple[str, ...]
     heads: int
     expert: ShardRef
-    training: dict[str, Scalar] = {}
+    training: dict[str, Scalar] = Field(default_factory=dict)
 
 
 class ClassImages(Record):
@@ -86,28 +80,6 @@ class ClassImages(Record):
     class_name: str = Field(alias="class")
     shard: ShardRef
     count: Count
-
-
-class Calibration(Record):
-    """Logits are divided by `temperature` before the softmax."""
-
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-
-
-class Accuracy(Record):
-    """Shares of right answers; null where there was nothing to judge by."""
-
-    all: float | None = None
-    old: float | None = None
-    new: float | None = None
-    parent_old: float | None = None
-
-
-class Metrics(Record):
-    accuracy: Accuracy = Accuracy()
-    per_class: dict[str, float] = {}
-    images: Count = 0
-    source: Literal["held-out", "validation", "none"] = "none"
 
 
 class Draft(Record):
@@ -126,6 +98,7 @@ class Draft(Record):
     retired: tuple[str, ...] = ()
     """Classes that are never answered any more. They keep their places among the logits."""
     calibration: Calibration = Calibration()
+    unknown: Unknown | None = None
     metrics: Metrics = Metrics()
     created: Timestamp
     software: Text

@@ -19,6 +19,7 @@ from model_store.manifest import (
     ShardRef,
     Signs,
     TaskRecord,
+    Unknown,
     geometry_of,
 )
 from model_store.network import Network
@@ -38,6 +39,7 @@ def publish_tiny(
     accuracy: float | None = None,
     seed: int = 0,
     signer: Signs | None = None,
+    unknown: Unknown | None = None,
 ) -> Manifest:
     """A version with random weights that knows the parent's tasks and `tasks`. Not promoted."""
     with torch.random.fork_rng(devices=[]):
@@ -63,6 +65,7 @@ def publish_tiny(
         preprocessing=Preprocessing(image_size=IMAGE_SIZE),
         tasks=records,
         classifier=shard_ref("classifier", classifier),
+        unknown=unknown,
         metrics=Metrics(accuracy=Accuracy(all=accuracy, new=accuracy)),
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         software="tests",

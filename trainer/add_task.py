@@ -17,6 +17,9 @@ from trainer.progress import Progress
 from trainer.request import AddTask, Base, base_of
 from trainer.task_data import read_task_data
 
+MAX_REASON = 2000
+"""Characters that a channel record takes."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
@@ -37,6 +40,9 @@ class Outcome:
             "classes": len(manifest.classes),
             "new_classes": list(manifest.tasks[-1].classes),
             "accuracy": manifest.metrics.accuracy.model_dump(),
+            "calibration": manifest.calibration.model_dump(),
+            "unknown": manifest.unknown and manifest.unknown.model_dump(),
+            "gate": manifest.metrics.gate and manifest.metrics.gate.model_dump(by_alias=True),
             "promoted": self.promoted,
             "refused": self.refused,
             "delta_bytes": total_bytes(delta_of(manifest, self.parent)),
@@ -47,7 +53,10 @@ class Outcome:
 
 
 def add_task(request: AddTask, *, progress: Progress) -> Outcome:
-    """Trains, evaluates, publishes, promotes. Until it is published nothing of it can be seen."""
+    """Trains, judges, publishes, and promotes what the gate lets pass.
+
+    Until it is published nothing of it can be seen.
+    """
     started = time.monotonic()
     listing = list_classes(request.data)
     note_ignored(listing, progress)
@@ -109,10 +118,13 @@ def _withdraw(base: Base, transaction: str) -> None:
 
 def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
     """Promotes the version, or says why not and how to go on."""
-    channel, number = request.channel, manifest.version
+    channel, number, gate = request.channel, manifest.version, manifest.metrics.gate
     if not request.promote:
         return None
     by_hand = f"`dne-store promote {number} --channel {channel}` would promote it"
+    against = "; ".join(gate.reasons) if gate else ""
+    if against and not request.limits.force:
+        return f"the gate refused it: {against}; {by_hand}"
     if base.head is not None and base.head.mode == "pin":
         return f"channel {channel} is pinned to version {base.head.target}; {by_hand}"
     try:
@@ -120,7 +132,7 @@ def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
             number,
             channel=channel,
             actor=request.actor,
-            reason=request.reason or f"task {manifest.tasks[-1].name} was learnt",
+            reason=_reason(manifest, request),
             after=base.head.number if base.head else 0,
         )
     except ChannelMoved:
@@ -129,6 +141,15 @@ def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
             f"{by_hand}, and running the same command again trains on top of the new head"
         )
     return None
+
+
+def _reason(manifest: Manifest, request: AddTask) -> str:
+    """What the channel's history will say, and that the gate was overruled where it was."""
+    reason = request.reason or f"task {manifest.tasks[-1].name} was learnt"
+    gate = manifest.metrics.gate
+    if gate is None or not gate.forced:
+        return reason
+    return f"{reason} (forced: {'; '.join(gate.reasons)})"[:MAX_REASON]
 
 
 def _where_it_stopped(base: Base, transaction: str, request: AddTask) -> str:

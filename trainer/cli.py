@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,6 @@ from model_store.command import (
 from trainer.presets import PRESETS, Shape
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from trainer.add_task import Outcome
     from trainer.request import AddTask
 
 
@@ -54,7 +52,7 @@ def _add_task_parser(commands: Any) -> None:
         "add-task",
         help="learn new classes and publish a version",
         description="Learns the classes in DIR, one folder of images a class, publishes a version "
-        "and promotes it. The first task makes version 1.",
+        "and, if the gate lets it pass, promotes it. The first task makes version 1.",
     )
     one.set_defaults(command=_add_task)
     one.add_argument("--data", metavar="DIR", type=Path, required=True, help="one folder a class")
@@ -70,6 +68,7 @@ def _add_task_parser(commands: Any) -> None:
     add_sign_option(one)
     _size_options(one)
     _learning_options(one)
+    _gate_options(one)
     _running_options(one)
     add_channel_option(one)
 
@@ -127,6 +126,52 @@ def _learning_options(one: argparse.ArgumentParser) -> None:
     )
 
 
+def _gate_options(one: argparse.ArgumentParser) -> None:
+    gate = one.add_argument_group(
+        "the gate", "A version that breaks one of these is published and not promoted (exit 3)."
+    )
+    gate.add_argument(
+        "--max-drop",
+        metavar="POINTS",
+        type=_points,
+        default=0.02,
+        help="how far accuracy on old classes may fall, in points of 100; a fall that may be "
+        "chance is let pass (default: 2)",
+    )
+    gate.add_argument(
+        "--min-new",
+        metavar="SHARE",
+        type=_share,
+        help="least accuracy on new classes: 0.8 or 80%% (default: better than guessing)",
+    )
+    gate.add_argument(
+        "--max-latency-ms", metavar="MS", type=float, help="for one image, measured on this machine"
+    )
+    gate.add_argument(
+        "--max-bytes", metavar="N", type=int, help="size of all experts and the classifier"
+    )
+    gate.add_argument(
+        "--force", action="store_true", help="promote all the same, and record that it was forced"
+    )
+    gate.add_argument(
+        "--unknown-rate",
+        metavar="SHARE",
+        type=_share,
+        default=0.05,
+        help="share of known images that may be answered as unknown: 0.05 or 5%% (the default)",
+    )
+
+
+def _share(text: str) -> float:
+    """0.8, 80% and 80 are the same: a share above 1 can only be meant in percent."""
+    value = float(text.removesuffix("%"))
+    return value / 100 if text.endswith("%") or value > 1 else value
+
+
+def _points(text: str) -> float:
+    return float(text.removesuffix("%")) / 100
+
+
 def _running_options(one: argparse.ArgumentParser) -> None:
     one.add_argument(
         "--device",
@@ -149,6 +194,12 @@ def _evaluate_parser(commands: Any) -> None:
     one.add_argument("--data", metavar="DIR", type=Path, required=True, help="one folder a class")
     one.add_argument(
         "--version", metavar="N", type=version_number, help="default: what the channel names"
+    )
+    one.add_argument(
+        "--unknown-data",
+        metavar="DIR",
+        type=Path,
+        help="images of no class of the model: how well they are told from those in --data",
     )
     one.add_argument("--skip-bad", action="store_true", help="go on without unreadable images")
     _running_options(one)
@@ -173,20 +224,23 @@ def _add_task(options: argparse.Namespace) -> int:
     _prepare_torch(options)
     from trainer.add_task import add_task
     from trainer.progress import show_progress
+    from trainer.tell import tell_outcome
 
     outcome = add_task(request, progress=show_progress())
     if options.json:
         print_json(outcome.as_json())
     else:
-        _tell(outcome)
+        tell_outcome(outcome)
     return EXIT_NOT_PROMOTED if outcome.refused else EXIT_OK
 
 
 def _request(options: argparse.Namespace) -> AddTask:
     from model_store.errors import WrongUsage
     from model_store.signing import load_signer
+    from trainer.gate import Limits
     from trainer.plan import Effort
     from trainer.request import AddTask
+    from trainer.unknown import check_rate
 
     if options.memory < 0:
         raise WrongUsage(f"--memory must be 0 or more, not {options.memory}")
@@ -217,6 +271,14 @@ def _request(options: argparse.Namespace) -> AddTask:
         memory=options.memory,
         seed=options.seed,
         promote=not options.no_promote,
+        limits=Limits(
+            max_drop=options.max_drop,
+            min_new=options.min_new,
+            max_latency_ms=options.max_latency_ms,
+            max_bytes=options.max_bytes,
+            force=options.force,
+        ),
+        unknown_rate=check_rate(options.unknown_rate),
         skip_bad=options.skip_bad,
         device=options.device,
         actor=current_actor(),
@@ -229,12 +291,14 @@ def _evaluate(options: argparse.Namespace) -> int:
     _prepare_torch(options)
     from trainer.evaluate import Evaluate, evaluate
     from trainer.progress import show_progress
+    from trainer.tell import tell_evaluation
 
     request = Evaluate(
         store=options.store,
         data=options.data,
         channel=options.channel,
         version=options.version,
+        unknown_data=options.unknown_data,
         skip_bad=options.skip_bad,
         device=options.device,
     )
@@ -242,13 +306,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report)
         return EXIT_OK
-    print(f"version {report['version']}, {report['images']} images")
-    for name, value in report["accuracy"].items():
-        print(f"  accuracy, {name + ':':4} {_percent(value)}")
-    print(f"  calibration error: {report['calibration_error']:.3f}")
-    width = max(map(len, report["per_class"]))
-    for name, value in report["per_class"].items():
-        print(f"    {name:{width}}  {_percent(value)}")
+    tell_evaluation(report)
     return EXIT_OK
 
 
@@ -256,6 +314,7 @@ def _report(options: argparse.Namespace) -> int:
     _prepare_torch(options)
     from trainer.progress import show_progress
     from trainer.report import Report, write_report
+    from trainer.tell import percent
 
     request = Report(
         store=options.store, version=options.version, out=options.out, device=options.device
@@ -265,7 +324,7 @@ def _report(options: argparse.Namespace) -> int:
         print_json({**report, "paths": [str(path) for path in paths]})
         return EXIT_OK
     print(f"version {report['version']}, judged by {report['images']} held-out images:")
-    print(f"accuracy {_percent(report['accuracy']['all'])}; the report is in {paths[-1]}")
+    print(f"accuracy {percent(report['accuracy']['all'])}; the report is in {paths[-1]}")
     return EXIT_OK
 
 
@@ -279,32 +338,3 @@ def _prepare_torch(options: argparse.Namespace) -> None:
             raise WrongUsage(f"--threads must be 1 or more, not {options.threads}")
         torch.set_num_threads(options.threads)
     torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def _tell(outcome: Outcome) -> None:
-    facts = outcome.as_json()
-    accuracy = facts["accuracy"]
-    print(
-        f"version {facts['version']}: {facts['tasks']} tasks, {facts['classes']} classes; "
-        f"delta {_mib(facts['delta_bytes'])} of {_mib(facts['total_bytes'])}, "
-        f"images kept {_mib(facts['memory_bytes'])}, {facts['seconds']:.0f} s"
-    )
-    if accuracy["all"] is not None:
-        old = f", old {_percent(accuracy['old'])}" if accuracy["old"] is not None else ""
-        before = accuracy["parent_old"]
-        was = f" (before: {_percent(before)})" if before is not None else ""
-        print(
-            f"accuracy: all {_percent(accuracy['all'])}{old}{was}, new {_percent(accuracy['new'])}"
-        )
-    if outcome.refused:
-        print(f"not promoted: {outcome.refused}", file=sys.stderr)
-    elif not outcome.promoted:
-        print("published and, as asked, not promoted")
-
-
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):.2f} MiB"

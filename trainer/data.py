@@ -142,6 +142,29 @@ def list_classes(folder: Path, *, option: str = "--data") -> Listing:
     return Listing(folder=folder, classes=tuple(classes), ignored=tuple(strays))
 
 
+def list_loose(folder: Path, *, option: str) -> Listing:
+    """All images in `folder` and in the folders in it, whatever those are called."""
+    if not folder.is_dir():
+        return list_classes(folder, option=option)  # it says what is wrong
+    here, others = _images_in(folder)
+    loose = ClassFolder(name="", files=here)
+    if not any(entry.is_dir() and not _is_stray(entry) for entry in others):
+        return Listing(folder=folder, classes=(loose,), ignored=tuple(others))
+    listing = list_classes(folder, option=option)
+    ignored = tuple(entry for entry in listing.ignored if entry not in here)
+    return Listing(folder=folder, classes=(loose, *listing.classes), ignored=ignored)
+
+
+def refuse_familiar_classes(listing: Listing, known: Collection[str], *, option: str) -> None:
+    familiar = [name for name in listing.names if name in known]
+    if familiar:
+        each = ", ".join(map(repr, familiar[:MAX_NAMED]))
+        raise WrongUsage(
+            f"{option} {shown(listing.folder)} holds {each}{_and_more(familiar)}, "
+            "which the model knows"
+        )
+
+
 def refuse_small_classes(listing: Listing) -> None:
     small = [one for one in listing.classes if len(one.files) < MIN_IMAGES_PER_CLASS]
     if small:

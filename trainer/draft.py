@@ -8,18 +8,18 @@ from torch import Tensor
 from model_store import __version__
 from model_store.codec import encode_classifier, encode_expert
 from model_store.manifest import (
-    Accuracy,
     ClassImages,
     Draft,
-    Metrics,
     Scalar,
     ShardRef,
     TaskRecord,
     geometry_of,
+    total_bytes,
 )
 from model_store.shard import shard_ref
 from model_store.store import timestamp
-from trainer.evaluate import in_batches, judge, judged_by
+from trainer.assess import assess
+from trainer.evaluate import in_batches
 from trainer.learn import Student
 from trainer.memory import herding_order, keep, shrink
 from trainer.request import AddTask, Base
@@ -40,6 +40,14 @@ def draft_version(
     """The version to publish, and its new shards by digest."""
     network, parent = student.network, base.parent
     task, classifier, shards = _model_shards(student, training)
+    tasks = (*(parent.tasks if parent else ()), task)
+    assessment = assess(
+        student,
+        data=data,
+        limits=request.limits,
+        unknown_rate=request.unknown_rate,
+        model_bytes=total_bytes((*(one.expert for one in tasks), classifier)),
+    )
     quota = request.memory // (len(network.spec.classes) - len(data.retired))
     memory, memory_shards = _exemplars(student, data, quota=quota)
     held = data.new_held_out
@@ -54,12 +62,14 @@ def draft_version(
         transaction=transaction,
         network=geometry_of(network.spec),
         preprocessing=student.preprocessing,
-        tasks=(*(parent.tasks if parent else ()), task),
+        tasks=tasks,
         classifier=classifier,
         memory=(*shrink(base.memory, quota=quota), *memory),
         held_out=(*base.held_out, *held_out),
         retired=data.retired,
-        metrics=_metrics(student, data),
+        calibration=assessment.calibration,
+        unknown=assessment.unknown,
+        metrics=assessment.metrics,
         created=timestamp(),
         software=f"dne-serve {__version__}",
     )
@@ -102,37 +112,3 @@ def _exemplars(
         )
         rows_by_class[name] = rows[herding_order(seen, count=quota)].tolist()
     return keep(data.new, kind="memory", rows_by_class=rows_by_class)
-
-
-def _metrics(student: Student, data: TaskData) -> Metrics:
-    network, images = student.network, data.judged_by
-    if not len(images):
-        return Metrics()
-    judged = judge(network, images, preprocessing=student.preprocessing, retired=data.retired)
-    newest = network.spec.tasks[-1].classes
-    older = [name for name in network.spec.classes if name not in newest]
-    return Metrics(
-        accuracy=Accuracy(
-            all=judged.accuracy(),
-            old=judged.accuracy(older),
-            new=judged.accuracy(newest),
-            parent_old=_parent_accuracy(student, data, older),
-        ),
-        per_class=judged.per_class(),
-        images=len(images),
-        source=data.source,
-    )
-
-
-def _parent_accuracy(student: Student, data: TaskData, older: list[str]) -> float | None:
-    """What the parent makes of the same images of old classes."""
-    network, teacher = student.network, student.teacher
-    if teacher is None:
-        return None
-
-    def as_parent(images_BCHW: Tensor) -> Tensor:
-        return network.classify(network.token_slices(images_BCHW)[:-1], teacher.heads)
-
-    images = data.judged_by
-    logits = in_batches(network, images, as_parent, preprocessing=student.preprocessing)
-    return judged_by(logits, images, retired=data.retired).accuracy(older)

@@ -20,16 +20,22 @@ from model_store.preprocess import normalise
 from model_store.store import Store
 from trainer.data import (
     LabelledImages,
+    Listing,
     list_classes,
+    list_loose,
     note_ignored,
     read_images,
+    refuse_familiar_classes,
     refuse_no_images,
     refuse_unknown_classes,
 )
 from trainer.progress import Progress
+from trainer.unknown import tell_apart
 
 BATCH = 64
 CALIBRATION_BINS = 15
+IMAGES_A_BIN = 20
+"""Few images in many bins look badly calibrated whatever the network says."""
 
 Floats = NDArray[np.float32]
 
@@ -48,7 +54,7 @@ class Judged:
 
     def accuracy(self, among: Collection[str] | None = None) -> float | None:
         """The share that is right; None where there is nothing to judge by."""
-        chosen = self.right_N if among is None else self.right_N[self._is_of(among)]
+        chosen = self.right_N if among is None else self.right_N[self.is_of(among)]
         return float(chosen.mean()) if len(chosen) else None
 
     def per_class(self) -> dict[str, float]:
@@ -65,21 +71,38 @@ class Judged:
             table.setdefault(self.classes[label], {})[self.classes[guess]] = int(count)
         return table
 
-    def calibration_error(self, *, temperature: float) -> float | None:
-        """Expected calibration error: how far confidence and accuracy lie apart, in 15 bins."""
-        if not len(self.labels_N):
-            return None
-        scaled = self.logits_NC.astype(np.float64) / temperature
-        weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        confidence = (weights / weights.sum(axis=1, keepdims=True)).max(axis=1)
-        bins = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-        gaps = [
-            abs(float((self.right_N[bins == one] - confidence[bins == one]).sum()))
-            for one in range(CALIBRATION_BINS)
-        ]
-        return sum(gaps) / len(self.labels_N)
+    def calibration_error(
+        self,
+        *,
+        temperature: float | NDArray[np.float64],
+        among: Collection[str] | None = None,
+    ) -> float | None:
+        """Expected calibration error: how far confidence and accuracy lie apart, in 15 bins, and
+        in fewer where there are not 20 images for each.
 
-    def _is_of(self, among: Collection[str]) -> NDArray[np.bool_]:
+        Every image may have a temperature of its own.
+        """
+        chosen = np.ones(len(self.labels_N), dtype=bool) if among is None else self.is_of(among)
+        if not chosen.any():
+            return None
+        scaled = (self.logits_NC.T.astype(np.float64) / temperature).T
+        weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        confidence = (weights.max(axis=1) / weights.sum(axis=1))[chosen]
+        right = self.right_N[chosen]
+        count = min(CALIBRATION_BINS, max(1, len(right) // IMAGES_A_BIN))
+        bins = np.minimum((confidence * count).astype(int), count - 1)
+        gaps = [
+            abs(float((right[bins == one] - confidence[bins == one]).sum())) for one in range(count)
+        ]
+        return sum(gaps) / len(right)
+
+    def take(self, rows: NDArray[np.int64]) -> Judged:
+        return Judged(
+            classes=self.classes, labels_N=self.labels_N[rows], logits_NC=self.logits_NC[rows]
+        )
+
+    def is_of(self, among: Collection[str]) -> NDArray[np.bool_]:
+        """Which images are of one of these classes."""
         places = [self.classes.index(name) for name in among]
         return np.isin(self.labels_N, places)
 
@@ -92,6 +115,7 @@ class Evaluate:
     data: Path
     channel: str
     version: int | None = None
+    unknown_data: Path | None = None
     skip_bad: bool = False
     device: str = "auto"
 
@@ -100,34 +124,65 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
     """Accuracy over all classes of a version, old and new apart, as the command reports it."""
     store = Store.open(request.store)
     manifest = _chosen(store, request)
+    known, strangers = _read_known(request, manifest, progress), None
+    if request.unknown_data is not None:
+        strangers = _read_strangers(request.unknown_data, request, manifest, progress)
+    network = load_network(store.read_shard, manifest).to(choose_device(request.device))
+    judged = judge(network, known, preprocessing=manifest.preprocessing, retired=manifest.retired)
+    newest = manifest.spec.tasks[-1].classes
+    older = [name for name in manifest.spec.classes if name not in newest]
+    parts = {"all": manifest.spec.classes, "old": older, "new": newest}
+    temperature = manifest.calibration.temperature
+    errors = {
+        when: {name: judged.calibration_error(temperature=one, among=parts[name]) for name in parts}
+        for when, one in (("before", 1.0), ("after", temperature))
+    }
+    return {
+        "version": manifest.version,
+        "images": len(known),
+        "accuracy": {name: judged.accuracy(among) for name, among in parts.items()},
+        "per_class": judged.per_class(),
+        "confusion": judged.confusion(),
+        "calibration_error": errors["after"]["all"],
+        "calibration": {"temperature": temperature, **errors},
+        "unknown": tell_apart(
+            judged.logits_NC,
+            _answered_logits(network, strangers, manifest) if strangers else None,
+            detector=manifest.unknown,
+        ),
+    }
+
+
+def _answered_logits(network: Network, images: LabelledImages, manifest: Manifest) -> Floats:
+    """Of images that belong to no class, so only the columns of classes that are answered."""
+    logits = in_batches(network, images, network.forward, preprocessing=manifest.preprocessing)
+    return logits[:, list(manifest.places)]
+
+
+def _read_known(request: Evaluate, manifest: Manifest, progress: Progress) -> LabelledImages:
     listing = list_classes(request.data)
-    note_ignored(listing, progress)
     refuse_unknown_classes(listing, manifest.classes, option="--data")
+    images = _read(listing, request, manifest, progress, option="--data")
+    return images.among(manifest.spec.classes)
+
+
+def _read_strangers(
+    folder: Path, request: Evaluate, manifest: Manifest, progress: Progress
+) -> LabelledImages:
+    listing = list_loose(folder, option="--unknown-data")
+    refuse_familiar_classes(listing, manifest.spec.classes, option="--unknown-data")
+    return _read(listing, request, manifest, progress, option="--unknown-data")
+
+
+def _read(
+    listing: Listing, request: Evaluate, manifest: Manifest, progress: Progress, *, option: str
+) -> LabelledImages:
+    note_ignored(listing, progress)
     images = read_images(
         listing, preprocessing=manifest.preprocessing, skip_bad=request.skip_bad, progress=progress
     )
-    refuse_no_images(images, listing, option="--data")
-    network = load_network(store.read_shard, manifest).to(choose_device(request.device))
-    judged = judge(
-        network,
-        images.among(manifest.spec.classes),
-        preprocessing=manifest.preprocessing,
-        retired=manifest.retired,
-    )
-    newest = manifest.spec.tasks[-1].classes
-    older = [name for name in manifest.spec.classes if name not in newest]
-    return {
-        "version": manifest.version,
-        "images": len(images),
-        "accuracy": {
-            "all": judged.accuracy(),
-            "old": judged.accuracy(older),
-            "new": judged.accuracy(newest),
-        },
-        "per_class": judged.per_class(),
-        "confusion": judged.confusion(),
-        "calibration_error": judged.calibration_error(temperature=manifest.calibration.temperature),
-    }
+    refuse_no_images(images, listing, option=option)
+    return images
 
 
 def judge(

@@ -10,8 +10,10 @@ from model_store.errors import WrongUsage
 from model_store.manifest import ClassImages, Manifest
 from model_store.signing import Signer
 from model_store.store import Store
+from trainer.gate import Limits
 from trainer.plan import Effort
 from trainer.presets import Shape
+from trainer.unknown import RATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class AddTask:
     memory: int = 2000
     seed: int = 0
     promote: bool = True
+    limits: Limits = field(default_factory=Limits)
+    unknown_rate: float = RATE
     skip_bad: bool = False
     device: str = "auto"
     actor: str = "unknown"

@@ -12,7 +12,7 @@ RECORD = {"actor", "channel", "digest", "format", "mode", "number", "reason", "t
           "target_digest", "time", "transaction"}  # fmt: skip
 MANIFEST = {"calibration", "classifier", "created", "digest", "format", "held_out", "memory",
             "metrics", "network", "parent", "parent_digest", "preprocessing", "software", "tasks",
-            "transaction", "version"}  # fmt: skip
+            "transaction", "unknown", "version"}  # fmt: skip
 ITEMS = {"F32": (4, "f"), "U8": (1, "B"), "I64": (8, "q")}
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from model_store import __version__
 from model_store.cli import build_parser, main
+from model_store.describe import verdict
 from model_store.layout import shard_name, version_name
+from model_store.quality import Gate
 from model_store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 
@@ -180,6 +182,21 @@ def test_show_as_text(store: Store, capsys: Capture) -> None:
     assert "task-2" in text
     assert "class-0a, class-0b" in text
     assert store.manifest(3).classifier.sha256 in text
+
+
+@pytest.mark.parametrize(
+    ("gate", "line"),
+    [
+        (None, "not judged"),
+        (Gate(passed=True), "passed"),
+        (Gate(passed=False, reasons=("it fell", "it is slow")), "refused: it fell; it is slow"),
+        (Gate(passed=False, forced=True, reasons=("it fell",)), "overruled: it fell"),
+    ],
+)
+def test_show_says_what_the_gate_said(store: Store, gate: Gate | None, line: str) -> None:
+    manifest = store.manifest(1)
+    metrics = manifest.metrics.model_copy(update={"gate": gate})
+    assert verdict(manifest.model_copy(update={"metrics": metrics})) == line
 
 
 def test_show_of_a_version_that_does_not_exist(store: Store, capsys: Capture) -> None:

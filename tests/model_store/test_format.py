@@ -7,7 +7,7 @@ from importlib.resources import files
 
 import pytest
 
-from model_store import channel, manifest, record, shard, spec, store
+from model_store import channel, manifest, quality, record, shard, spec, store
 from tests.model_store.drafts import prepare
 
 TEXT = files("model_store").joinpath("FORMAT.md").read_text(encoding="utf-8")
@@ -23,9 +23,15 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         manifest.Geometry,
         manifest.TaskRecord,
         manifest.ClassImages,
-        manifest.Calibration,
-        manifest.Accuracy,
-        manifest.Metrics,
+        quality.Calibration,
+        quality.CalibrationError,
+        quality.Unknown,
+        quality.Accuracy,
+        quality.Metrics,
+        quality.Gate,
+        quality.ClassChange,
+        quality.Confusion,
+        quality.Flip,
         manifest.Signature,
         channel.ChannelRecord,
         store.StoreRecord,

@@ -13,6 +13,7 @@ import pytest
 from model_store.errors import RecordInvalid, SignatureRefused, WrongUsage
 from model_store.layout import version_name
 from model_store.manifest import Manifest, decode, encode
+from model_store.quality import Calibration
 from model_store.record import canonical, seal
 from model_store.signing import Signer, Trust, load_signer, load_trust, new_signer, save_trust
 from model_store.store import Store
@@ -107,7 +108,8 @@ def test_a_key_that_is_not_trusted_is_refused_and_named(trust: Trust, bob: Signe
     [
         {"version": 2},
         {"transaction": "0" * 32},
-        {"calibration": {"temperature": 9.0}},
+        {"calibration": Calibration(temperature=9.0).model_dump()},
+        {"unknown": {"score": "max-logit", "threshold": 9.0, "rate": 0.05, "images": 9}},
         {"created": "2030-01-01T00:00:00Z"},
     ],
 )

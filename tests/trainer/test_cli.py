@@ -199,7 +199,8 @@ def test_evaluate_answers_with_the_figures_of_the_design(dne_train: Command, let
     assert dne_train("evaluate", "--data", letters, "--json") == 0
     report = json.loads(dne_train.out)
     assert set(report) == {
-        *("version", "images", "accuracy", "per_class", "confusion", "calibration_error")
+        *("version", "images", "accuracy", "per_class", "confusion", "calibration_error"),
+        *("calibration", "unknown"),
     }
     assert (report["version"], report["images"]) == (1, 24)
     assert dne_train("evaluate", "--data", letters) == 0
@@ -228,6 +229,8 @@ def test_help_names_every_option_of_the_design(dne_train: Command) -> None:
         *("--seed", "--no-promote", "--skip-bad", "--store", "--json", "--channel", "--reason"),
         *("--batch-size", "--learning-rate", "--device", "--threads", "--loss", "--augment"),
         *("--image-size", "--patch-size", "--depth", "--head-width"),
+        *("--max-drop", "--min-new", "--max-latency-ms", "--max-bytes", "--force"),
+        "--unknown-rate",
     ):
         assert option in dne_train.out
 
@@ -243,3 +246,66 @@ def test_a_version_is_signed_with_the_key_that_is_given(
     assert dne_train.add(digits, "--sign", tmp_path / "no-such-key.pem") != 0
     assert "no-such-key.pem" in dne_train.err
     assert dne_train.versions == [1]
+
+
+def test_a_refused_version_ends_with_3_and_says_why_and_force_ends_with_0(
+    dne_train: Command, letters: Path, digits: Path
+) -> None:
+    assert dne_train.add(letters) == 0
+    assert dne_train.add(digits, "--max-bytes", 10, "--json") == 3
+    facts = json.loads(dne_train.out)
+    assert not facts["promoted"]
+    assert facts["refused"].startswith("the gate refused it: it has ")
+    assert (facts["gate"]["passed"], facts["gate"]["forced"]) == (False, False)
+    assert dne_train.add(digits, "--max-bytes", 10) == 3
+    assert "not promoted: the gate refused it" in dne_train.err
+    assert dne_train.add(digits, "--max-bytes", 10, "--force") == 0
+    assert "promoted by force, against the gate" in dne_train.err
+    history = Store.open(str(dne_train.store)).history("production")
+    assert [record.target for record in history] == [1, 4]
+    assert "(forced: it has " in history[-1].reason
+
+
+@pytest.mark.parametrize("given", ["100%", "1", "100", "1.0"])
+def test_shares_are_taken_as_people_write_them(
+    dne_train: Command, letters: Path, given: str
+) -> None:
+    """A network that has hardly learnt is not right every time."""
+    assert dne_train.add(letters, "--min-new", given, "--learning-rate", "1e-9", "--json") == 3
+    assert "less than --min-new 100.0 % asks" in json.loads(dne_train.out)["refused"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-drop", "-1"),
+        ("--max-drop", "nan"),
+        ("--min-new", "150"),
+        ("--min-new", "most"),
+        ("--max-bytes", "0"),
+        ("--max-latency-ms", "0"),
+        ("--unknown-rate", "0"),
+        ("--unknown-rate", "100%"),
+    ],
+)
+def test_limits_that_make_no_sense_are_wrong_usage(
+    dne_train: Command, letters: Path, options: tuple[str, str]
+) -> None:
+    assert dne_train.add(letters, *options) == 2
+    assert options[0] in dne_train.err
+    assert dne_train.versions == []
+
+
+def test_evaluate_tells_how_unknown_images_are_told(
+    dne_train: Command, letters: Path, digits: Path
+) -> None:
+    dne_train.add(letters)
+    assert "unknown images are told by 4 held-out ones only" in dne_train.out
+    arguments = ("evaluate", "--data", letters, "--unknown-data", digits)
+    assert dne_train(*arguments, "--json") == 0
+    told = json.loads(dne_train.out)["unknown"]
+    assert told["images"] == 24
+    assert 0 <= told["auroc"] <= 1
+    assert 0 <= told["false_accept_rate"] <= 1
+    assert dne_train(*arguments) == 0
+    assert "unknown images (24): AUROC" in dne_train.out

@@ -38,21 +38,22 @@ def test_confusion_counts_what_was_taken_for_what() -> None:
     assert JUDGED.confusion() == {"a": {"a": 1, "b": 1}, "b": {"b": 2}}
 
 
-def test_calibration_error_against_a_plain_count() -> None:
+@pytest.mark.parametrize(("images", "bin_count"), [(400, 15), (100, 5), (7, 1)])
+def test_calibration_error_against_a_plain_count(images: int, bin_count: int) -> None:
     draw = np.random.default_rng(0)
-    logits = draw.normal(size=(200, 4)).astype(np.float32) * 2
-    labels = draw.integers(0, 4, 200)
+    logits = draw.normal(size=(images, 4)).astype(np.float32) * 2
+    labels = draw.integers(0, 4, images)
     temperature = 1.7
     bins: dict[int, list[tuple[float, bool]]] = {}
     for row, label in zip(logits.astype(np.float64) / temperature, labels, strict=True):
         chances = np.exp(row) / np.exp(row).sum()
         entry = (float(chances.max()), bool(chances.argmax() == label))
-        bins.setdefault(min(int(chances.max() * 15), 14), []).append(entry)
+        bins.setdefault(min(int(chances.max() * bin_count), bin_count - 1), []).append(entry)
     plain = sum(
         abs(sum(right for _, right in one) - sum(sure for sure, _ in one)) for one in bins.values()
     )
     judged = Judged(classes=tuple("abcd"), labels_N=labels, logits_NC=logits)
-    assert judged.calibration_error(temperature=temperature) == pytest.approx(plain / 200)
+    assert judged.calibration_error(temperature=temperature) == pytest.approx(plain / images)
 
 
 def test_judging_in_batches_is_judging_at_once() -> None:

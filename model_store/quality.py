@@ -1,0 +1,109 @@
+"""How good a version is, and what follows from it, as its manifest says it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0, lt=1 << 48)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Text = Annotated[str, Field(max_length=2000)]
+
+
+class Record(BaseModel):
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        populate_by_name=True,
+        defer_build=True,  # a command builds the few records that it meets, not all there are
+    )
+
+
+class CalibrationError(Record):
+    """Expected calibration errors; null where there was nothing to judge by."""
+
+    all: Share | None = None
+    old: Share | None = None
+    new: Share | None = None
+
+
+class Calibration(Record):
+    """Logits are divided by `temperature` before the softmax. The errors are those of images that
+    the temperature they are taken with was not fitted on."""
+
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    before: CalibrationError = CalibrationError()
+    after: CalibrationError = CalibrationError()
+    images: Count = 0
+
+
+class Unknown(Record):
+    """An image whose score is below `threshold` is like none of the classes."""
+
+    score: Literal["max-logit"]
+    threshold: float
+    rate: Annotated[float, Field(gt=0, lt=1)]
+    images: Count
+
+
+class Accuracy(Record):
+    """Shares of right answers; null where there was nothing to judge by."""
+
+    all: float | None = None
+    old: float | None = None
+    new: float | None = None
+    parent_old: float | None = None
+
+
+class ClassChange(Record):
+    """A class that the parent answered better."""
+
+    class_name: str = Field(alias="class")
+    before: Share
+    after: Share
+    images: Count
+
+
+class Confusion(Record):
+    """How often images of a class were taken for another."""
+
+    class_name: str = Field(alias="class")
+    taken_for: str
+    count: Count
+
+
+class Flip(Record):
+    """How often images of an old class were answered with `after`, and by the parent `before`."""
+
+    class_name: str = Field(alias="class")
+    before: str
+    after: str
+    count: Count
+
+
+class Gate(Record):
+    """The verdict on a version before it is promoted, and what it stands on."""
+
+    passed: bool
+    forced: bool = False
+    reasons: tuple[Text, ...] = ()
+    notes: tuple[Text, ...] = ()
+    old_images: Count = 0
+    got_worse: Count = 0
+    got_better: Count = 0
+    p_value: Share | None = None
+    latency_ms: Annotated[float, Field(ge=0)] | None = None
+    worse: tuple[ClassChange, ...] = ()
+    confused: tuple[Confusion, ...] = ()
+    flipped: tuple[Flip, ...] = ()
+
+
+class Metrics(Record):
+    accuracy: Accuracy = Accuracy()
+    per_class: dict[str, float] = {}
+    images: Count = 0
+    source: Literal["held-out", "validation", "none"] = "none"
+    gate: Gate | None = None

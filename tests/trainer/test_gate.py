@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.errors import WrongUsage
+from model_store.manifest import Scalar
+from model_store.store import Store
+from tests.trainer.folders import Listening, asked, write_classes
+from trainer.add_task import Outcome, add_task
+from trainer.evaluate import Judged
+from trainer.gate import Candidate, Limits, at_least, decide, no_better_than_guessing, sign_test
+from trainer.learn import learn
+from trainer.plan import Effort
+from trainer.presets import Shape
+
+OLD, NEW = ("a", "b"), ("c", "d")
+
+
+def answers(labels: list[int], guesses: list[int], *, classes: int = 4) -> Judged:
+    return Judged(
+        classes=(*OLD, *NEW),
+        labels_N=np.array(labels, dtype=np.int64),
+        logits_NC=np.eye(classes, dtype=np.float32)[guesses].reshape(len(guesses), classes),
+    )
+
+
+def candidate(labels: list[int], *, before: list[int], after: list[int]) -> Candidate:
+    """The parent's answers are about old classes only."""
+    return Candidate(
+        judged=answers(labels, after),
+        parent=answers(labels, before, classes=2),
+        older=OLD,
+        newest=NEW,
+        model_bytes=1000,
+    )
+
+
+def test_the_tests_of_chance_against_plain_counts() -> None:
+    assert at_least(2, of=3, chance=0.5) == pytest.approx(0.5)
+    assert at_least(0, of=0, chance=0.5) == 1
+    assert at_least(1, of=2, chance=0.2) == pytest.approx(1 - 0.64)
+    assert at_least(1600, of=3000, chance=0.5) == pytest.approx(1.4e-4, rel=0.1)
+    assert sign_test(worse=5, better=0) == pytest.approx(1 / 32)
+
+
+def test_a_large_fall_on_old_classes_is_refused_with_what_got_worse() -> None:
+    gate = decide(
+        candidate([0] * 6 + [1] * 4, before=[0] * 6 + [1] * 4, after=[2] * 5 + [0] + [1] * 4),
+        limits=Limits(),
+    )
+    assert not gate.passed
+    assert "fell from 100.0 % to 50.0 %" in gate.reasons[0]
+    assert (gate.old_images, gate.got_worse, gate.got_better) == (10, 5, 0)
+    assert [(one.class_name, one.before, one.images) for one in gate.worse] == [("a", 1.0, 6)]
+    assert [(one.class_name, one.taken_for, one.count) for one in gate.confused] == [("a", "c", 5)]
+    flip = gate.flipped[0]
+    assert (flip.class_name, flip.before, flip.after, flip.count) == ("a", "a", "c", 5)
+
+
+def test_a_handful_of_images_is_noise() -> None:
+    gate = decide(candidate([0] * 4, before=[0] * 4, after=[2] * 4), limits=Limits())
+    assert gate.passed
+    assert gate.p_value == pytest.approx(1 / 16)
+
+
+def test_flips_to_the_good_weigh_against_flips_to_the_bad() -> None:
+    before, after = [0] * 8 + [1] * 12, [1] * 8 + [0] * 5 + [1] * 7
+    gate = decide(candidate([0] * 20, before=before, after=after), limits=Limits())
+    assert (gate.got_worse, gate.got_better) == (8, 5)
+    assert gate.passed
+
+
+def test_the_drop_that_is_allowed_is_the_users_choice() -> None:
+    case = candidate([0] * 20, before=[0] * 20, after=[1] * 5 + [0] * 15)
+    assert not decide(case, limits=Limits(max_drop=0.24)).passed
+    assert decide(case, limits=Limits(max_drop=0.25)).passed
+
+
+def test_new_classes_that_are_only_guessed_are_refused() -> None:
+    guessed = candidate([2, 3] * 12, before=[0] * 24, after=[2] * 24)
+    gate = decide(guessed, limits=Limits())
+    assert not gate.passed
+    assert "no better than guessing" in gate.reasons[0]
+    assert decide(guessed, limits=Limits(min_new=0.5)).passed
+    assert not decide(guessed, limits=Limits(min_new=0.51)).passed
+
+
+@pytest.mark.parametrize(
+    ("right", "of", "classes", "guessed"),
+    [
+        (4, 20, 5, True),
+        (8, 20, 5, False),
+        (90, 200, 5, False),
+        (0, 6, 3, False),
+        (24, 24, 2, False),
+        (0, 99, 1, False),
+    ],
+)
+def test_guessing_is_told_from_learning_and_from_bad_luck(
+    right: int, of: int, classes: int, guessed: bool
+) -> None:
+    assert no_better_than_guessing(right, of=of, classes=classes) is guessed
+
+
+def test_a_first_version_passes_but_for_what_was_asked() -> None:
+    first = Candidate(
+        judged=answers([2, 3] * 12, [2] * 24), parent=None, older=(), newest=NEW, model_bytes=1000
+    )
+    assert decide(first, limits=Limits()).passed
+    assert not decide(first, limits=Limits(min_new=0.6)).passed
+    assert decide(first, limits=Limits()).notes == ()
+
+
+def test_budgets_are_kept() -> None:
+    case = replace(candidate([2], before=[0], after=[2]), latency_ms=5.0)
+    assert decide(case, limits=Limits(max_latency_ms=5, max_bytes=1000)).passed
+    gate = decide(case, limits=Limits(max_latency_ms=4.9, max_bytes=999))
+    assert "more than --max-latency-ms 4.9" in gate.reasons[0]
+    assert "1000 bytes, more than --max-bytes 999" in gate.reasons[1]
+
+
+def test_what_could_not_be_judged_is_said() -> None:
+    nothing = decide(candidate([], before=[], after=[]), limits=Limits())
+    assert nothing.passed
+    assert nothing.p_value is None
+    assert nothing.notes == (
+        "old classes were not judged: there was no image of them to judge by",
+        "new classes were not judged: there was no image of them to judge by",
+    )
+    some = decide(candidate([0, 2], before=[0, 0], after=[0, 2]), limits=Limits())
+    assert some.notes == ("not judged, for want of images to judge by: 'b'",)
+    asked_for = decide(candidate([0], before=[0], after=[0]), limits=Limits(min_new=0.1))
+    assert not asked_for.passed
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_drop": -0.1}, {"min_new": 1.1}, {"max_latency_ms": 0}, {"max_bytes": -1}]
+)
+def test_limits_that_make_no_sense_are_wrong_usage(limits: dict[str, float]) -> None:
+    with pytest.raises(WrongUsage):
+        Limits(**limits)  # type: ignore[arg-type]
+
+
+LEARNING = {"effort": Effort(epochs=25, learning_rate=3e-3), "augment": "none"}
+
+
+def add(store: Path, data: Path, **others: object) -> Outcome:
+    return add_task(asked(store, data, **{**LEARNING, **others}), progress=Listening())
+
+
+@pytest.fixture(scope="module")
+def learnt_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learnt")
+    letters = write_classes(folder / "letters", ["a", "b"], images=40)
+    assert add(folder / "models", letters).promoted
+    return folder / "models"
+
+
+@pytest.fixture
+def learnt(learnt_once: Path, tmp_path: Path) -> Path:
+    """A store whose version 1 knows a and b: eight images are held out."""
+    return Path(shutil.copytree(learnt_once, tmp_path / "models"))
+
+
+def sabotage_old_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def learn_and_spoil(*arguments: object, **named: object) -> dict[str, Scalar]:
+        training = learn(*arguments, **named)  # type: ignore[arg-type]
+        arguments[0].network.heads[0].weight.mul_(-1)  # type: ignore[attr-defined]
+        return training
+
+    monkeypatch.setattr("trainer.add_task.learn", learn_and_spoil)
+
+
+def test_a_version_whose_old_accuracy_was_sabotaged_is_published_and_not_promoted(
+    learnt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage_old_heads(monkeypatch)
+    digits = write_classes(tmp_path / "digits", ["0", "1"])
+    outcome = add(learnt, digits, shape=Shape())
+    assert not outcome.promoted
+    assert outcome.refused is not None
+    assert outcome.refused.startswith("the gate refused it: accuracy on old classes fell")
+    assert "`dne-store promote 2 --channel production`" in outcome.refused
+    gate = Store.open(str(learnt)).manifest(2).metrics.gate
+    assert gate is not None
+    assert (gate.passed, gate.forced) == (False, False)
+    assert gate.worse
+    assert outcome.as_json()["gate"]["worse"][0]["class"] in {"a", "b"}
+    head = Store.open(str(learnt)).head("production")
+    assert head is not None
+    assert head.target == 1
+
+
+def test_force_promotes_and_is_recorded(
+    learnt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage_old_heads(monkeypatch)
+    digits = write_classes(tmp_path / "digits", ["0", "1"])
+    outcome = add(learnt, digits, shape=Shape(), limits=Limits(force=True))
+    assert (outcome.promoted, outcome.refused) == (True, None)
+    gate = outcome.manifest.metrics.gate
+    assert gate is not None
+    assert (gate.passed, gate.forced) == (False, True)
+    head = Store.open(str(learnt)).head("production")
+    assert head is not None
+    assert head.target == 2
+    assert "(forced: accuracy on old classes fell" in head.reason
+
+
+def test_a_version_trained_on_shuffled_labels_is_refused(learnt: Path, tmp_path: Path) -> None:
+    shuffled = tmp_path / "shuffled"
+    names = ["0", "1", "2"]
+    write_classes(shuffled, names, images=60)
+    files = sorted(shuffled.rglob("*.png"))
+    contents = [path.read_bytes() for path in files]
+    for path, place in zip(files, np.random.default_rng(1).permutation(len(files)), strict=True):
+        path.write_bytes(contents[place])
+    outcome = add(learnt, shuffled, shape=Shape())
+    assert outcome.refused is not None
+    assert "no better than guessing" in outcome.refused
+
+
+def test_a_version_that_learns_and_keeps_passes(learnt: Path, tmp_path: Path) -> None:
+    digits = write_classes(tmp_path / "digits", ["0", "1"], images=60)
+    limits = Limits(min_new=0.5, max_latency_ms=60_000, max_bytes=10**9)
+    outcome = add(learnt, digits, shape=Shape(), limits=limits)
+    assert outcome.promoted
+    gate = outcome.manifest.metrics.gate
+    assert gate is not None
+    assert gate.passed
+    assert gate.latency_ms is not None
+    assert gate.latency_ms > 0
+
+
+def test_the_parent_is_judged_by_its_own_classifier(learnt: Path, tmp_path: Path) -> None:
+    first = Store.open(str(learnt)).manifest(1).metrics.accuracy.all
+    digits = write_classes(tmp_path / "digits", ["0", "1"])
+    second = add(learnt, digits, shape=Shape()).manifest.metrics.accuracy
+    assert second.parent_old == first

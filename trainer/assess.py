@@ -1,0 +1,94 @@
+"""What the images that nobody trained on say about a version: figures, calibration, verdict."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_store.quality import Accuracy, Calibration, Metrics, Unknown
+from trainer.calibrate import calibrate
+from trainer.evaluate import Judged, in_batches, judged_by
+from trainer.gate import Candidate, Limits, decide
+from trainer.learn import Student
+from trainer.task_data import TaskData
+from trainer.unknown import fit_threshold
+
+TIMED_RUNS = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    metrics: Metrics
+    calibration: Calibration
+    unknown: Unknown | None
+
+
+def assess(
+    student: Student, *, data: TaskData, limits: Limits, unknown_rate: float, model_bytes: int
+) -> Assessment:
+    newest = student.network.spec.tasks[-1].classes
+    older = tuple(name for name in student.network.spec.classes if name not in newest)
+    judged, parent = _judge_both(student, data)
+    gate = decide(
+        Candidate(
+            judged=judged,
+            parent=parent,
+            older=older,
+            newest=newest,
+            model_bytes=model_bytes,
+            latency_ms=latency_ms(student) if limits.max_latency_ms else None,
+        ),
+        limits=limits,
+    )
+    images = len(data.judged_by)
+    return Assessment(
+        metrics=Metrics(
+            accuracy=Accuracy(
+                all=judged.accuracy(),
+                old=judged.accuracy(older),
+                new=judged.accuracy(newest),
+                parent_old=parent.accuracy(older) if parent else None,
+            ),
+            per_class=judged.per_class(),
+            images=images,
+            source=data.source if images else "none",
+            gate=gate,
+        ),
+        calibration=calibrate(judged, older=older, newest=newest),
+        unknown=fit_threshold(judged.logits_NC, rate=unknown_rate),
+    )
+
+
+def latency_ms(student: Student) -> float:
+    """One image through the network on this machine: the median of a few runs after the first."""
+    network, size = student.network, student.preprocessing.image_size
+    image = torch.zeros(1, 3, size, size, device=network.device)
+    seconds = []
+    with torch.inference_mode():
+        for _ in range(1 + TIMED_RUNS):
+            started = time.perf_counter()
+            network(image).cpu()  # waits for a GPU to be done
+            seconds.append(time.perf_counter() - started)
+    return 1000 * float(np.median(seconds[1:]))
+
+
+def _judge_both(student: Student, data: TaskData) -> tuple[Judged, Judged | None]:
+    """What the student and its parent make of the same images, from one pass over them."""
+    network, teacher, images = student.network, student.teacher, data.judged_by
+    classes = len(network.spec.classes)
+
+    def read(images_BCHW: Tensor) -> Tensor:
+        slices = network.token_slices(images_BCHW)
+        mine = network.classify(slices)
+        return torch.cat([mine, network.classify(slices, teacher.heads)], 1) if teacher else mine
+
+    logits = in_batches(network, images, read, preprocessing=student.preprocessing)
+    if not len(images):
+        logits = np.zeros((0, classes + (teacher.classes if teacher else 0)), dtype=np.float32)
+    mine, parents = logits[:, :classes], logits[:, classes:]
+    judged = judged_by(mine, images, retired=data.retired)
+    return judged, judged_by(parents, images, retired=data.retired) if teacher else None
