@@ -10,12 +10,20 @@ from typing import Any
 
 from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
 from model_store.manifest import Manifest, delta_of, total_bytes
-from trainer.data import list_classes, note_ignored, refuse_known_classes, refuse_retired_classes
+from trainer.checkpoint import Checkpoint
+from trainer.configuration import configuration_of
+from trainer.data import (
+    list_classes,
+    note_ignored,
+    refuse_known_classes,
+    refuse_retired_classes,
+    shown,
+)
 from trainer.draft import draft_version
-from trainer.learn import learn, make_student
+from trainer.learn import Student, learn, make_student, plan_of
 from trainer.progress import Progress
 from trainer.request import AddTask, Base, base_of
-from trainer.task_data import read_task_data
+from trainer.task_data import TaskData, read_task_data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         refuse_retired_classes(listing, base.parent.retired)
     transaction = uuid.uuid4().hex
     _announce(base, transaction)
+    checkpoint = None
     try:
         student = make_student(base, request=request, new_classes=listing.names)
         data = read_task_data(
@@ -67,7 +76,10 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             preprocessing=student.preprocessing,
             progress=progress,
         )
-        training = learn(student, data=data, request=request, progress=progress)
+        checkpoint = _checkpoint(student, data=data, request=request, progress=progress)
+        training = learn(
+            student, data=data, request=request, progress=progress, checkpoint=checkpoint
+        )
         draft, shards = draft_version(
             student,
             base=base,
@@ -77,12 +89,14 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             training=training,
         )
         manifest = base.store.publish(draft, shards=shards, signer=request.signer)
+        if checkpoint:
+            checkpoint.remove()
         refused = _promote(base, manifest, request)
     except OutcomeUnknown:
         raise  # the version may be there, so what it needs stays announced
     except KeyboardInterrupt as error:
         _withdraw(base, transaction)
-        raise Interrupted(_where_it_stopped(base, transaction, request)) from error
+        raise Interrupted(_where_it_stopped(base, transaction, request, checkpoint)) from error
     except Exception:
         _withdraw(base, transaction)
         raise
@@ -105,6 +119,18 @@ def _announce(base: Base, transaction: str) -> None:
 def _withdraw(base: Base, transaction: str) -> None:
     with suppress(StoreError):  # it expires by itself, and must not hide why the run failed
         base.store.withdraw(transaction)
+
+
+def _checkpoint(
+    student: Student, *, data: TaskData, request: AddTask, progress: Progress
+) -> Checkpoint | None:
+    """This run's place among the checkpoints, and what an interrupted run left there."""
+    if request.checkpoint is None:
+        return None
+    images = data.for_training
+    plan = plan_of(student, images=images, request=request)
+    configuration = configuration_of(student, images=images, plan=plan, request=request)
+    return Checkpoint(request.checkpoint, configuration=configuration, progress=progress)
 
 
 def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
@@ -131,10 +157,17 @@ def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
     return None
 
 
-def _where_it_stopped(base: Base, transaction: str, request: AddTask) -> str:
+def _where_it_stopped(
+    base: Base, transaction: str, request: AddTask, checkpoint: Checkpoint | None
+) -> str:
     newest = base.store.newest()
     if newest is None or base.store.manifest(newest).transaction != transaction:
-        return "interrupted: nothing was published"
+        if checkpoint is None or checkpoint.reached is None:
+            return "interrupted: nothing was published"
+        return (
+            "interrupted: nothing was published; the same command goes on after "
+            f"{checkpoint.reached}, which is kept in {shown(checkpoint.folder)}"
+        )
     head = base.store.head(request.channel)
     promoted = "promoted" if head and head.target == newest else "not promoted"
     return f"interrupted: version {newest} was published just before, and {promoted}"

@@ -12,8 +12,9 @@ from model_store.manifest import Preprocessing, Scalar
 from model_store.network import Network, choose_device
 from model_store.spec import ExpertSpec, TaskSpec, check_name
 from trainer.augment import Augmentation
-from trainer.data import LabelledImages, join
-from trainer.fit import every_image, fit
+from trainer.checkpoint import Checkpoint
+from trainer.data import LabelledImages
+from trainer.fit import Plan, every_image, fit
 from trainer.losses import Objective, Teacher, classification_named
 from trainer.progress import Progress
 from trainer.request import AddTask, Base
@@ -55,13 +56,22 @@ def make_student(base: Base, *, request: AddTask, new_classes: tuple[str, ...]) 
     return Student(network=network, teacher=teacher, preprocessing=preprocessing)
 
 
+def plan_of(student: Student, *, images: LabelledImages, request: AddTask) -> Plan:
+    return request.effort.plan(images=len(images), width=student.network.spec.width_of(0))
+
+
 def learn(
-    student: Student, *, data: TaskData, request: AddTask, progress: Progress
+    student: Student,
+    *,
+    data: TaskData,
+    request: AddTask,
+    progress: Progress,
+    checkpoint: Checkpoint | None = None,
 ) -> dict[str, Scalar]:
     """Fits the newest expert and all heads, then tunes on balanced classes. Gives the figures."""
     network = student.network
-    images = join(data.new, data.memory)
-    plan = request.effort.plan(images=len(images), width=network.spec.width_of(0))
+    images = data.for_training
+    plan = plan_of(student, images=images, request=request)
     progress.note(
         f"learning {len(network.spec.tasks[-1].classes)} classes from {len(data.new)} images and "
         f"{len(data.memory)} exemplars: {plan.epochs} epochs in batches of {plan.batch_size}, "
@@ -90,9 +100,17 @@ def learn(
         seed=request.seed,
         name="learning",
         progress=progress,
+        checkpoint=checkpoint,
     )
     if student.teacher and can_be_balanced(images, retired=data.retired):
-        _tune(student, images, retired=data.retired, request=request, progress=progress)
+        _tune(
+            student,
+            images,
+            retired=data.retired,
+            request=request,
+            progress=progress,
+            checkpoint=checkpoint,
+        )
     network.requires_grad_(False).eval()
     return {
         "images": len(data.new),
@@ -112,12 +130,13 @@ def _tune(
     retired: tuple[str, ...],
     request: AddTask,
     progress: Progress,
+    checkpoint: Checkpoint | None,
 ) -> None:
     network = student.network
     network.experts[-1].requires_grad_(False)
     for parameter in network.tunable():
         parameter.requires_grad_(True)
-    plan = request.effort.plan(images=len(images), width=network.spec.width_of(0))
+    plan = plan_of(student, images=images, request=request)
     fit(
         network,
         images,
@@ -132,6 +151,7 @@ def _tune(
         seed=request.seed + 1,
         name="balancing",
         progress=progress,
+        checkpoint=checkpoint,
     )
 
 

@@ -36,6 +36,8 @@ class AddTask:
     actor: str = "unknown"
     signer: Signer | None = None
     reason: str = ""
+    checkpoint: Path | None = None
+    """The folder where the run is kept each epoch; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

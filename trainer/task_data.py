@@ -39,6 +39,10 @@ class TaskData:
     retired: tuple[str, ...] = ()
     """Classes that are never answered: there are no images of them, and none are missed."""
 
+    @property
+    def for_training(self) -> LabelledImages:
+        return join(self.new, self.memory)
+
 
 def read_task_data(
     listing: Listing,
