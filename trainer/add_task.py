@@ -16,14 +16,18 @@ from trainer.data import (
     list_classes,
     note_ignored,
     refuse_known_classes,
+    refuse_new_classes,
     refuse_retired_classes,
     shown,
 )
 from trainer.draft import draft_version
+from trainer.forecast import Forecast, forecast
 from trainer.learn import Student, learn, make_student, plan_of
 from trainer.progress import Progress
 from trainer.request import AddTask, Base, base_of
 from trainer.task_data import TaskData, read_task_data
+
+MAX_REASON = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,7 @@ class Outcome:
     parent: Manifest | None
     promoted: bool
     refused: str | None
+    forecast: Forecast
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
@@ -43,13 +48,15 @@ class Outcome:
             "parent": manifest.parent,
             "tasks": len(manifest.tasks),
             "classes": len(manifest.classes),
-            "new_classes": list(manifest.tasks[-1].classes),
+            "new_classes": list(manifest.new_classes),
+            "extended": list(manifest.extended),
             "accuracy": manifest.metrics.accuracy.model_dump(),
             "promoted": self.promoted,
             "refused": self.refused,
             "delta_bytes": total_bytes(delta_of(manifest, self.parent)),
             "total_bytes": total_bytes(manifest.model_shards),
             "memory_bytes": total_bytes(manifest.image_shards),
+            "forecast": self.forecast.as_json(),
             "seconds": round(self.seconds, 3),
         }
 
@@ -61,8 +68,9 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     note_ignored(listing, progress)
     base = base_of(request)
     if base.parent:
-        refuse_known_classes(listing, base.parent.classes)
         refuse_retired_classes(listing, base.parent.retired)
+        refuse = refuse_new_classes if request.extend else refuse_known_classes
+        refuse(listing, base.parent.classes)
     transaction = uuid.uuid4().hex
     _announce(base, transaction)
     checkpoint = None
@@ -76,6 +84,8 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             preprocessing=student.preprocessing,
             progress=progress,
         )
+        expected = _forecast(student, base)
+        progress.note(str(expected))
         checkpoint = _checkpoint(student, data=data, request=request, progress=progress)
         training = learn(
             student, data=data, request=request, progress=progress, checkpoint=checkpoint
@@ -105,6 +115,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         parent=base.parent,
         promoted=request.promote and refused is None,
         refused=refused,
+        forecast=expected,
         seconds=time.monotonic() - started,
     )
 
@@ -119,6 +130,15 @@ def _announce(base: Base, transaction: str) -> None:
 def _withdraw(base: Base, transaction: str) -> None:
     with suppress(StoreError):  # it expires by itself, and must not hide why the run failed
         base.store.withdraw(transaction)
+
+
+def _forecast(student: Student, base: Base) -> Forecast:
+    parent = base.parent
+    return forecast(
+        student.network,
+        parent=parent.spec if parent else None,
+        parent_bytes=total_bytes(tuple(task.expert for task in parent.tasks)) if parent else 0,
+    )
 
 
 def _checkpoint(
@@ -146,7 +166,7 @@ def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
             number,
             channel=channel,
             actor=request.actor,
-            reason=request.reason or f"task {manifest.tasks[-1].name} was learnt",
+            reason=request.reason or _what_was_done(manifest),
             after=base.head.number if base.head else 0,
         )
     except ChannelMoved:
@@ -155,6 +175,12 @@ def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
             f"{by_hand}, and running the same command again trains on top of the new head"
         )
     return None
+
+
+def _what_was_done(manifest: Manifest) -> str:
+    if manifest.extended:
+        return f"more images of {', '.join(manifest.extended)}"[:MAX_REASON]
+    return f"task {manifest.tasks[-1].name} was learnt"
 
 
 def _where_it_stopped(

@@ -60,6 +60,11 @@ def _add_task_parser(commands: Any) -> None:
     one.add_argument("--data", metavar="DIR", type=Path, required=True, help="one folder a class")
     one.add_argument("--name", metavar="N", help="the task's name (default: the folder's name)")
     one.add_argument(
+        "--extend",
+        action="store_true",
+        help="DIR has more images of classes that are known: tune the classifier, add no expert",
+    )
+    one.add_argument(
         "--val-data", metavar="DIR", type=Path, help="judge by these images, not by held-out ones"
     )
     one.add_argument("--skip-bad", action="store_true", help="go on without unreadable images")
@@ -204,6 +209,7 @@ def _request(options: argparse.Namespace) -> AddTask:
         data=options.data,
         channel=options.channel,
         name=options.name,
+        extend=options.extend,
         val_data=options.val_data,
         shape=Shape(
             preset=options.preset,

@@ -28,6 +28,7 @@ def configuration_of(
         "augment": request.augment,
         "flip": request.flip,
         "seed": request.seed,
+        "extend": request.extend,
         "classes": len(network.spec.classes),
         "heads": network.spec.tasks[-1].expert.heads,
         "learnt parameters": sum(one.numel() for one in network.learnable()),

@@ -13,7 +13,6 @@ from model_store.manifest import (
     Draft,
     Metrics,
     Scalar,
-    ShardRef,
     TaskRecord,
     geometry_of,
 )
@@ -21,7 +20,7 @@ from model_store.shard import shard_ref
 from model_store.store import timestamp
 from trainer.evaluate import in_batches, judge, judged_by
 from trainer.learn import Student
-from trainer.memory import herding_order, keep, shrink
+from trainer.memory import herding_order, keep, merged, shrink
 from trainer.request import AddTask, Base
 from trainer.task_data import TaskData
 
@@ -39,14 +38,16 @@ def draft_version(
 ) -> tuple[Draft, Shards]:
     """The version to publish, and its new shards by digest."""
     network, parent = student.network, base.parent
-    task, classifier, shards = _model_shards(student, training)
+    tasks, shards = _tasks(student, base, training)
+    classifier_data = encode_classifier(network)
+    classifier = shard_ref("classifier", classifier_data)
     quota = request.memory // (len(network.spec.classes) - len(data.retired))
     memory, memory_shards = _exemplars(student, data, quota=quota)
     held = data.new_held_out
     held_out, held_shards = keep(
         held,
         kind="held-out",
-        rows_by_class={name: held.rows_of(name).tolist() for name in task.classes},
+        rows_by_class={name: held.rows_of(name).tolist() for name in student.new_classes},
     )
     draft = Draft(
         parent=parent.version if parent else None,
@@ -54,54 +55,55 @@ def draft_version(
         transaction=transaction,
         network=geometry_of(network.spec),
         preprocessing=student.preprocessing,
-        tasks=(*(parent.tasks if parent else ()), task),
+        tasks=tasks,
         classifier=classifier,
-        memory=(*shrink(base.memory, quota=quota), *memory),
-        held_out=(*base.held_out, *held_out),
+        memory=merged(shrink(base.memory, quota=quota), memory),
+        held_out=merged(base.held_out, held_out),
+        extended=student.new_classes if student.extends else (),
         retired=data.retired,
         metrics=_metrics(student, data),
         created=timestamp(),
         software=f"dne-serve {__version__}",
     )
+    shards[classifier.sha256] = classifier_data
     return draft, {**shards, **memory_shards, **held_shards}
 
 
-def _model_shards(
-    student: Student, training: dict[str, Scalar]
-) -> tuple[TaskRecord, ShardRef, Shards]:
+def _tasks(
+    student: Student, base: Base, training: dict[str, Scalar]
+) -> tuple[tuple[TaskRecord, ...], Shards]:
+    """The parent's tasks, and the new one with its expert; an extension has none."""
+    older = base.parent.tasks if base.parent else ()
+    if student.extends:
+        return older, {}
     network = student.network
     newest = network.spec.tasks[-1]
-    expert_data = encode_expert(network, len(network.spec.tasks) - 1)
-    classifier_data = encode_classifier(network)
+    data = encode_expert(network, len(network.spec.tasks) - 1)
     task = TaskRecord(
         name=newest.name,
         classes=newest.classes,
         heads=newest.expert.heads,
-        expert=shard_ref("expert", expert_data),
+        expert=shard_ref("expert", data),
         training=training,
     )
-    classifier = shard_ref("classifier", classifier_data)
-    shards = {task.expert.sha256: expert_data, classifier.sha256: classifier_data}
-    return task, classifier, shards
+    return (*older, task), {task.expert.sha256: data}
 
 
 def _exemplars(
     student: Student, data: TaskData, *, quota: int
 ) -> tuple[tuple[ClassImages, ...], Shards]:
     """The new classes' exemplars, in herding order, chosen on clean images."""
-    network = student.network
+    network, pool = student.network, data.for_training
 
     def features(images_BCHW: Tensor) -> Tensor:
         return torch.cat(network.token_slices(images_BCHW), dim=-1)
 
     rows_by_class: dict[str, list[int]] = {}
-    for name in network.spec.tasks[-1].classes if quota else ():
-        rows = data.new.rows_of(name)
-        seen = in_batches(
-            network, data.new.take(rows), features, preprocessing=student.preprocessing
-        )
+    for name in student.new_classes if quota else ():
+        rows = pool.rows_of(name)
+        seen = in_batches(network, pool.take(rows), features, preprocessing=student.preprocessing)
         rows_by_class[name] = rows[herding_order(seen, count=quota)].tolist()
-    return keep(data.new, kind="memory", rows_by_class=rows_by_class)
+    return keep(pool, kind="memory", rows_by_class=rows_by_class)
 
 
 def _metrics(student: Student, data: TaskData) -> Metrics:
@@ -109,8 +111,9 @@ def _metrics(student: Student, data: TaskData) -> Metrics:
     if not len(images):
         return Metrics()
     judged = judge(network, images, preprocessing=student.preprocessing, retired=data.retired)
-    newest = network.spec.tasks[-1].classes
-    older = [name for name in network.spec.classes if name not in newest]
+    newest = student.new_classes
+    # In an extension every class is an old one, and has to be as good as it was.
+    older = [name for name in network.spec.classes if student.extends or name not in newest]
     return Metrics(
         accuracy=Accuracy(
             all=judged.accuracy(),
@@ -131,7 +134,7 @@ def _parent_accuracy(student: Student, data: TaskData, older: list[str]) -> floa
         return None
 
     def as_parent(images_BCHW: Tensor) -> Tensor:
-        return network.classify(network.token_slices(images_BCHW)[:-1], teacher.heads)
+        return network.classify(network.token_slices(images_BCHW), teacher.heads)
 
     images = data.judged_by
     logits = in_batches(network, images, as_parent, preprocessing=student.preprocessing)

@@ -18,7 +18,8 @@ from model_store.network import Network
 from trainer.augment import Augmentation
 from trainer.checkpoint import Checkpoint, RunState
 from trainer.data import LabelledImages
-from trainer.losses import Objective
+from trainer.exhausted import explained
+from trainer.losses import Objective, Step
 from trainer.progress import Progress
 
 WARM_UP_SHARE = 0.1
@@ -81,7 +82,8 @@ def fit(
     with progress.phase(name, total=images_left) as phase:
         for epoch, batches in enumerate(epochs[done:], start=done + 1):
             for rows in batches:
-                loss, accuracy = take_step(rows)
+                with explained(batch_size=len(rows), attempt=take_step.attempt):
+                    loss, accuracy = take_step(rows)
                 phase.advance(len(rows), loss=loss, accuracy=accuracy)
             if checkpoint is not None:
                 checkpoint.save(name, epoch, state, last=epoch == plan.epochs)
@@ -114,9 +116,7 @@ class _Stepper:
         for group in optimiser.param_groups:
             group["lr"] = self._rate * self._share(self._taken)
         self._taken += 1
-        chosen = torch.from_numpy(rows).to(self._device)
-        clean = self._pixels[chosen].permute(0, 3, 1, 2).float() / 255
-        step = self._objective(self._state.network, self._prepare(clean), self._labels[chosen])
+        step = self._forward(rows)
         loss = step.loss.item()
         if not math.isfinite(loss):
             raise DneError(
@@ -127,6 +127,17 @@ class _Stepper:
         step.loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         return loss, step.right.item() / len(rows)
+
+    def attempt(self, size: int) -> None:
+        """What a step on `size` images needs of memory, and none of its consequences."""
+        self._state.optimiser.zero_grad(set_to_none=True)
+        step = self._forward(np.zeros(size, dtype=np.int64))
+        step.loss.backward()  # type: ignore[no-untyped-call]
+
+    def _forward(self, rows: NDArray[np.int64]) -> Step:
+        chosen = torch.from_numpy(rows).to(self._device)
+        clean = self._pixels[chosen].permute(0, 3, 1, 2).float() / 255
+        return self._objective(self._state.network, self._prepare(clean), self._labels[chosen])
 
 
 def standardise(images_BCHW: Tensor, preprocessing: Preprocessing) -> Tensor:

@@ -22,6 +22,8 @@ class AddTask:
     data: Path
     channel: str = "production"
     name: str | None = None
+    extend: bool = False
+    """More images for classes that exist, and no new task."""
     val_data: Path | None = None
     shape: Shape = field(default_factory=Shape)
     effort: Effort = field(default_factory=Effort)
