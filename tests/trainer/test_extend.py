@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from model_store.class_care import Care, rename_class
 from model_store.codec import decode_images, load_network
 from model_store.errors import DataRejected, Interrupted, WrongUsage
 from model_store.manifest import ClassImages, Manifest, delta_of
@@ -171,3 +172,11 @@ def test_an_interrupted_extension_goes_on_to_the_same_bits(store: Path, tmp_path
     whole = extend(store, data, effort=kept["effort"]).manifest
     assert continued.classifier == whole.classifier
     assert not np.array_equal(continued.classifier, parent_of(store).classifier)
+
+
+def test_a_rename_after_an_extension_extends_nothing(store: Path, tmp_path: Path) -> None:
+    extend(store, more_of(tmp_path / "more", "b"))
+    care = Care(store=Store.open(str(store)), channel="production", actor="tests")
+    renamed = rename_class("b", "bee", care=care).manifest
+    assert renamed.spec.classes == ("a", "bee", "0", "1")
+    assert renamed.extended == ()
