@@ -31,7 +31,7 @@ def overview(
             continue
         manifests[number] = manifest
         row = summary(manifest, parent=manifests.get(manifest.parent or 0))
-        new = manifest.without_retired(manifest.tasks[-1].classes)
+        new = manifest.without_retired(manifest.new_classes)
         summaries.append(VersionSummary(**row, new_classes=list(new)))
     return VersionsAnswer(
         served=served,

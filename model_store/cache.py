@@ -94,10 +94,11 @@ def shard_cache(location: str) -> ShardCache | None:
     if "://" not in location:
         return None
     max_bytes = _max_bytes(os.environ.get("DNE_CACHE_BYTES") or str(DEFAULT_BYTES))
-    return ShardCache(root=_folder(), max_bytes=max_bytes) if max_bytes else None
+    return ShardCache(root=cache_folder(), max_bytes=max_bytes) if max_bytes else None
 
 
-def _folder() -> Path:
+def cache_folder() -> Path:
+    """Where this software keeps what it could make or fetch again."""
     if given := os.environ.get("DNE_CACHE"):
         return Path(given)
     if above := os.environ.get("XDG_CACHE_HOME"):

@@ -106,6 +106,7 @@ def _publish(
     draft = Draft.model_validate(
         {
             **kept,
+            "extended": (),  # that was done by the parent, and not again
             **changed(parent),
             "parent": parent.version,
             "parent_digest": parent.digest,

@@ -45,6 +45,7 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         ],
         "classes": list(manifest.classes),
         "retired": list(manifest.retired),
+        "extended": list(manifest.extended),
         "shards": _shards(manifest.shards),
         "metrics": manifest.metrics.model_dump(mode="json", by_alias=True),
         "calibration": manifest.calibration.model_dump(),

@@ -97,6 +97,8 @@ class Draft(Record):
     held_out: tuple[ClassImages, ...] = ()
     retired: tuple[str, ...] = ()
     """Classes that are never answered any more. They keep their places among the logits."""
+    extended: tuple[str, ...] = ()
+    """Classes that got more images in this version, which then has no new task."""
     calibration: Calibration = Calibration()
     unknown: Unknown | None = None
     metrics: Metrics = Metrics()
@@ -131,6 +133,12 @@ class Draft(Record):
             raise ValueError("an expert or classifier shard has another kind")
         if len({task.expert.sha256 for task in self.tasks}) != len(self.tasks):
             raise ValueError("two tasks name the same expert shard")
+        if len(set(self.extended)) != len(self.extended) or not set(self.extended) <= set(
+            spec.classes
+        ):
+            raise ValueError("the extended classes are not distinct classes of the tasks")
+        if self.extended and self.parent is None:
+            raise ValueError("a first version extends nothing")
         return self
 
     @cached_property
@@ -156,6 +164,11 @@ class Draft(Record):
     def without_retired(self, names: Iterable[str]) -> tuple[str, ...]:
         retired = set(self.retired)
         return tuple(name for name in names if name not in retired)
+
+    @property
+    def new_classes(self) -> tuple[str, ...]:
+        """The classes that this version added; none if it extends classes that were there."""
+        return () if self.extended else self.tasks[-1].classes
 
     @property
     def model_shards(self) -> tuple[ShardRef, ...]:
@@ -263,5 +276,5 @@ def _sealed(manifest: Manifest) -> bytes:
 
 
 def _body(draft: Draft) -> dict[str, Any]:
-    absent = set() if draft.retired else {"retired"}
+    absent = {name for name in ("retired", "extended") if not getattr(draft, name)}
     return draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"} | absent)

@@ -17,7 +17,10 @@ settings.load_profile("steady")
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_settings_from_outside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """A developer's own DNE_STORE must neither change a test nor be changed by one."""
     for name in [name for name in os.environ if name.startswith("DNE_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("DNE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

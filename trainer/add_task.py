@@ -10,12 +10,22 @@ from typing import Any
 
 from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
 from model_store.manifest import Manifest, delta_of, total_bytes
-from trainer.data import list_classes, note_ignored, refuse_known_classes, refuse_retired_classes
+from trainer.checkpoint import Checkpoint
+from trainer.configuration import configuration_of
+from trainer.data import (
+    list_classes,
+    note_ignored,
+    refuse_known_classes,
+    refuse_new_classes,
+    refuse_retired_classes,
+    shown,
+)
 from trainer.draft import draft_version
-from trainer.learn import learn, make_student
+from trainer.forecast import Forecast, forecast
+from trainer.learn import Student, learn, make_student, plan_of
 from trainer.progress import Progress
 from trainer.request import AddTask, Base, base_of
-from trainer.task_data import read_task_data
+from trainer.task_data import TaskData, read_task_data
 
 MAX_REASON = 2000
 """Characters that a channel record takes."""
@@ -29,6 +39,7 @@ class Outcome:
     parent: Manifest | None
     promoted: bool
     refused: str | None
+    forecast: Forecast
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
@@ -38,7 +49,8 @@ class Outcome:
             "parent": manifest.parent,
             "tasks": len(manifest.tasks),
             "classes": len(manifest.classes),
-            "new_classes": list(manifest.tasks[-1].classes),
+            "new_classes": list(manifest.new_classes),
+            "extended": list(manifest.extended),
             "accuracy": manifest.metrics.accuracy.model_dump(),
             "calibration": manifest.calibration.model_dump(),
             "unknown": manifest.unknown and manifest.unknown.model_dump(),
@@ -48,6 +60,7 @@ class Outcome:
             "delta_bytes": total_bytes(delta_of(manifest, self.parent)),
             "total_bytes": total_bytes(manifest.model_shards),
             "memory_bytes": total_bytes(manifest.image_shards),
+            "forecast": self.forecast.as_json(),
             "seconds": round(self.seconds, 3),
         }
 
@@ -62,10 +75,12 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     note_ignored(listing, progress)
     base = base_of(request)
     if base.parent:
-        refuse_known_classes(listing, base.parent.classes)
         refuse_retired_classes(listing, base.parent.retired)
+        refuse = refuse_new_classes if request.extend else refuse_known_classes
+        refuse(listing, base.parent.classes)
     transaction = uuid.uuid4().hex
     _announce(base, transaction)
+    checkpoint = None
     try:
         student = make_student(base, request=request, new_classes=listing.names)
         data = read_task_data(
@@ -76,7 +91,12 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             preprocessing=student.preprocessing,
             progress=progress,
         )
-        training = learn(student, data=data, request=request, progress=progress)
+        expected = _forecast(student, base)
+        progress.note(str(expected))
+        checkpoint = _checkpoint(student, data=data, request=request, progress=progress)
+        training = learn(
+            student, data=data, request=request, progress=progress, checkpoint=checkpoint
+        )
         draft, shards = draft_version(
             student,
             base=base,
@@ -86,12 +106,14 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             training=training,
         )
         manifest = base.store.publish(draft, shards=shards, signer=request.signer)
+        if checkpoint:
+            checkpoint.remove()
         refused = _promote(base, manifest, request)
     except OutcomeUnknown:
         raise  # the version may be there, so what it needs stays announced
     except KeyboardInterrupt as error:
         _withdraw(base, transaction)
-        raise Interrupted(_where_it_stopped(base, transaction, request)) from error
+        raise Interrupted(_where_it_stopped(base, transaction, request, checkpoint)) from error
     except Exception:
         _withdraw(base, transaction)
         raise
@@ -100,6 +122,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         parent=base.parent,
         promoted=request.promote and refused is None,
         refused=refused,
+        forecast=expected,
         seconds=time.monotonic() - started,
     )
 
@@ -114,6 +137,27 @@ def _announce(base: Base, transaction: str) -> None:
 def _withdraw(base: Base, transaction: str) -> None:
     with suppress(StoreError):  # it expires by itself, and must not hide why the run failed
         base.store.withdraw(transaction)
+
+
+def _forecast(student: Student, base: Base) -> Forecast:
+    parent = base.parent
+    return forecast(
+        student.network,
+        parent=parent.spec if parent else None,
+        parent_bytes=total_bytes(tuple(task.expert for task in parent.tasks)) if parent else 0,
+    )
+
+
+def _checkpoint(
+    student: Student, *, data: TaskData, request: AddTask, progress: Progress
+) -> Checkpoint | None:
+    """This run's place among the checkpoints, and what an interrupted run left there."""
+    if request.checkpoint is None:
+        return None
+    images = data.for_training
+    plan = plan_of(student, images=images, request=request)
+    configuration = configuration_of(student, images=images, plan=plan, request=request)
+    return Checkpoint(request.checkpoint, configuration=configuration, progress=progress)
 
 
 def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
@@ -145,17 +189,30 @@ def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
 
 def _reason(manifest: Manifest, request: AddTask) -> str:
     """What the channel's history will say, and that the gate was overruled where it was."""
-    reason = request.reason or f"task {manifest.tasks[-1].name} was learnt"
+    reason = request.reason or _what_was_done(manifest)
     gate = manifest.metrics.gate
     if gate is None or not gate.forced:
         return reason
     return f"{reason} (forced: {'; '.join(gate.reasons)})"[:MAX_REASON]
 
 
-def _where_it_stopped(base: Base, transaction: str, request: AddTask) -> str:
+def _what_was_done(manifest: Manifest) -> str:
+    if manifest.extended:
+        return f"more images of {', '.join(manifest.extended)}"[:MAX_REASON]
+    return f"task {manifest.tasks[-1].name} was learnt"
+
+
+def _where_it_stopped(
+    base: Base, transaction: str, request: AddTask, checkpoint: Checkpoint | None
+) -> str:
     newest = base.store.newest()
     if newest is None or base.store.manifest(newest).transaction != transaction:
-        return "interrupted: nothing was published"
+        if checkpoint is None or checkpoint.reached is None:
+            return "interrupted: nothing was published"
+        return (
+            "interrupted: nothing was published; the same command goes on after "
+            f"{checkpoint.reached}, which is kept in {shown(checkpoint.folder)}"
+        )
     head = base.store.head(request.channel)
     promoted = "promoted" if head and head.target == newest else "not promoted"
     return f"interrupted: version {newest} was published just before, and {promoted}"

@@ -58,6 +58,11 @@ def _add_task_parser(commands: Any) -> None:
     one.add_argument("--data", metavar="DIR", type=Path, required=True, help="one folder a class")
     one.add_argument("--name", metavar="N", help="the task's name (default: the folder's name)")
     one.add_argument(
+        "--extend",
+        action="store_true",
+        help="DIR has more images of classes that are known: tune the classifier, add no expert",
+    )
+    one.add_argument(
         "--val-data", metavar="DIR", type=Path, help="judge by these images, not by held-out ones"
     )
     one.add_argument("--skip-bad", action="store_true", help="go on without unreadable images")
@@ -65,6 +70,13 @@ def _add_task_parser(commands: Any) -> None:
         "--no-promote", action="store_true", help="publish only; the channel does not move"
     )
     one.add_argument("--reason", metavar="T", default="", help="why, for the channel's history")
+    one.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        type=Path,
+        help="where the run is kept each epoch, so that the same command goes on after an "
+        "interruption (default: below $XDG_CACHE_HOME/dne-serve)",
+    )
     add_sign_option(one)
     _size_options(one)
     _learning_options(one)
@@ -251,6 +263,7 @@ def _request(options: argparse.Namespace) -> AddTask:
         data=options.data,
         channel=options.channel,
         name=options.name,
+        extend=options.extend,
         val_data=options.val_data,
         shape=Shape(
             preset=options.preset,
@@ -284,7 +297,23 @@ def _request(options: argparse.Namespace) -> AddTask:
         actor=current_actor(),
         signer=load_signer(options.sign) if options.sign else None,
         reason=options.reason,
+        checkpoint=_checkpoint_folder(options),
     )
+
+
+def _checkpoint_folder(options: argparse.Namespace) -> Path:
+    from model_store.errors import WrongUsage
+    from trainer.checkpoint import default_folder
+
+    chosen: Path | None = options.checkpoint
+    if chosen is None:
+        return default_folder(store=options.store, data=options.data)
+    if chosen.exists() and not chosen.is_dir():
+        raise WrongUsage(f"--checkpoint {chosen} is not a folder")
+    store = Path(options.store).resolve()
+    if "://" not in options.store and chosen.resolve().is_relative_to(store):
+        raise WrongUsage(f"--checkpoint {chosen} is inside the store; choose a folder outside it")
+    return chosen
 
 
 def _evaluate(options: argparse.Namespace) -> int:

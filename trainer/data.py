@@ -180,7 +180,18 @@ def refuse_known_classes(listing: Listing, known: Collection[str]) -> None:
     if again:
         each = ", ".join(map(repr, again[:MAX_NAMED]))
         raise DataRejected(
-            f"the model knows {each}{_and_more(again)} already; a task brings new classes only"
+            f"the model knows {each}{_and_more(again)} already; a task brings new classes only, "
+            "and --extend takes more images of classes that are known"
+        )
+
+
+def refuse_new_classes(listing: Listing, known: Collection[str]) -> None:
+    new = [name for name in listing.names if name not in known]
+    if new:
+        each = ", ".join(map(repr, new[:MAX_NAMED]))
+        raise DataRejected(
+            f"the model does not know {each}{_and_more(new)}; --extend takes more images of known "
+            "classes only, and without it new classes are learnt as a task"
         )
 
 
@@ -208,11 +219,34 @@ def refuse_no_images(images: LabelledImages, listing: Listing, *, option: str) -
         raise WrongUsage(f"{option} {shown(listing.folder)} holds no images to judge by")
 
 
+def without_known(
+    images: LabelledImages, known: LabelledImages, progress: Progress
+) -> LabelledImages:
+    """Only images that are not, pixel for pixel, among `known`: what is held out stays so."""
+    seen = {pixels.tobytes() for pixels in known.pixels_NHWC}
+    fresh = [row for row, pixels in enumerate(images.pixels_NHWC) if pixels.tobytes() not in seen]
+    if not fresh:
+        raise DataRejected("the model was given all of these images already")
+    if len(fresh) < len(images):
+        progress.note(f"{_images(len(images) - len(fresh))} left out, being in the store already")
+    return images.take(np.array(fresh, dtype=np.int64))
+
+
 def note_ignored(listing: Listing, progress: Progress) -> None:
     if listing.ignored:
         named = ", ".join(shown(path.relative_to(listing.folder)) for path in listing.ignored[:5])
         more = _and_more(listing.ignored, named=5)
         progress.note(f"ignored in {shown(listing.folder)}, not images: {named}{more}")
+
+
+def note_not_judged(listing: Listing, classes: Collection[str], progress: Progress) -> None:
+    missing = [name for name in classes if name not in listing.names]
+    if missing:
+        each = ", ".join(map(repr, missing[:MAX_NAMED]))
+        progress.note(
+            f"{shown(listing.folder)} has no images of {each}{_and_more(missing)}: "
+            "they will not be judged"
+        )
 
 
 def read_images(

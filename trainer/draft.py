@@ -11,7 +11,6 @@ from model_store.manifest import (
     ClassImages,
     Draft,
     Scalar,
-    ShardRef,
     TaskRecord,
     geometry_of,
     total_bytes,
@@ -21,7 +20,7 @@ from model_store.store import timestamp
 from trainer.assess import assess
 from trainer.evaluate import in_batches
 from trainer.learn import Student
-from trainer.memory import herding_order, keep, shrink
+from trainer.memory import herding_order, keep, merged, shrink
 from trainer.request import AddTask, Base
 from trainer.task_data import TaskData
 
@@ -39,8 +38,9 @@ def draft_version(
 ) -> tuple[Draft, Shards]:
     """The version to publish, and its new shards by digest."""
     network, parent = student.network, base.parent
-    task, classifier, shards = _model_shards(student, training)
-    tasks = (*(parent.tasks if parent else ()), task)
+    tasks, shards = _tasks(student, base, training)
+    classifier_data = encode_classifier(network)
+    classifier = shard_ref("classifier", classifier_data)
     assessment = assess(
         student,
         data=data,
@@ -54,7 +54,7 @@ def draft_version(
     held_out, held_shards = keep(
         held,
         kind="held-out",
-        rows_by_class={name: held.rows_of(name).tolist() for name in task.classes},
+        rows_by_class={name: held.rows_of(name).tolist() for name in student.new_classes},
     )
     draft = Draft(
         parent=parent.version if parent else None,
@@ -64,8 +64,9 @@ def draft_version(
         preprocessing=student.preprocessing,
         tasks=tasks,
         classifier=classifier,
-        memory=(*shrink(base.memory, quota=quota), *memory),
-        held_out=(*base.held_out, *held_out),
+        memory=merged(shrink(base.memory, quota=quota), memory),
+        held_out=merged(base.held_out, held_out),
+        extended=student.new_classes if student.extends else (),
         retired=data.retired,
         calibration=assessment.calibration,
         unknown=assessment.unknown,
@@ -73,42 +74,42 @@ def draft_version(
         created=timestamp(),
         software=f"dne-serve {__version__}",
     )
+    shards[classifier.sha256] = classifier_data
     return draft, {**shards, **memory_shards, **held_shards}
 
 
-def _model_shards(
-    student: Student, training: dict[str, Scalar]
-) -> tuple[TaskRecord, ShardRef, Shards]:
+def _tasks(
+    student: Student, base: Base, training: dict[str, Scalar]
+) -> tuple[tuple[TaskRecord, ...], Shards]:
+    """The parent's tasks, and the new one with its expert; an extension has none."""
+    older = base.parent.tasks if base.parent else ()
+    if student.extends:
+        return older, {}
     network = student.network
     newest = network.spec.tasks[-1]
-    expert_data = encode_expert(network, len(network.spec.tasks) - 1)
-    classifier_data = encode_classifier(network)
+    data = encode_expert(network, len(network.spec.tasks) - 1)
     task = TaskRecord(
         name=newest.name,
         classes=newest.classes,
         heads=newest.expert.heads,
-        expert=shard_ref("expert", expert_data),
+        expert=shard_ref("expert", data),
         training=training,
     )
-    classifier = shard_ref("classifier", classifier_data)
-    shards = {task.expert.sha256: expert_data, classifier.sha256: classifier_data}
-    return task, classifier, shards
+    return (*older, task), {task.expert.sha256: data}
 
 
 def _exemplars(
     student: Student, data: TaskData, *, quota: int
 ) -> tuple[tuple[ClassImages, ...], Shards]:
     """The new classes' exemplars, in herding order, chosen on clean images."""
-    network = student.network
+    network, pool = student.network, data.for_training
 
     def features(images_BCHW: Tensor) -> Tensor:
         return torch.cat(network.token_slices(images_BCHW), dim=-1)
 
     rows_by_class: dict[str, list[int]] = {}
-    for name in network.spec.tasks[-1].classes if quota else ():
-        rows = data.new.rows_of(name)
-        seen = in_batches(
-            network, data.new.take(rows), features, preprocessing=student.preprocessing
-        )
+    for name in student.new_classes if quota else ():
+        rows = pool.rows_of(name)
+        seen = in_batches(network, pool.take(rows), features, preprocessing=student.preprocessing)
         rows_by_class[name] = rows[herding_order(seen, count=quota)].tolist()
-    return keep(data.new, kind="memory", rows_by_class=rows_by_class)
+    return keep(pool, kind="memory", rows_by_class=rows_by_class)

@@ -16,8 +16,10 @@ from model_store.errors import DneError
 from model_store.manifest import Preprocessing
 from model_store.network import Network
 from trainer.augment import Augmentation
+from trainer.checkpoint import Checkpoint, RunState
 from trainer.data import LabelledImages
-from trainer.losses import Objective
+from trainer.exhausted import explained
+from trainer.losses import Objective, Step
 from trainer.progress import Progress
 
 WARM_UP_SHARE = 0.1
@@ -50,35 +52,92 @@ def fit(
     seed: int,
     name: str,
     progress: Progress,
+    checkpoint: Checkpoint | None = None,
 ) -> None:
-    """Changes `parameters`, and nothing else, so that `network` answers the labels of `images`."""
-    pixels = torch.from_numpy(images.pixels_NHWC).to(network.device)
-    labels = torch.from_numpy(images.labels_N).to(network.device)
+    """Changes `parameters`, and nothing else, so that `network` answers the labels of `images`.
+
+    Goes on where `checkpoint` stands, to the same bits as without an interruption.
+    """
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
-    epochs = [draw_epoch(order) for _ in range(plan.epochs)]
-    batches = [batch for rows in epochs for batch in _batches(rows, plan.batch_size)]
+    epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
     optimiser = torch.optim.AdamW(
         parameter_groups(network, parameters), lr=plan.learning_rate, fused=True
     )
-    rate = torch.optim.lr_scheduler.LambdaLR(optimiser, rate_share(len(batches)))
-    with progress.phase(name, total=sum(map(len, batches))) as phase:
-        for number, rows in enumerate(batches, start=1):
-            chosen = torch.from_numpy(rows).to(network.device)
-            clean = pixels[chosen].permute(0, 3, 1, 2).float() / 255
-            step = objective(
-                network, standardise(augment(clean, changes), preprocessing), labels[chosen]
+    state = RunState(network=network, parameters=parameters, optimiser=optimiser, changes=changes)
+    if checkpoint is not None and checkpoint.is_past(name):
+        return
+    done = checkpoint.restore(name, state) if checkpoint is not None else 0
+    if done >= plan.epochs:
+        return
+    take_step = _Stepper(
+        state=state,
+        objective=objective,
+        images=images,
+        prepare=lambda clean: standardise(augment(clean, changes), preprocessing),
+        rate=plan.learning_rate,
+        steps=sum(map(len, epochs)),
+        taken=sum(map(len, epochs[:done])),
+    )
+    images_left = sum(len(rows) for batches in epochs[done:] for rows in batches)
+    with progress.phase(name, total=images_left) as phase:
+        for epoch, batches in enumerate(epochs[done:], start=done + 1):
+            for rows in batches:
+                with explained(batch_size=len(rows), attempt=take_step.attempt):
+                    loss, accuracy = take_step(rows)
+                phase.advance(len(rows), loss=loss, accuracy=accuracy)
+            if checkpoint is not None:
+                checkpoint.save(name, epoch, state, last=epoch == plan.epochs)
+
+
+class _Stepper:
+    """One batch after the other: forward, backward, and the rate of the moment."""
+
+    def __init__(
+        self,
+        *,
+        state: RunState,
+        objective: Objective,
+        images: LabelledImages,
+        prepare: Callable[[Tensor], Tensor],
+        rate: float,
+        steps: int,
+        taken: int,
+    ) -> None:
+        self._state, self._objective, self._prepare = state, objective, prepare
+        self._device = state.network.device
+        self._pixels = torch.from_numpy(images.pixels_NHWC).to(self._device)
+        self._labels = torch.from_numpy(images.labels_N).to(self._device)
+        self._rate, self._share = rate, rate_share(steps)
+        self._steps, self._taken = steps, taken
+
+    def __call__(self, rows: NDArray[np.int64]) -> tuple[float, float]:
+        """The loss and the accuracy of these images, before the step that they cause."""
+        optimiser = self._state.optimiser
+        for group in optimiser.param_groups:
+            group["lr"] = self._rate * self._share(self._taken)
+        self._taken += 1
+        step = self._forward(rows)
+        loss = step.loss.item()
+        if not math.isfinite(loss):
+            raise DneError(
+                f"the loss became {loss} in step {self._taken} of {self._steps}: nothing was "
+                "published; try a lower --learning-rate"
             )
-            loss = step.loss.item()
-            if not math.isfinite(loss):
-                raise DneError(
-                    f"the loss became {loss} in step {number} of {len(batches)}: nothing was "
-                    "published; try a lower --learning-rate"
-                )
-            optimiser.zero_grad(set_to_none=True)
-            step.loss.backward()  # type: ignore[no-untyped-call]
-            optimiser.step()
-            rate.step()
-            phase.advance(len(rows), loss=loss, accuracy=step.right.item() / len(rows))
+        optimiser.zero_grad(set_to_none=True)
+        step.loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        return loss, step.right.item() / len(rows)
+
+    def attempt(self, size: int) -> None:
+        """What a step on `size` images needs of memory, and none of its consequences."""
+        self._state.optimiser.zero_grad(set_to_none=True)
+        step = self._forward(np.zeros(size, dtype=np.int64))
+        step.loss.backward()  # type: ignore[no-untyped-call]
+
+    def _forward(self, rows: NDArray[np.int64]) -> Step:
+        chosen = torch.from_numpy(rows).to(self._device)
+        clean = self._pixels[chosen].permute(0, 3, 1, 2).float() / 255
+        return self._objective(self._state.network, self._prepare(clean), self._labels[chosen])
 
 
 def standardise(images_BCHW: Tensor, preprocessing: Preprocessing) -> Tensor:

@@ -48,6 +48,8 @@ def _change(manifest: Manifest, parent: Manifest | None) -> str:
     """What a version did, in words: from what lies between it and its parent."""
     if _adds_a_task(manifest, parent) or parent is None:
         return f"learnt {manifest.tasks[-1].name}"
+    if manifest.extended:
+        return f"more images of {', '.join(manifest.extended)}"
     said = [f"retired {name}" for name in manifest.retired if name not in parent.retired]
     pairs = zip(parent.spec.classes, manifest.spec.classes, strict=False)
     renamed = {old: new for old, new in pairs if old != new}

@@ -26,13 +26,19 @@ def held_out_count(images: int) -> int:
     return min(max(round(images * HELD_OUT_SHARE), low), high)
 
 
-def set_aside(images: LabelledImages, *, seed: int) -> tuple[LabelledImages, LabelledImages]:
-    """(for training, held out): disjoint, together everything, and the same for the same seed."""
+def set_aside(
+    images: LabelledImages, *, seed: int, already: Mapping[str, int] | None = None
+) -> tuple[LabelledImages, LabelledImages]:
+    """(for training, held out): disjoint, together everything, and the same for the same seed.
+
+    `already`: how many images of a class were held out before; all in all there is a limit.
+    """
     draw = np.random.default_rng(seed)
     held: list[int] = []
     for name in images.classes:
         rows = images.rows_of(name)
-        held += draw.permutation(rows)[: held_out_count(len(rows))].tolist()
+        room = max(0, HELD_OUT_BOUNDS[1] - (already or {}).get(name, 0))
+        held += draw.permutation(rows)[: min(held_out_count(len(rows)), room)].tolist()
     chosen = np.zeros(len(images), dtype=bool)
     chosen[held] = True
     return images.take(np.flatnonzero(~chosen)), images.take(np.flatnonzero(chosen))
@@ -72,6 +78,13 @@ def keep(
         shards[ref.sha256] = data
         entries.append(ClassImages(class_name=name, shard=ref, count=len(rows)))
     return tuple(entries), shards
+
+
+def merged(old: Sequence[ClassImages], new: Sequence[ClassImages]) -> tuple[ClassImages, ...]:
+    """One entry a class: a new one takes the place of an old one, or follows all of them."""
+    by_class = {entry.class_name: entry for entry in old}
+    by_class |= {entry.class_name: entry for entry in new}
+    return tuple(by_class.values())
 
 
 def shrink(entries: Sequence[ClassImages], *, quota: int) -> tuple[ClassImages, ...]:

@@ -24,6 +24,8 @@ class AddTask:
     data: Path
     channel: str = "production"
     name: str | None = None
+    extend: bool = False
+    """More images for classes that exist, and no new task."""
     val_data: Path | None = None
     shape: Shape = field(default_factory=Shape)
     effort: Effort = field(default_factory=Effort)
@@ -40,6 +42,8 @@ class AddTask:
     actor: str = "unknown"
     signer: Signer | None = None
     reason: str = ""
+    checkpoint: Path | None = None
+    """The folder where the run is kept each epoch; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from model_store.manifest import ClassImages, Preprocessing
 from trainer.data import (
     LabelledImages,
@@ -13,11 +15,13 @@ from trainer.data import (
     join,
     list_classes,
     note_ignored,
+    note_not_judged,
     read_images,
     refuse_no_images,
     refuse_small_classes,
     refuse_unknown_classes,
     still_there,
+    without_known,
 )
 from trainer.memory import recall, set_aside
 from trainer.progress import Progress
@@ -31,13 +35,18 @@ class TaskData:
     new: LabelledImages
     """For training."""
     memory: LabelledImages
-    """Exemplars of old classes, for training."""
+    """Exemplars of the parent, for training."""
     new_held_out: LabelledImages
+    """All that is held out of the classes of this task, or of this extension."""
     judged_by: LabelledImages
     """Never trained on: held-out images of all classes, or the validation folder."""
     source: Literal["held-out", "validation"]
     retired: tuple[str, ...] = ()
     """Classes that are never answered: there are no images of them, and none are missed."""
+
+    @property
+    def for_training(self) -> LabelledImages:
+        return join(self.new, self.memory)
 
 
 def read_task_data(
@@ -49,21 +58,27 @@ def read_task_data(
     preprocessing: Preprocessing,
     progress: Progress,
 ) -> TaskData:
-    refuse_small_classes(listing)
-    images = read_images(
-        listing, preprocessing=preprocessing, skip_bad=request.skip_bad, progress=progress
-    )
-    refuse_small_classes(still_there(listing, images))
-    new, held_out = set_aside(images, seed=request.seed)
-    new, held_out = new.among(classes), held_out.among(classes)
-
     def remembered(entries: tuple[ClassImages, ...]) -> LabelledImages:
         return recall(
             entries, classes=classes, read=base.store.read_shard, preprocessing=preprocessing
         )
 
+    memory, old_held_out = remembered(base.memory), remembered(base.held_out)
+    if not request.extend:
+        refuse_small_classes(listing)
+    images = read_images(
+        listing, preprocessing=preprocessing, skip_bad=request.skip_bad, progress=progress
+    )
+    if request.extend:
+        refuse_no_images(images, listing, option="--data")
+        images = without_known(images, join(memory, old_held_out), progress)
+    else:
+        refuse_small_classes(still_there(listing, images))
+    already = {entry.class_name: entry.count for entry in base.held_out}
+    new, held_out = set_aside(images, seed=request.seed, already=already)
+    new, held_out = new.among(classes), held_out.among(classes)
     if request.val_data is None:
-        judged_by = join(remembered(base.held_out), held_out)
+        judged_by = join(old_held_out, held_out)
     else:
         judged_by = _validation(
             request.val_data,
@@ -75,12 +90,17 @@ def read_task_data(
         )
     return TaskData(
         new=new,
-        memory=remembered(base.memory),
-        new_held_out=held_out,
+        memory=memory,
+        new_held_out=join(_of_classes(old_held_out, listing.names), held_out),
         judged_by=judged_by,
         source="held-out" if request.val_data is None else "validation",
         retired=base.parent.retired if base.parent else (),
     )
+
+
+def _of_classes(images: LabelledImages, names: tuple[str, ...]) -> LabelledImages:
+    places = [images.classes.index(name) for name in names]
+    return images.take(np.flatnonzero(np.isin(images.labels_N, places)).astype(np.int64))
 
 
 def _validation(
@@ -98,4 +118,5 @@ def _validation(
     refuse_unknown_classes(listing, known, option="--val-data")
     images = read_images(listing, preprocessing=preprocessing, skip_bad=skip_bad, progress=progress)
     refuse_no_images(images, listing, option="--val-data")
+    note_not_judged(listing, known, progress)
     return images.among(classes)

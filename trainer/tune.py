@@ -1,4 +1,4 @@
-"""Class-balanced tuning: undoes the bias against old classes, which have only exemplars."""
+"""Which images an epoch visits, so that classes with many images do not drown the others."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from trainer.data import LabelledImages
 from trainer.fit import DrawEpoch
 
+ENOUGH_A_CLASS = 20
+"""A class with fewer does not make balanced epochs shorter still: its images come again."""
+
 
 def can_be_balanced(images: LabelledImages, *, retired: Collection[str] = ()) -> bool:
     """Whether every class has images: without exemplars of the old ones there is no balance."""
@@ -17,15 +20,39 @@ def can_be_balanced(images: LabelledImages, *, retired: Collection[str] = ()) ->
 
 
 def balanced(images: LabelledImages, *, retired: Collection[str] = ()) -> DrawEpoch:
-    """An epoch is as many images of every class as the smallest class has, drawn anew each time."""
+    """An epoch is as many images of every class as the smallest class has, drawn anew each time.
+
+    Undoes the bias against old classes, which have only exemplars.
+    """
     by_class = _by_class(images, retired)
-    fewest = min(map(len, by_class))
+    counts = [len(rows) for rows in by_class]
+    size = max(min(counts), min(ENOUGH_A_CLASS, round(sum(counts) / len(counts))))
 
     def draw(order: np.random.Generator) -> NDArray[np.int64]:
-        chosen = [order.choice(rows, size=fewest, replace=False) for rows in by_class]
-        return order.permutation(np.concatenate(chosen))
+        return order.permutation(np.concatenate([_drawn(rows, size, order) for rows in by_class]))
 
     return draw
+
+
+def evened(images: LabelledImages, *, among: Collection[str]) -> DrawEpoch:
+    """An epoch is as long as if every image came once; the classes `among` have equal shares of
+    theirs, drawn anew each time, and all other images come once."""
+    by_class = [rows for name in among if len(rows := images.rows_of(name))]
+    places = [images.classes.index(name) for name in among]
+    others = np.flatnonzero(~np.isin(images.labels_N, places)).astype(np.int64)
+    size = round(sum(map(len, by_class)) / max(1, len(by_class)))
+
+    def draw(order: np.random.Generator) -> NDArray[np.int64]:
+        drawn = [_drawn(rows, size, order) for rows in by_class]
+        return order.permutation(np.concatenate([others, *drawn]))
+
+    return draw
+
+
+def _drawn(rows: NDArray[np.int64], size: int, order: np.random.Generator) -> NDArray[np.int64]:
+    """`size` of the rows: none comes again before all others have come."""
+    rounds = -(-size // len(rows))
+    return np.concatenate([order.permutation(rows) for _ in range(rounds)])[:size]
 
 
 def _by_class(images: LabelledImages, retired: Collection[str]) -> list[NDArray[np.int64]]:

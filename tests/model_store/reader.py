@@ -30,7 +30,7 @@ def unseal(sealed, members):
     refuse_unless(len(sealed) <= 16777216, "the record is too large")
     record = json.loads(sealed.decode())
     refuse_unless(record.get("format") == 1, "this is another format")
-    known = record.keys() - {"retired", "signature"}  # a manifest may have these
+    known = record.keys() - {"extended", "retired", "signature"}  # a manifest may have these
     refuse_unless(known == members, "a member is missing or not known")
     bare = bare_bytes(record, "digest")
     digest = hashlib.sha256(bare).hexdigest().encode()

@@ -66,13 +66,14 @@ def asked(store: Path, data: Path, **others: object) -> AddTask:
 
 
 class Listening:
-    """Progress that remembers what it was told, and may stop the run in a named phase."""
+    """Progress that remembers what it was told, and may stop the run in a named phase,
+    when `after` batches of it are done."""
 
-    def __init__(self, *, interrupt_in: str | None = None) -> None:
+    def __init__(self, *, interrupt_in: str | None = None, after: int = 1) -> None:
         self.notes: list[str] = []
         self.phases: list[str] = []
         self.losses: list[float] = []
-        self._interrupt_in = interrupt_in
+        self._interrupt_in, self._after = interrupt_in, after
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -80,17 +81,19 @@ class Listening:
     @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Phase]:
         self.phases.append(name)
-        yield _Listened(self, stop=name == self._interrupt_in)
+        yield _Listened(self, stop_after=self._after if name == self._interrupt_in else None)
 
 
 class _Listened:
-    def __init__(self, listening: Listening, *, stop: bool) -> None:
-        self._listening, self._stop = listening, stop
+    def __init__(self, listening: Listening, *, stop_after: int | None) -> None:
+        self._listening, self._left = listening, stop_after
 
     def advance(
         self, images: int, *, loss: float | None = None, accuracy: float | None = None
     ) -> None:
         if loss is not None:
             self._listening.losses.append(loss)
-        if self._stop:
-            raise KeyboardInterrupt
+        if self._left is not None:
+            self._left -= 1
+            if not self._left:
+                raise KeyboardInterrupt

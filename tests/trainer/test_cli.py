@@ -228,7 +228,7 @@ def test_help_names_every_option_of_the_design(dne_train: Command) -> None:
         *("--data", "--name", "--preset", "--heads", "--epochs", "--memory", "--val-data"),
         *("--seed", "--no-promote", "--skip-bad", "--store", "--json", "--channel", "--reason"),
         *("--batch-size", "--learning-rate", "--device", "--threads", "--loss", "--augment"),
-        *("--image-size", "--patch-size", "--depth", "--head-width"),
+        *("--image-size", "--patch-size", "--depth", "--head-width", "--checkpoint", "--extend"),
         *("--max-drop", "--min-new", "--max-latency-ms", "--max-bytes", "--force"),
         "--unknown-rate",
     ):

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from model_store.errors import DneError, WrongUsage
 from model_store.manifest import Preprocessing
@@ -15,22 +16,27 @@ from tests.trainer.folders import Listening, labelled
 from trainer.augment import Augmentation
 from trainer.data import LabelledImages
 from trainer.fit import Plan, every_image, fit, parameter_groups, rate_share, standardise
-from trainer.losses import Objective, cross_entropy
+from trainer.losses import Objective, Step, cross_entropy
 from trainer.plan import MAX_EPOCHS, MIN_EPOCHS, Effort
-from trainer.tune import balanced, can_be_balanced
+from trainer.tune import balanced, can_be_balanced, evened
 
 PREPROCESSING = Preprocessing(image_size=8)
 PLAN = Plan(epochs=3, batch_size=4, learning_rate=1e-2)
 
 
 def run_fit(
-    network: Network, images: LabelledImages, *, progress: Listening, plan: Plan = PLAN
+    network: Network,
+    images: LabelledImages,
+    *,
+    progress: Listening,
+    plan: Plan = PLAN,
+    objective: Objective | None = None,
 ) -> None:
     fit(
         network,
         images,
         parameters=network.learnable(),
-        objective=Objective(classification=cross_entropy),
+        objective=objective or Objective(classification=cross_entropy),
         plan=plan,
         augment=Augmentation.named("light"),
         preprocessing=PREPROCESSING,
@@ -66,6 +72,34 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where() -> None:
         run_fit(grown([1]), labelled([8, 8]), progress=Listening(), plan=plan)
 
 
+class Cramped(Objective):
+    """An objective for which there is room for four images at a time."""
+
+    def __call__(self, network: Network, images_BCHW: Tensor, labels_B: Tensor) -> Step:
+        if len(labels_B) > 4:
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
+        return Objective.__call__(self, network, images_BCHW, labels_B)
+
+
+def test_exhausted_memory_says_which_batch_would_fit() -> None:
+    network, images = grown([1]), labelled([16, 16])
+    plan = Plan(epochs=1, batch_size=32, learning_rate=1e-2)
+    cramped = Cramped(classification=cross_entropy)
+    sentence = r"^memory ran out in batches of 32: nothing was published; --batch-size 4 fits$"
+    with pytest.raises(DneError, match=sentence):
+        run_fit(network, images, progress=Listening(), plan=plan, objective=cramped)
+
+
+def test_other_faults_are_not_taken_for_exhausted_memory() -> None:
+    class Broken(Objective):
+        def __call__(self, network: Network, images_BCHW: Tensor, labels_B: Tensor) -> Step:
+            raise RuntimeError("shapes do not fit")
+
+    broken = Broken(classification=cross_entropy)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        run_fit(grown([1]), labelled([8]), progress=Listening(), objective=broken)
+
+
 def test_training_sees_pixels_as_the_server_does() -> None:
     pixels = labelled([3]).pixels_NHWC
     scaled = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
@@ -82,13 +116,32 @@ def test_an_epoch_is_every_image_once() -> None:
 
 
 def test_a_balanced_epoch_has_as_many_of_every_class_as_the_smallest_has() -> None:
-    images = labelled([9, 3, 5])
+    images = labelled([35, 22, 30])
     draw, order = balanced(images), np.random.default_rng(0)
     epochs = [draw(order) for _ in range(30)]
     for rows in epochs:
-        assert np.bincount(images.labels_N[rows]).tolist() == [3, 3, 3]
-        assert len(set(rows.tolist())) == 9
-    assert set(np.concatenate(epochs).tolist()) == set(range(17))  # in time everything is used
+        assert np.bincount(images.labels_N[rows]).tolist() == [22, 22, 22]
+        assert len(set(rows.tolist())) == 66
+    assert set(np.concatenate(epochs).tolist()) == set(range(87))  # in time everything is used
+
+
+def test_a_class_of_a_few_images_does_not_shorten_balanced_epochs_to_nothing() -> None:
+    images = labelled([100, 2])
+    rows = balanced(images)(np.random.default_rng(0))
+    assert np.bincount(images.labels_N[rows]).tolist() == [20, 20]
+    assert np.bincount(rows)[100:].tolist() == [10, 10]  # none comes again before the other
+
+
+def test_uneven_new_classes_have_equal_shares_and_exemplars_come_once() -> None:
+    images = labelled([4, 30, 10, 2])
+    draw, order = evened(images, among=("b", "c", "d")), np.random.default_rng(0)
+    first, second = draw(order), draw(order)
+    for rows in (first, second):
+        assert np.bincount(images.labels_N[rows]).tolist() == [4, 14, 14, 14]
+        assert set(rows.tolist()) >= set(range(4))
+    assert first.tolist() != second.tolist()
+    even = labelled([3, 3])
+    assert sorted(evened(even, among=("a", "b"))(order)) == list(range(6))
 
 
 def test_without_images_of_a_class_there_is_no_balance() -> None:
