@@ -40,6 +40,10 @@ IMAGES_A_BIN = 20
 Floats = NDArray[np.float32]
 
 
+def calibration_bins(images: int) -> int:
+    return min(CALIBRATION_BINS, max(1, images // IMAGES_A_BIN))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """The logits of labelled images, and what follows from them."""
@@ -89,7 +93,7 @@ class Judged:
         weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         confidence = (weights.max(axis=1) / weights.sum(axis=1))[chosen]
         right = self.right_N[chosen]
-        count = min(CALIBRATION_BINS, max(1, len(right) // IMAGES_A_BIN))
+        count = calibration_bins(len(right))
         bins = np.minimum((confidence * count).astype(int), count - 1)
         gaps = [
             abs(float((right[bins == one] - confidence[bins == one]).sum())) for one in range(count)

@@ -24,7 +24,7 @@ from model_store.manifest import ClassImages, Manifest
 from model_store.network import Expert, choose_device
 from model_store.store import Store
 from trainer.data import LabelledImages
-from trainer.evaluate import CALIBRATION_BINS, Floats, Judged, in_batches, judged_by
+from trainer.evaluate import Floats, Judged, calibration_bins, in_batches, judged_by
 from trainer.lineage import growth, lineage_of
 from trainer.memory import recall
 from trainer.progress import Progress
@@ -231,9 +231,10 @@ def _calibration(manifest: Manifest, judged: Judged) -> dict[str, Any]:
     bins = []
     if len(judged.labels_N):
         confidence_N = _confidence(judged.logits_NC, temperature=temperature)
-        edges = np.linspace(0, 1, CALIBRATION_BINS + 1)
-        chosen_N = np.minimum((confidence_N * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
-        for one in range(CALIBRATION_BINS):
+        count = calibration_bins(len(judged.labels_N))
+        edges = np.linspace(0, 1, count + 1)
+        chosen_N = np.minimum((confidence_N * count).astype(int), count - 1)
+        for one in range(count):
             inside = chosen_N == one
             if inside.any():
                 bins.append(

@@ -215,7 +215,7 @@ def test_force_promotes_and_is_recorded(
 def test_a_version_trained_on_shuffled_labels_is_refused(learnt: Path, tmp_path: Path) -> None:
     shuffled = tmp_path / "shuffled"
     names = ["0", "1", "2"]
-    write_classes(shuffled, names, images=60)
+    write_classes(shuffled, names, images=200)
     files = sorted(shuffled.rglob("*.png"))
     contents = [path.read_bytes() for path in files]
     for path, place in zip(files, np.random.default_rng(1).permutation(len(files)), strict=True):
