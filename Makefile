@@ -15,7 +15,7 @@ demo: $(READY) ## three tasks of handwritten digits, learnt and served on http:/
 	@$(BIN)/python deploy/demo.py
 
 test: $(READY) ## the default tests: under five minutes on two cores
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile
 
 test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/faults
