@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from model_store.care_commands import add_class_care_commands
 from model_store.channel import ChannelRecord
 from model_store.command import (
     EXIT_FAILED,
@@ -25,8 +24,6 @@ from model_store.command import (
 )
 from model_store.describe import channel_head, channel_move, details, difference, summary, verdict
 from model_store.errors import StoreError
-from model_store.housekeeping import add_housekeeping_commands
-from model_store.keys import add_keys_command
 from model_store.manifest import Manifest
 from model_store.signing import load_trust
 from model_store.store import Store
@@ -35,13 +32,20 @@ from model_store.tables import columns, percent, printable, size
 Command = Callable[[argparse.Namespace], int]
 
 
+# Commands that people and scripts wait for. What only the others need is not imported for them.
+QUICK = frozenset({"list", "show", "diff", "promote", "rollback", "resume"})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = build_parser().parse_args(arguments)
+    asked = sys.argv[1:] if arguments is None else arguments
+    parser = build_parser(quick=bool(asked) and asked[0] in QUICK)
+    options = parser.parse_args(asked)
     command: Command = options.command
     return run(lambda: command(options))
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
+    """All commands or, when it is known that one of them is meant, only the quick ones."""
     parser = argparse.ArgumentParser(
         prog="dne-store", description="Versions of a classifier that grows, and who serves which."
     )
@@ -86,9 +90,14 @@ def build_parser() -> argparse.ArgumentParser:
     export = add("export-onnx", export_version, help="write a version as an ONNX file")
     _add_version(export)
     export.add_argument("--out", metavar="DIR", type=Path, required=True, help="where to write it")
-    add_class_care_commands(add)
-    add_housekeeping_commands(add)
-    add_keys_command(subparsers)
+    if not quick:
+        from model_store.care_commands import add_class_care_commands
+        from model_store.housekeeping import add_housekeeping_commands
+        from model_store.keys import add_keys_command
+
+        add_class_care_commands(add)
+        add_housekeeping_commands(add)
+        add_keys_command(subparsers)
     return parser
 
 

@@ -20,6 +20,7 @@ from typing import Protocol
 from model_store.errors import OutcomeUnknown, StoreError, StoreUnsupported, WriteFailed, WrongUsage
 
 MAX_NAME_PARTS = 4
+MAX_CONFLICTS = 1000  # of one writer that wants a number: each one means that another got on
 _NAME_PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC

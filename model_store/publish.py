@@ -21,6 +21,7 @@ from model_store.errors import (
 )
 from model_store.layout import shard_name, version_name
 from model_store.manifest import MAX_VERSION, Draft, Manifest, ShardRef, Signs, decode, encode
+from model_store.objects import MAX_CONFLICTS
 from model_store.shard import check_digest, check_shard, expected_tensors
 from model_store.tombstone import (
     deleted_versions,
@@ -31,8 +32,6 @@ from model_store.tombstone import (
 
 if TYPE_CHECKING:
     from model_store.store import Store
-
-MAX_CONFLICTS = 1000  # each one means that somebody else got on
 
 
 def publish_draft(

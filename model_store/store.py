@@ -5,11 +5,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 from pydantic import Field, ValidationError
 
-from model_store.announce import announce, withdraw
 from model_store.cache import shard_cache
 from model_store.channel import (
     ChannelRecord,
@@ -54,11 +53,15 @@ from model_store.manifest import (
     decode,
     first_reason,
 )
-from model_store.objects import ObjectMissing, ObjectRefused, Objects, objects_at
-from model_store.publish import MAX_CONFLICTS, publish_draft
+from model_store.objects import (
+    MAX_CONFLICTS,
+    ObjectMissing,
+    ObjectRefused,
+    Objects,
+    objects_at,
+)
 from model_store.record import FORMAT, MAX_RECORD_BYTES, seal, unseal
 from model_store.shard import check_digest
-from model_store.signing import Trust
 from model_store.tombstone import (
     IMAGE_KINDS,
     deleted_versions,
@@ -66,7 +69,10 @@ from model_store.tombstone import (
     read_deleted,
     read_forgotten,
 )
-from model_store.verify import VerifyReport, verify_store
+
+if TYPE_CHECKING:
+    from model_store.signing import Trust
+    from model_store.verify import VerifyReport
 
 MAX_SHARD_BYTES = 1 << 34  # twice the largest network that a spec allows, in float32
 
@@ -184,15 +190,21 @@ class Store:
         `shards` holds, by SHA-256, what the parent does not have. The version is in no channel
         yet: that is what `promote` is for. With a `signer` its manifest is signed.
         """
+        from model_store.publish import publish_draft  # reading a store starts without it
+
         return publish_draft(self, draft, shards=shards, signer=signer)
 
     def announce(self, transaction: str, *, parent: int | None, digests: Collection[str]) -> None:
         """Until the version with that transaction is published, or it is withdrawn, or it
         expires, housekeeping leaves these shards alone. `publish` does it by itself."""
+        from model_store.announce import announce
+
         announce(self.objects, transaction, parent=parent, digests=digests)
 
     def withdraw(self, transaction: str) -> None:
         """The run that announced itself has ended without a version."""
+        from model_store.announce import withdraw
+
         withdraw(self.objects, transaction)
 
     def forgotten(self) -> frozenset[str]:
@@ -284,6 +296,8 @@ class Store:
     def verify(self, version: int | None = None, *, trust: Trust | None = None) -> VerifyReport:
         """Reads and judges everything, or what one version stands on; with `trust` also who
         published it."""
+        from model_store.verify import verify_store
+
         return verify_store(self, version, trust=trust)
 
     def _target_before(self, channel: str) -> int:
