@@ -14,6 +14,8 @@ from model_store.quality import ClassChange, Confusion, Flip, Gate
 from trainer.evaluate import Judged
 
 SIGNIFICANCE = 0.05
+HANDFUL = 5
+"""Flips that are noise whatever a test says: the sign test reaches 5 % at five to none."""
 FEWEST_TO_CALL_A_GUESS = 12
 """New images below which being no better than guessing may well be bad luck."""
 MAX_TOLD = 200
@@ -121,7 +123,9 @@ def _old_reasons(
     if before is None or after is None or p_value is None:
         return ()
     # Accuracies are counts over counts: a drop of exactly the limit must not fail by rounding.
-    if before - after <= limits.max_drop + 1e-9 or p_value > SIGNIFICANCE:
+    if before - after <= limits.max_drop + 1e-9:
+        return ()
+    if p_value > SIGNIFICANCE or flips[0] <= HANDFUL:
         return ()
     return (
         f"accuracy on old classes fell from {_percent(before)} to {_percent(after)}, more than "
