@@ -87,6 +87,8 @@ def serve(settings: Settings, *, as_json: bool) -> int:
             ws="none",
             timeout_graceful_shutdown=settings.grace_seconds,
         )
+        # Whoever reads the announcement may connect at once: the kernel holds it until we accept.
+        listener.listen(config.backlog)
         _announce(settings, listener, engine.device, as_json=as_json)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _already_handled)

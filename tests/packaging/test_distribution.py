@@ -75,7 +75,7 @@ def test_dne_store_starts_without_torch_and_numpy(arguments: list[str], tmp_path
     program = (
         "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
         "from model_store.store import Store; Store.create(sys.argv.pop(1))\n"
-        "from model_store.cli import main; sys.exit(main())"
+        "from model_store.__main__ import main; sys.exit(main())"
     )
     store = str(tmp_path / "models")
     options = arguments if arguments == ["--help"] else [*arguments, "--store", store]
