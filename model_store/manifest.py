@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -26,6 +26,7 @@ Timestamp = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{
 Transaction = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 MAX_VERSION = 99_999_999
+KEPT_MANIFESTS = 32
 SIGNED_AS = b"dne-serve manifest\n"  # a signature for something else is none for a manifest
 
 
@@ -240,9 +241,13 @@ def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
     raise RecordInvalid(name, "a field is missing or spelt in another way")
 
 
+@lru_cache(maxsize=KEPT_MANIFESTS)
 def _as_written(sealed: bytes) -> Manifest | None:
     """The manifest whose sealed bytes are exactly these. Bytes that we would write ourselves are
-    canonical and have the right digest: what is wrong with others is for `decode` to say."""
+    canonical and have the right digest: what is wrong with others is for `decode` to say.
+
+    Kept by its bytes: a run and a server meet the same versions again and again.
+    """
     if len(sealed) > MAX_RECORD_BYTES:
         return None
     try:

@@ -129,12 +129,21 @@ class NetworkSpec:
     def parameters(self) -> int:
         # By arithmetic: naming every tensor of a hostile spec would take minutes.
         sources = accumulate(task.expert.heads for task in self.tasks)
-        experts = sum(
-            _count(self._edge_tensors(index))
-            + (self.depth + 1) * _count(self._block_tensors(index, heads))
-            for index, heads in enumerate(sources)
-        )
+        known: dict[tuple[bool, int], tuple[int, int, int]] = {}
+        experts = 0
+        for index, (task, heads) in enumerate(zip(self.tasks, sources, strict=True)):
+            kind = (index == 0, task.expert.heads)
+            if kind not in known:
+                known[kind] = self._counts(index)
+            edge, block, per_source = known[kind]
+            experts += edge + (self.depth + 1) * (block + per_source * heads)
         return experts + len(self.classes) * (self.token_width + 1)
+
+    def _counts(self, index: int) -> tuple[int, int, int]:
+        """Parameters of expert `index` outside its blocks, and those of a block: all but the ones
+        that grow with the heads it reads, and those for each of these heads."""
+        without, one = (_count(self._block_tensors(index, sources)) for sources in (0, 1))
+        return _count(self._edge_tensors(index)), without, one - without
 
     def expert_tensors(self, index: int) -> dict[str, Shape]:
         """Name and shape of every tensor in the shard of expert `index`."""
