@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from model_store.errors import RecordInvalid, SpecInvalid
 from model_store.quality import Accuracy as Accuracy
@@ -17,7 +17,7 @@ from model_store.quality import Record as Record
 from model_store.quality import Text as Text
 from model_store.quality import Unknown as Unknown
 from model_store.record import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal
-from model_store.spec import MAX_TASKS, ExpertSpec, NetworkSpec, TaskSpec
+from model_store.spec import MAX_TASKS, ExpertSpec, NetworkSpec, TaskSpec, Token
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ShardKind = Literal["expert", "classifier", "memory", "held-out"]
@@ -65,14 +65,23 @@ class Geometry(Record):
     mlp_ratio: int
     layer_norm_eps: float
     qkv_bias: bool
+    token: Token = "class-attention"
+    """Not written where it is this one, as versions from before there were others."""
 
 
 class TaskRecord(Record):
     name: str
     classes: tuple[str, ...]
     heads: int
+    attention_heads: Annotated[int, Field(ge=1)] | None = None
+    """Of the expert's own attention; None, and not written, where they are as many as `heads`."""
     expert: ShardRef
     training: dict[str, Scalar] = Field(default_factory=dict)
+
+    @field_validator("attention_heads")
+    @classmethod
+    def _one_spelling(cls, value: int | None, fields: ValidationInfo) -> int | None:
+        return None if value == fields.data.get("heads") else value
 
 
 class ClassImages(Record):
@@ -145,7 +154,11 @@ class Draft(Record):
     @cached_property
     def spec(self) -> NetworkSpec:
         tasks = tuple(
-            TaskSpec(name=task.name, classes=task.classes, expert=ExpertSpec(heads=task.heads))
+            TaskSpec(
+                name=task.name,
+                classes=task.classes,
+                expert=ExpertSpec(heads=task.heads, attention_heads=task.attention_heads or 0),
+            )
             for task in self.tasks
         )
         return NetworkSpec(**self.network.model_dump(), tasks=tasks)
@@ -282,4 +295,10 @@ def _sealed(manifest: Manifest) -> bytes:
 
 def _body(draft: Draft) -> dict[str, Any]:
     absent = {name for name in ("retired", "extended") if not getattr(draft, name)}
-    return draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"} | absent)
+    body = draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"} | absent)
+    if draft.network.token == "class-attention":
+        del body["network"]["token"]
+    for task in body["tasks"]:
+        if task["attention_heads"] is None:
+            del task["attention_heads"]
+    return body

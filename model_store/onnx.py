@@ -118,30 +118,26 @@ class _Writer:
 
 
 def _network(writer: _Writer, network: Network) -> str:
+    spec = network.spec
     experts = [expert for expert in network.experts if isinstance(expert, Expert)]
-    positions = network.spec.patches
-    patches = [_embed(writer, expert, positions=positions) for expert in experts]
-    for layer in range(network.spec.depth):
+    states = [_embed(writer, expert) for expert in experts]
+    in_sequence = spec.token == "in-sequence"
+    for layer in range(spec.depth - in_sequence):
         blocks = [expert.patch_block(layer) for expert in experts]
-        attended = [
-            _attend(writer, block, x, positions=positions)
-            for block, x in zip(blocks, patches, strict=True)
-        ]
-        patches = _mix_all(writer, blocks, attended, positions=positions)
-    attended = [
-        _attend_token(writer, expert, x, positions=positions)
-        for expert, x in zip(experts, patches, strict=True)
-    ]
-    tokens = _mix_all(writer, [expert.class_block for expert in experts], attended, positions=1)
+        states = _run_blocks(writer, blocks, states, reads=spec.positions, writes=spec.positions)
+    if not in_sequence:
+        states = [_with_token(writer, expert, x) for expert, x in zip(experts, states, strict=True)]
+    blocks = [expert.last_block for expert in experts]
+    tokens = _run_blocks(writer, blocks, states, reads=spec.patches + 1, writes=1)
     slices = [
         writer.layer_norm(token, expert.norm) for expert, token in zip(experts, tokens, strict=True)
     ]
     token = writer.op("Concat", *slices, axis=-1)
-    flat = writer.reshape(token, 0, network.spec.token_width)
+    flat = writer.reshape(token, 0, spec.token_width)
     return writer.linear(flat, _joined_heads(network))
 
 
-def _embed(writer: _Writer, expert: Expert, *, positions: int) -> str:
+def _embed(writer: _Writer, expert: Expert) -> str:
     convolution = expert.patch_embed
     assert convolution.bias is not None
     grid = writer.op(
@@ -151,25 +147,36 @@ def _embed(writer: _Writer, expert: Expert, *, positions: int) -> str:
         writer.weight(convolution.bias),
         strides=list(convolution.stride),
     )
-    rows = writer.reshape(grid, 0, convolution.out_channels, positions)
+    rows = writer.reshape(grid, 0, convolution.out_channels, -1)
     patches = writer.op("Transpose", rows, perm=[0, 2, 1])
-    return writer.op("Add", patches, writer.weight(expert.position))
+    state = _with_token(writer, expert, patches) if expert.token_in_sequence else patches
+    return writer.op("Add", state, writer.weight(expert.position))
 
 
-def _attend(writer: _Writer, block: Block, x: str, *, positions: int) -> str:
-    normed = writer.layer_norm(x, block.norm1)
-    attended = _spatial(writer, block.attention, normed, positions=positions, queries=positions)
-    return writer.op("Add", x, attended)
-
-
-def _attend_token(writer: _Writer, expert: Expert, patches: str, *, positions: int) -> str:
-    block = expert.class_block
+def _with_token(writer: _Writer, expert: Expert, patches: str) -> str:
     batch = writer.op("Shape", "images", start=0, end=1)
     shape = writer.op("Concat", batch, writer.integers(1, expert.token.numel()), axis=0)
     token = writer.op("Expand", writer.weight(expert.token), shape)
-    both = writer.layer_norm(writer.op("Concat", token, patches, axis=1), block.norm1)
-    read = _spatial(writer, block.attention, both, positions=positions + 1, queries=1)
-    return writer.op("Add", token, read)
+    return writer.op("Concat", token, patches, axis=1)
+
+
+def _run_blocks(
+    writer: _Writer, blocks: Sequence[Block], states: Sequence[str], *, reads: int, writes: int
+) -> list[str]:
+    """One block of every expert: the first `writes` positions, which read all `reads`."""
+    attended = [
+        _attend(writer, block, x, reads=reads, writes=writes)
+        for block, x in zip(blocks, states, strict=True)
+    ]
+    return _mix_all(writer, blocks, attended, positions=writes)
+
+
+def _attend(writer: _Writer, block: Block, x: str, *, reads: int, writes: int) -> str:
+    normed = writer.layer_norm(x, block.norm1)
+    read = _spatial(writer, block.attention, normed, positions=reads, queries=writes)
+    if writes < reads:
+        x = writer.op("Slice", x, *(writer.integers(value) for value in (0, writes, 1)))
+    return writer.op("Add", x, read)
 
 
 def _spatial(

@@ -10,10 +10,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Literal, get_args
 
 from model_store.errors import SpecInvalid
 
 Shape = tuple[int, ...]
+Token = Literal["class-attention", "in-sequence"]
+"""Where the token lives: in a block of its own that reads the patches, or among the patches."""
 
 MAX_NAME_LENGTH = 200
 MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
@@ -33,12 +36,21 @@ def check_name(name: str, *, what: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertSpec:
-    """The parameters added for one task."""
+    """The parameters added for one task.
+
+    `heads` are what younger experts read: slices of `head_width` channels. Its own attention may
+    be cut in another way, as that of a pre-trained transformer is.
+    """
 
     heads: int
+    attention_heads: int = 0
+    """0: as many as `heads`."""
 
     def __post_init__(self) -> None:
         _check_size("heads of an expert", self.heads)
+        if self.attention_heads == 0:
+            object.__setattr__(self, "attention_heads", self.heads)
+        _check_size("attention heads of an expert", self.attention_heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +76,12 @@ class NetworkSpec:
     image_size: int
     patch_size: int
     depth: int
-    """Patch blocks; one class-attention block follows them."""
+    """Patch blocks; for a token in class attention one block more follows them."""
     head_width: int = 32
     mlp_ratio: int = 4
     layer_norm_eps: float = 1e-6
     qkv_bias: bool = True
+    token: Token = "class-attention"
     tasks: tuple[TaskSpec, ...] = ()
 
     def __post_init__(self) -> None:
@@ -85,6 +98,15 @@ class NetworkSpec:
             )
         if not 0 < self.layer_norm_eps < 1:
             raise SpecInvalid(f"layer_norm_eps {self.layer_norm_eps} is not between 0 and 1")
+        if self.token not in get_args(Token):
+            raise SpecInvalid(f"token {self.token!r} is not one of {', '.join(get_args(Token))}")
+        for task in self.tasks:
+            width = task.expert.heads * self.head_width
+            if width % task.expert.attention_heads:
+                raise SpecInvalid(
+                    f"{width} channels cannot be cut into {task.expert.attention_heads} "
+                    "attention heads"
+                )
         _check_distinct("class", self.classes)
         _check_distinct("task", (task.name for task in self.tasks))
         if self.parameters > MAX_PARAMETERS:
@@ -93,6 +115,17 @@ class NetworkSpec:
     @property
     def patches(self) -> int:
         return (self.image_size // self.patch_size) ** 2
+
+    @property
+    def positions(self) -> int:
+        """What the patch blocks work on: the patches, and the token where it is one of them."""
+        return self.patches + (self.token == "in-sequence")
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """The names of an expert's blocks, in the order they run."""
+        patch_blocks = tuple(f"blocks.{layer}" for layer in range(self.depth))
+        return patch_blocks if self.token == "in-sequence" else (*patch_blocks, "class_block")
 
     @property
     def hidden_width(self) -> int:
@@ -136,7 +169,7 @@ class NetworkSpec:
             if kind not in known:
                 known[kind] = self._counts(index)
             edge, block, per_source = known[kind]
-            experts += edge + (self.depth + 1) * (block + per_source * heads)
+            experts += edge + len(self.blocks) * (block + per_source * heads)
         return experts + len(self.classes) * (self.token_width + 1)
 
     def _counts(self, index: int) -> tuple[int, int, int]:
@@ -148,9 +181,8 @@ class NetworkSpec:
     def expert_tensors(self, index: int) -> dict[str, Shape]:
         """Name and shape of every tensor in the shard of expert `index`."""
         names = self._edge_tensors(index)
-        blocks = (*(f"blocks.{layer}" for layer in range(self.depth)), "class_block")
         in_block = self._block_tensors(index, self.source_heads(index))
-        for block in blocks:
+        for block in self.blocks:
             names |= {f"{block}.{name}": shape for name, shape in in_block.items()}
         return {f"experts.{index}.{name}": shape for name, shape in names.items()}
 
@@ -169,7 +201,7 @@ class NetworkSpec:
         return {
             "patch_embed.weight": (width, 3, self.patch_size, self.patch_size),
             "patch_embed.bias": (width,),
-            "position": (self.patches, width),
+            "position": (self.positions, width),
             "token": (width,),
             "norm.weight": (width,),
             "norm.bias": (width,),

@@ -92,6 +92,7 @@ def _tasks(
         name=newest.name,
         classes=newest.classes,
         heads=newest.expert.heads,
+        attention_heads=newest.expert.attention_heads,
         expert=shard_ref("expert", data),
         training=training,
     )

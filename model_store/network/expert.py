@@ -34,9 +34,11 @@ class Block(nn.Module):
 
     def __init__(self, spec: NetworkSpec, *, index: int) -> None:
         super().__init__()
-        width, heads = spec.width_of(index), spec.tasks[index].expert.heads
+        width, expert = spec.width_of(index), spec.tasks[index].expert
         self.norm1 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.attention = SpatialAttention(width=width, heads=heads, bias=spec.qkv_bias)
+        self.attention = SpatialAttention(
+            width=width, heads=expert.attention_heads, bias=spec.qkv_bias
+        )
         self.norm2 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
         self.widen: nn.Linear | TaskAttention
         self.narrow: nn.Linear | TaskAttention
@@ -46,22 +48,20 @@ class Block(nn.Module):
         else:
             sources = spec.source_heads(index)
             narrow, wide = spec.head_width, spec.hidden_width
-            self.widen = TaskAttention(sources=sources, heads=heads, reads=narrow, writes=wide)
-            self.narrow = TaskAttention(sources=sources, heads=heads, reads=wide, writes=narrow)
+            self.widen = TaskAttention(
+                sources=sources, heads=expert.heads, reads=narrow, writes=wide
+            )
+            self.narrow = TaskAttention(
+                sources=sources, heads=expert.heads, reads=wide, writes=narrow
+            )
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 start_linear(module)
 
-    def attend(self, x_BPC: Tensor) -> Tensor:
-        """The block's first half, among all positions."""
-        attended: Tensor = x_BPC + self.attention(self.norm1(x_BPC))
-        return attended
-
-    def attend_token(self, token_B1C: Tensor, patches_BPC: Tensor) -> Tensor:
-        """The block's first half for a token that reads itself and the patches."""
-        both = self.norm1(torch.cat((token_B1C, patches_BPC), dim=1))
-        attended: Tensor = token_B1C + self.attention(both, queries=1)
-        return attended
+    def attend(self, x_BPC: Tensor, *, queries: int | None = None) -> Tensor:
+        """The block's first half, for all positions or for the first few, which read all."""
+        read: Tensor = self.attention(self.norm1(x_BPC), queries=queries)
+        return x_BPC[:, :queries] + read
 
     def mix(self, s_BPC: Tensor, older: Sequence[Mixed]) -> Mixed:
         """The block's second half; `older` is what the older experts' `mix` gave in this block."""
@@ -84,27 +84,39 @@ class Expert(nn.Module):
         super().__init__()
         width = spec.width_of(index)
         self.patch_embed = nn.Conv2d(3, width, spec.patch_size, stride=spec.patch_size)
-        self.position = nn.Parameter(torch.empty(spec.patches, width))
+        self.position = nn.Parameter(torch.empty(spec.positions, width))
         self.token = nn.Parameter(torch.empty(width))
         self.blocks = nn.ModuleList(Block(spec, index=index) for _ in range(spec.depth))
-        self.class_block = Block(spec, index=index)
+        self.token_in_sequence = spec.token == "in-sequence"
+        if not self.token_in_sequence:
+            self.class_block = Block(spec, index=index)
         self.norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
         nn.init.xavier_uniform_(self.patch_embed.weight.data.flatten(1))
         nn.init.trunc_normal_(self.position, std=POSITION_STD)
         nn.init.trunc_normal_(self.token, std=TOKEN_STD)
 
     def embed(self, images_BCHW: Tensor) -> Tensor:
-        patches: Tensor = self.patch_embed(images_BCHW)
-        return patches.flatten(2).transpose(1, 2) + self.position
+        """What the patch blocks start from; a token in the sequence comes first."""
+        grid: Tensor = self.patch_embed(images_BCHW)
+        patches_BPC = grid.flatten(2).transpose(1, 2)
+        if self.token_in_sequence:
+            return self.with_token(patches_BPC) + self.position
+        return patches_BPC + self.position
 
     def patch_block(self, layer: int) -> Block:
         block = self.blocks[layer]
         assert isinstance(block, Block)
         return block
 
-    def attend_token(self, patches_BPC: Tensor) -> Tensor:
+    @property
+    def last_block(self) -> Block:
+        """The block that makes the token's last step."""
+        return self.patch_block(-1) if self.token_in_sequence else self.class_block
+
+    def with_token(self, patches_BPC: Tensor) -> Tensor:
+        """The patches after the expert's token."""
         token_B1C = self.token.expand(len(patches_BPC), 1, -1)
-        return self.class_block.attend_token(token_B1C, patches_BPC)
+        return torch.cat((token_B1C, patches_BPC), dim=1)
 
     def freeze(self) -> None:
         """From now on a constant: no gradients, evaluation mode."""

@@ -57,18 +57,19 @@ class Network(nn.Module):
     def token_slices(self, images_BCHW: Tensor) -> list[Tensor]:
         """Each expert's slice of the token, normalised: [B, C] an expert, oldest first."""
         experts = self._experts()
-        patches = [expert.embed(images_BCHW) for expert in experts]
-        for layer in range(self.spec.depth):
+        states = [expert.embed(images_BCHW) for expert in experts]
+        in_sequence = self.spec.token == "in-sequence"
+        for layer in range(self.spec.depth - in_sequence):
             blocks = [expert.patch_block(layer) for expert in experts]
-            attended = [block.attend(x_BPC) for block, x_BPC in zip(blocks, patches, strict=True)]
-            patches = _mix_all(blocks, attended)
-        attended = [
-            expert.attend_token(x_BPC) for expert, x_BPC in zip(experts, patches, strict=True)
-        ]
-        tokens = _mix_all([expert.class_block for expert in experts], attended)
-        return [
-            expert.norm(token.squeeze(1)) for expert, token in zip(experts, tokens, strict=True)
-        ]
+            attended = [block.attend(x_BPC) for block, x_BPC in zip(blocks, states, strict=True)]
+            states = _mix_all(blocks, attended)
+        if not in_sequence:
+            states = [expert.with_token(x) for expert, x in zip(experts, states, strict=True)]
+        # Nobody reads the patches after the last block, so it runs for the token alone.
+        blocks = [expert.last_block for expert in experts]
+        attended = [block.attend(x, queries=1) for block, x in zip(blocks, states, strict=True)]
+        tokens = _mix_all(blocks, attended)
+        return [expert.norm(x.squeeze(1)) for expert, x in zip(experts, tokens, strict=True)]
 
     def classify(self, slices: Sequence[Tensor], heads: nn.ModuleList | None = None) -> Tensor:
         """Logits from token slices. The heads of an older version read the slices they know."""
@@ -88,9 +89,9 @@ class Network(nn.Module):
         return [*self.experts[-1].parameters(), *self.heads.parameters()]
 
     def tunable(self) -> list[nn.Parameter]:
-        """What balanced tuning may change: the newest token, the block that reads it, all heads."""
+        """What balanced tuning may change: the newest token, its last block, and all heads."""
         newest = self._experts()[-1]
-        return [newest.token, *newest.class_block.parameters(), *self.heads.parameters()]
+        return [newest.token, *newest.last_block.parameters(), *self.heads.parameters()]
 
     def experts_before_newest(self) -> list[Expert]:
         return self._experts()[:-1]

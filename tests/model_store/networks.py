@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -10,11 +11,13 @@ from model_store.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 
 GEOMETRY = NetworkSpec(image_size=8, patch_size=4, depth=2, head_width=8, mlp_ratio=2)
+IN_SEQUENCE = replace(GEOMETRY, token="in-sequence")
 
 
-def task(name: str, *, heads: int, classes: int = 2) -> TaskSpec:
+def task(name: str, *, heads: int, classes: int = 2, attention_heads: int = 0) -> TaskSpec:
     names = tuple(f"{name}-{index}" for index in range(classes))
-    return TaskSpec(name=name, classes=names, expert=ExpertSpec(heads=heads))
+    expert = ExpertSpec(heads=heads, attention_heads=attention_heads)
+    return TaskSpec(name=name, classes=names, expert=expert)
 
 
 def grown(

@@ -91,7 +91,7 @@ def block(
         ]
         queries = 1 if is_class else len(xs)
         read = spatial_attention(
-            normed, weights, f"{here}.attention", spec.tasks[e].expert.heads, queries
+            normed, weights, f"{here}.attention", spec.tasks[e].expert.attention_heads, queries
         )
         attended.append([x + r for x, r in zip(xs, read, strict=False)])
     results: list[list[Tensor]] = [[] for _ in states]
@@ -120,18 +120,23 @@ def logits(network: Network, weights: Weights, image: Tensor) -> Tensor:
     count, size = spec.image_size // spec.patch_size, spec.patch_size
     states: list[list[Tensor]] = []
     for e in range(len(spec.tasks)):
-        positions = []
+        place = weights[f"experts.{e}.position"]
+        in_sequence = spec.token == "in-sequence"
+        positions = [weights[f"experts.{e}.token"] + place[0]] if in_sequence else []
         for p in range(count * count):
             row, column = divmod(p, count)
             patch = image[:, row * size : (row + 1) * size, column * size : (column + 1) * size]
             kernel = weights[f"experts.{e}.patch_embed.weight"].flatten(1)
             embedded = kernel @ patch.flatten() + weights[f"experts.{e}.patch_embed.bias"]
-            positions.append(embedded + weights[f"experts.{e}.position"][p])
+            positions.append(embedded + place[p + in_sequence])
         states.append(positions)
     for layer in range(spec.depth):
         states = block(network, weights, f"blocks.{layer}", states)
-    with_token = [[weights[f"experts.{e}.token"], *xs] for e, xs in enumerate(states)]
-    tokens = block(network, weights, "class_block", with_token)
+    if spec.token == "in-sequence":
+        tokens = states
+    else:
+        with_token = [[weights[f"experts.{e}.token"], *xs] for e, xs in enumerate(states)]
+        tokens = block(network, weights, "class_block", with_token)
     slices = [
         layer_norm(
             token[0],

@@ -7,6 +7,7 @@ import json
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from model_store.errors import ShardCorrupt
 from model_store.manifest import Draft, Preprocessing, ShardRef, TaskRecord, geometry_of
 from model_store.network import Expert, Network
 from model_store.shard import check_shard, expected_tensors, shard_ref
-from tests.model_store.networks import grown, images
+from tests.model_store.networks import IN_SEQUENCE, grown, images, task
 
 Shards = dict[str, bytes]
 
@@ -39,11 +40,17 @@ def version_of(network: Network) -> tuple[Draft, Shards]:
         return ref
 
     tasks = []
-    for index, task in enumerate(network.spec.tasks):
+    for index, one in enumerate(network.spec.tasks):
         data = encode_expert(network, index)
         expert = keep(shard_ref("expert", data), data)
         tasks.append(
-            TaskRecord(name=task.name, classes=task.classes, heads=task.expert.heads, expert=expert)
+            TaskRecord(
+                name=one.name,
+                classes=one.classes,
+                heads=one.expert.heads,
+                attention_heads=one.expert.attention_heads,
+                expert=expert,
+            )
         )
     data = encode_classifier(network)
     draft = Draft(
@@ -58,8 +65,19 @@ def version_of(network: Network) -> tuple[Draft, Shards]:
     return draft, shards
 
 
-def test_a_network_that_was_saved_and_loaded_gives_the_same_logits_bit_for_bit() -> None:
-    network = grown([2, 1, 2])
+def in_sequence() -> Network:
+    """The token in the sequence, and a first expert whose attention is cut in another way."""
+    network = Network(IN_SEQUENCE)
+    network.expand(task("first", heads=4, attention_heads=2))
+    network.expand(task("second", heads=1))
+    return network.eval()
+
+
+@pytest.mark.parametrize("grow", [lambda: grown([2, 1, 2]), in_sequence])
+def test_a_network_that_was_saved_and_loaded_gives_the_same_logits_bit_for_bit(
+    grow: Callable[[], Network],
+) -> None:
+    network = grow()
     draft, shards = version_of(network)
     loaded = load_network(lambda ref: shards[ref.sha256], draft)
     batch = images(4)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,10 @@ import pytest
 from model_store.errors import RecordInvalid
 from model_store.manifest import Manifest, decode, delta_of, encode, total_bytes
 from model_store.record import seal
+from model_store.spec import ExpertSpec
 from tests.model_store.drafts import expert_refs, prepare
+
+HEADS = prepare().draft.tasks[0].heads
 
 
 def _manifest(version: int = 1, **asked: Any) -> Manifest:
@@ -26,6 +30,24 @@ def test_a_draft_survives_its_bytes() -> None:
     manifest = decode("x", encode(draft, version=3), version=3)
     assert manifest.model_dump(exclude={"version", "digest", "signature"}) == draft.model_dump()
     assert manifest.version == 3
+
+
+def test_what_there_was_only_one_of_at_first_is_written_only_where_it_is_another() -> None:
+    draft = prepare().draft
+    body = _body()
+    assert "token" not in body["network"]
+    assert "attention_heads" not in body["tasks"][0]
+    body["network"]["token"] = "in-sequence"
+    body["tasks"][0]["attention_heads"] = 2 * HEADS
+    manifest = decode("x", seal(body), version=3)
+    assert manifest.spec == replace(
+        draft.spec,
+        token="in-sequence",
+        tasks=(
+            replace(draft.spec.tasks[0], expert=ExpertSpec(heads=HEADS, attention_heads=2 * HEADS)),
+        ),
+    )
+    assert encode(manifest, version=3) == seal(body)
 
 
 def test_a_manifest_under_another_number_is_refused() -> None:
@@ -52,6 +74,12 @@ def _set(path: str, value: object) -> Any:
         _set("tasks.0.name", "x" * 201),
         _set("tasks.0.heads", 0),
         _set("tasks.0.heads", 10**9),
+        _set("tasks.0.attention_heads", 0),
+        _set("tasks.0.attention_heads", 3),
+        _set("tasks.0.attention_heads", None),
+        _set("tasks.0.attention_heads", HEADS),
+        _set("network.token", "class-attention"),
+        _set("network.token", "nowhere"),
         _set("tasks.0.expert.kind", "classifier"),
         _set("tasks.0.expert.sha256", "../../etc/passwd"),
         _set("tasks.0.expert.sha256", "A" * 64),

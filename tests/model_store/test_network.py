@@ -12,12 +12,15 @@ from model_store.network import Network, choose_device
 from model_store.network.layers import TaskAttention
 from model_store.spec import NetworkSpec
 from tests.model_store import paper
-from tests.model_store.networks import GEOMETRY, grown, images, task
+from tests.model_store.networks import GEOMETRY, IN_SEQUENCE, grown, images, task
 
 
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
 @pytest.mark.parametrize("heads", [[2], [2, 1], [3, 1, 2]])
-def test_the_network_agrees_with_the_papers_equations_in_plain_loops(heads: list[int]) -> None:
-    network = grown(heads).double()
+def test_the_network_agrees_with_the_papers_equations_in_plain_loops(
+    heads: list[int], geometry: NetworkSpec
+) -> None:
+    network = grown(heads, geometry=geometry).double()
     batch = images(2).double()
     torch.set_default_dtype(torch.float64)
     try:
@@ -29,8 +32,11 @@ def test_the_network_agrees_with_the_papers_equations_in_plain_loops(heads: list
     assert expected.abs().max() > 0.1  # not a comparison of zeros
 
 
-def test_gradients_agree_with_plain_loops_and_are_zero_for_everything_frozen() -> None:
-    network = grown([2, 1, 2]).double()
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+def test_gradients_agree_with_plain_loops_and_are_zero_for_everything_frozen(
+    geometry: NetworkSpec,
+) -> None:
+    network = grown([2, 1, 2], geometry=geometry).double()
     image = images(1).double()
     direction = torch.randn(len(network.spec.classes), dtype=torch.float64)
     (network(image)[0] @ direction).backward()
@@ -77,8 +83,11 @@ def test_task_attention_alone_agrees_with_plain_loops_including_gradients() -> N
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
-def test_old_features_are_bit_identical_after_any_number_of_expansions() -> None:
-    network = grown([2, 1])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+def test_old_features_are_bit_identical_after_any_number_of_expansions(
+    geometry: NetworkSpec,
+) -> None:
+    network = grown([2, 1], geometry=geometry)
     batch = images(4)
     with torch.no_grad():
         before = network.token_slices(batch)
@@ -150,6 +159,34 @@ def test_tuning_may_change_the_token_its_block_and_the_heads_only() -> None:
     }
 
 
+def test_with_the_token_in_the_sequence_tuning_may_change_the_last_block() -> None:
+    network = grown([2, 1], geometry=IN_SEQUENCE)
+    allowed = {id(parameter) for parameter in network.tunable()}
+    names = {name for name, p in network.named_parameters() if id(p) in allowed}
+    assert names == {
+        name
+        for name, _ in network.named_parameters()
+        if name.startswith(("experts.1.blocks.1.", "heads.")) or name == "experts.1.token"
+    }
+
+
+def test_an_expert_may_cut_its_own_attention_in_another_way_than_it_is_read() -> None:
+    network = Network(IN_SEQUENCE)
+    network.expand(task("first", heads=6, attention_heads=3))
+    network.expand(task("second", heads=1))
+    network, batch = network.double().eval(), images(1).double()
+    assert network.experts_before_newest()[0].patch_block(0).attention.heads == 3
+    assert network.spec.source_heads(1) == 7
+    torch.set_default_dtype(torch.float64)
+    try:
+        expected = paper.logits(network, dict(network.state_dict()), batch[0])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.allclose(network(batch)[0], expected, rtol=0, atol=1e-10)
+    with pytest.raises(SpecInvalid, match="cannot be cut into 5 attention heads"):
+        GEOMETRY.expand(task("odd", heads=2, attention_heads=5))
+
+
 def test_the_auxiliary_head_has_one_output_more_than_the_newest_task_has_classes() -> None:
     network = grown([2, 1])
     auxiliary = network.auxiliary_head()
@@ -167,6 +204,7 @@ def test_forward_leaves_nothing_behind() -> None:
     "geometry",
     [
         NetworkSpec(image_size=12, patch_size=3, depth=1, head_width=4, mlp_ratio=1),
+        NetworkSpec(image_size=8, patch_size=4, depth=2, head_width=8, token="in-sequence"),
         NetworkSpec(
             image_size=4, patch_size=4, depth=3, head_width=16, mlp_ratio=3, qkv_bias=False
         ),

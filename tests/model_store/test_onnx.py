@@ -16,7 +16,7 @@ from model_store.errors import VersionNotFound, WriteFailed
 from model_store.onnx import export_onnx, network_to_onnx
 from model_store.spec import NetworkSpec
 from model_store.store import Store
-from tests.model_store.networks import GEOMETRY, grown, images
+from tests.model_store.networks import GEOMETRY, IN_SEQUENCE, grown, images
 from tests.model_store.test_codec import version_of
 
 
@@ -31,6 +31,7 @@ def run(model: bytes, batch: torch.Tensor) -> np.ndarray:
     [
         ([2], GEOMETRY),
         ([2, 1, 3], GEOMETRY),
+        ([2, 1, 3], IN_SEQUENCE),
         (
             [2, 1],
             NetworkSpec(
