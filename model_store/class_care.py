@@ -88,6 +88,10 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
                 per_class={named(one): n for one, n in parent.metrics.per_class.items()},
                 images=parent.metrics.images,
                 source=parent.metrics.source,
+                confusion={
+                    named(one): {named(answer): count for answer, count in answers.items()}
+                    for one, answers in parent.metrics.confusion.items()
+                },
             ),
         }
 

@@ -296,6 +296,8 @@ def _sealed(manifest: Manifest) -> bytes:
 def _body(draft: Draft) -> dict[str, Any]:
     absent = {name for name in ("retired", "extended") if not getattr(draft, name)}
     body = draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"} | absent)
+    if not draft.metrics.confusion:
+        del body["metrics"]["confusion"]
     if draft.network.token == "class-attention":
         del body["network"]["token"]
     for task in body["tasks"]:

@@ -106,4 +106,7 @@ class Metrics(Record):
     per_class: dict[str, float] = {}
     images: Count = 0
     source: Literal["held-out", "validation", "none"] = "none"
+    confusion: dict[str, dict[str, Count]] = {}
+    """How often images of a class (outer) were taken for a class (inner); zeros are left out.
+    Kept because the images may be forgotten. Not written where there is nothing."""
     gate: Gate | None = None

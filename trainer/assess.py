@@ -57,6 +57,7 @@ def assess(
             per_class=judged.per_class(),
             images=images,
             source=data.source if images else "none",
+            confusion=judged.confusion() if images else {},
             gate=gate,
         ),
         calibration=calibrate(judged, older=older, newest=newest),

@@ -1,7 +1,8 @@
 """What there is to know about a version, measured on the images that were never trained on.
 
 Any older version of a lineage answers from the same pass: the newest network has all its experts.
-Nothing is written to the store: held-out images are kept, so a report can be made at any time.
+Held-out images are kept, so a report can be made at any time. Where they were forgotten, or the
+version was judged by images from elsewhere, the figures are those that its manifest keeps.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from trainer.progress import Progress
 from trainer.report_page import page
 
 CONFUSIONS_NAMED = 20
+
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,24 +74,25 @@ def make_report(
     judged = judged_in[manifest.version]
     newest = manifest.without_retired(manifest.tasks[-1].classes)
     older = [name for name in manifest.classes if name not in newest]
+    counts = _counted(manifest, judged) if len(images) else _kept(manifest)
     return {
         "version": manifest.version,
         "parent": manifest.parent,
         "created": manifest.created,
         "digest": manifest.digest,
-        "images": len(images),
-        "source": "held-out" if len(images) else "none",
+        "images": int(counts.sum()),
+        "source": "held-out" if len(images) else "recorded" if counts.any() else "none",
         "notes": notes,
         "accuracy": {
-            "all": judged.accuracy(),
-            "old": judged.accuracy(older),
-            "new": judged.accuracy(newest),
-            "interval": _interval(judged.right_N),
+            "all": _right(counts),
+            "old": _right(counts, rows=[manifest.classes.index(name) for name in older]),
+            "new": _right(counts, rows=[manifest.classes.index(name) for name in newest]),
+            "interval": _interval(counts),
         },
         "recorded": manifest.metrics.model_dump(mode="json"),
-        "classes": _by_class(manifest, judged),
+        "classes": _by_class(manifest, counts),
         "retired": list(manifest.retired),
-        "confusion": _confusion(manifest, judged),
+        "confusion": _confusion(manifest, counts),
         "forgetting": _forgetting(manifest, lineage, judged_in),
         "calibration": _calibration(manifest, judged),
         "growth": growth(store, lineage),
@@ -151,34 +155,41 @@ def _judge_all(
     return found
 
 
-def _by_class(manifest: Manifest, judged: Judged) -> list[dict[str, Any]]:
+def _counted(manifest: Manifest, judged: Judged) -> Counts:
+    """Rows are what the images show, columns what was answered; as `manifest.classes`."""
+    places = list(manifest.places)
+    size = len(judged.classes)
+    counts = np.zeros((size, size), dtype=np.int64)
+    np.add.at(counts, (judged.labels_N, judged.logits_NC.argmax(axis=1)), 1)
+    return counts[np.ix_(places, places)]
+
+
+def _kept(manifest: Manifest) -> Counts:
+    """The same, as it was when the version was published."""
+    table, names = manifest.metrics.confusion, manifest.classes
+    rows = [[table.get(one, {}).get(answer, 0) for answer in names] for one in names]
+    return np.array(rows, dtype=np.int64)
+
+
+def _by_class(manifest: Manifest, counts: Counts) -> list[dict[str, Any]]:
     """Recall as `accuracy`, and precision: how much of what is called so is so."""
-    guesses_N = judged.logits_NC.argmax(axis=1)
     rows = []
     for task in manifest.tasks:
         for name in manifest.without_retired(task.classes):
-            place = judged.classes.index(name)
-            called_N = guesses_N == place
+            place = manifest.classes.index(name)
             rows.append(
                 {
                     "name": name,
                     "task": task.name,
-                    "images": int((judged.labels_N == place).sum()),
-                    "accuracy": judged.accuracy({name}),
-                    "precision": _share(judged.right_N[called_N]),
+                    "images": int(counts[place].sum()),
+                    "accuracy": _right(counts, rows=[place]),
+                    "precision": _share(counts[place, place], of=counts[:, place].sum()),
                 }
             )
     return rows
 
 
-def _confusion(manifest: Manifest, judged: Judged) -> dict[str, Any]:
-    """Rows are what the images show, columns what was answered."""
-    places = list(manifest.places)
-    size = len(judged.classes)
-    counts = np.zeros((size, size), dtype=np.int64)
-    if len(judged.labels_N):
-        np.add.at(counts, (judged.labels_N, judged.logits_NC.argmax(axis=1)), 1)
-    counts = counts[np.ix_(places, places)]
+def _confusion(manifest: Manifest, counts: Counts) -> dict[str, Any]:
     names = manifest.classes
     apart = [
         {"is": names[row], "taken_for": names[column], "images": int(counts[row, column])}
@@ -261,15 +272,23 @@ def _confidence(logits_NC: Floats, *, temperature: float) -> NDArray[np.float64]
     return np.asarray((weights / weights.sum(axis=1, keepdims=True)).max(axis=1))
 
 
-def _share(right: NDArray[np.bool_]) -> float | None:
-    return float(right.mean()) if len(right) else None
+def _right(counts: Counts, *, rows: Sequence[int] | None = None) -> float | None:
+    """The share of right answers for the images of all rows, or of these."""
+    right = counts.diagonal()
+    chosen = slice(None) if rows is None else list(rows)
+    return _share(right[chosen].sum(), of=counts[chosen].sum())
 
 
-def _interval(right_N: NDArray[np.bool_]) -> list[float] | None:
+def _share(part: np.int64, *, of: np.int64) -> float | None:
+    return float(part / of) if of else None
+
+
+def _interval(counts: Counts) -> list[float] | None:
     """Wilson's 95 % interval: what so few images can say about the accuracy."""
-    if not len(right_N):
+    count, share = int(counts.sum()), _right(counts)
+    if share is None:
         return None
-    count, share, z = len(right_N), float(right_N.mean()), 1.96
+    z = 1.96
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count**2))
     spread /= 1 + z * z / count

@@ -51,6 +51,11 @@ align-items:start}
 COLOURS = ("#1f7a66", "#c26a1b", "#4a67c0", "#a63d6d", "#7a8b1e", "#7a57b0", "#b23a30", "#2d8fb0")
 SIDE_BY_SIDE = 12  # classes whose matrix is readable in half of the page
 TEXT_COLUMNS = frozenset({"task", "taken for", "what"})
+JUDGED_BY = {
+    "held-out": "Judged by {} held-out images, which no version was trained on.",
+    "recorded": "As it was judged by {} images when it was published; they are not in the store.",
+    "none": "No images were held out, so there is nothing to judge by.",
+}
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -82,11 +87,7 @@ def page(report: dict[str, Any]) -> str:
 def _heading(report: dict[str, Any]) -> str:
     parent = f"on top of version {report['parent']}" if report["parent"] else "the first version"
     when = report["created"][:16].replace("T", " ")
-    judged = (
-        f"Judged by {report['images']} held-out images, which no version was trained on."
-        if report["images"]
-        else "No images were held out, so there is nothing to judge by."
-    )
+    judged = JUDGED_BY[report["source"]].format(report["images"])
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in report["notes"])
     return f"<h1>Version {report['version']}</h1><p>{when} UTC, {parent}. {judged}</p>{notes}"
 

@@ -90,6 +90,7 @@ def prepare(
             per_class=dict.fromkeys(classes, 0.25),
             images=4,
             source="held-out",
+            confusion={name: {classes[0]: 1} for name in classes},
         ),
         created=CREATED,
         software="dne-serve 0",

@@ -59,6 +59,7 @@ def test_a_renamed_class_keeps_its_place_and_its_pictures(store: Store) -> None:
     assert [one.shard for one in child.memory] == [one.shard for one in parent.memory]
     assert child.memory[2].class_name == "Straße 7"
     assert child.metrics.per_class == {"Straße 7": 0.25, "class-1b": 0.25}
+    assert child.metrics.confusion == {"Straße 7": {"Straße 7": 1}, "class-1b": {"Straße 7": 1}}
     assert child.metrics.accuracy == parent.metrics.accuracy
     assert shards_of(store) == before
     assert store.verify().ok

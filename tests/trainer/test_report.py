@@ -19,6 +19,7 @@ from trainer.cli import main
 from trainer.evaluate import judge
 from trainer.lineage import lineage_of
 from trainer.report import make_report
+from trainer.report_page import page
 
 HOSTILE = "<script>alert(1)<|script>"  # no folder name may hold a slash
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -123,6 +124,21 @@ def test_images_that_are_not_there_are_named(grown: Store, tmp_path: Path) -> No
     assert report["notes"] == ["The held-out images of ant were forgotten."]
     assert report["classes"][0]["accuracy"] is None
     assert report["classes"][2]["accuracy"] is not None
+
+
+def test_a_version_keeps_its_figures_when_its_images_are_forgotten(
+    grown: Store, tmp_path: Path
+) -> None:
+    shutil.copytree(grown.location, tmp_path / "models")
+    store = Store.open(str(tmp_path / "models"))
+    before = report_of(store, 2)
+    for name in store.manifest(2).classes:
+        forget_class(store, name, actor="tests", reason="")
+    after = report_of(store, 2)
+    assert (before["source"], after["source"]) == ("held-out", "recorded")
+    for part in ("accuracy", "classes", "confusion", "images"):
+        assert after[part] == before[part]
+    assert "when it was published" in page(after)
 
 
 def test_nothing_held_out_is_nothing_claimed(tmp_path: Path) -> None:
