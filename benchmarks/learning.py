@@ -1,0 +1,313 @@
+"""How well a growing classifier learns, beside the baselines it must hold against.
+
+Photos of 25 classes are learnt in five tasks on top of a pre-trained backbone, and the same
+classes all at once; nearest class means of the backbone's features are the least that anything
+must beat. Besides: what a step costs when the older experts are frozen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.figures import Figure, at_least, at_most, print_figures
+from model_store.codec import load_network
+from model_store.network import Network
+from model_store.preprocess import normalise, read_pixels
+from model_store.spec import ExpertSpec, TaskSpec
+from model_store.store import Store
+from trainer.fit import parameter_groups
+from trainer.losses import Objective, Teacher, cross_entropy
+from trainer.presets import Shape
+
+TASKS = 5
+CLASSES_A_TASK = 5
+TRAINED = 40
+TESTED = 40
+STRANGE_CLASSES = 20
+STRANGERS = 10
+STEP_BATCH = 32
+FEATURES_BATCH = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Photos:
+    """Folders of the tasks, of all classes at once, of test images, of classes never taught."""
+
+    tasks: tuple[Path, ...]
+    together: Path
+    test: Path
+    strange: Path
+    upscaled: bool
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="end with one object")
+    parser.add_argument("--pretrained", required=True, type=Path, help="a ViT as safetensors")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--photos", type=Path, help="a folder of images a class, 45 or more")
+    source.add_argument("--cifar", type=Path, help="cifar100.zip: train/CLASS/*.png, test/CLASS/…")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of classes and images")
+    options = parser.parse_args()
+    figures, measured = measure_steps()
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        choose = random.Random(options.seed)
+        photos = (
+            lay_out_photos(options.photos, place, choose=choose)
+            if options.photos
+            else lay_out_cifar(options.cifar, place, choose=choose)
+        )
+        more, details = measure_learning(photos, place, pretrained=options.pretrained)
+    figures += more
+    measured |= details
+    print_figures(figures, measured=measured, as_json=options.json)
+    return 0 if all(figure.reached for figure in figures) else 1
+
+
+# Photos
+
+
+def lay_out_cifar(archive: Path, place: Path, *, choose: random.Random) -> Photos:
+    with zipfile.ZipFile(archive) as images:
+        names: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name in images.namelist():
+            parts = name.split("/")
+            if len(parts) == 3 and parts[2].endswith(".png"):
+                names[parts[0], parts[1]].append(name)
+        classes = sorted({name for part, name in names if part == "train"})
+        return _lay_out(
+            classes,
+            place,
+            choose=choose,
+            trained=lambda one: choose.sample(sorted(names["train", one]), TRAINED),
+            tested=lambda one: choose.sample(sorted(names["test", one]), TESTED),
+            write=lambda name, path: path.write_bytes(images.read(name)),
+            upscaled=True,
+        )
+
+
+def lay_out_photos(folder: Path, place: Path, *, choose: random.Random) -> Photos:
+    drawn = {
+        path.name: choose.sample(found, min(len(found), TRAINED + TESTED))
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and len(found := sorted(one for one in path.iterdir() if one.is_file()))
+    }
+    enough = [name for name, found in drawn.items() if len(found) >= TRAINED + 5]
+    return _lay_out(
+        enough,
+        place,
+        choose=choose,
+        trained=lambda one: [str(path) for path in drawn[one][:TRAINED]],
+        tested=lambda one: [str(path) for path in drawn[one][TRAINED:]],
+        write=lambda name, path: shutil.copyfile(name, path),
+        upscaled=False,
+    )
+
+
+def _lay_out(
+    classes: Sequence[str],
+    place: Path,
+    *,
+    choose: random.Random,
+    trained: Callable[[str], list[str]],
+    tested: Callable[[str], list[str]],
+    write: Callable[[str, Path], object],
+    upscaled: bool,
+) -> Photos:
+    taught = TASKS * CLASSES_A_TASK
+    if len(classes) < taught + 1:
+        sys.exit(f"{len(classes)} classes with enough images are too few: {taught} and one more")
+    chosen = choose.sample(list(classes), min(len(classes), taught + STRANGE_CLASSES))
+
+    def put(names: Iterable[str], folder: Path) -> None:
+        folder.mkdir(parents=True)
+        for number, name in enumerate(names):
+            write(name, folder / f"{number:04d}{Path(name).suffix}")
+
+    tasks = []
+    for task in range(TASKS):
+        tasks.append(place / f"task-{task + 1}")
+        for one in chosen[task * CLASSES_A_TASK : (task + 1) * CLASSES_A_TASK]:
+            images = trained(one)
+            put(images, tasks[-1] / one)
+            put(images, place / "together" / one)
+            put(tested(one), place / "test" / one)
+    for one in chosen[taught:]:
+        put(tested(one)[:STRANGERS], place / "strange" / one)
+    return Photos(
+        tasks=tuple(tasks),
+        together=place / "together",
+        test=place / "test",
+        strange=place / "strange",
+        upscaled=upscaled,
+    )
+
+
+# Learning
+
+
+def measure_learning(
+    photos: Photos, place: Path, *, pretrained: Path
+) -> tuple[list[Figure], dict[str, float]]:
+    grown, joint = place / "grown", place / "joint"
+    start = ("--pretrained", str(pretrained))
+    took_s = []
+    for number, task in enumerate(photos.tasks):
+        learnt = train("add-task", "--data", task, "--store", grown, *(() if number else start))
+        took_s.append(learnt["seconds"])
+        print(
+            f"task {number + 1}: {learnt['seconds']:.0f} s, held-out accuracy "
+            f"{learnt['accuracy']}, promoted: {learnt['promoted']} {learnt['refused'] or ''}",
+            file=sys.stderr,
+        )
+        if not learnt["promoted"]:  # the figures are of all tasks, whatever the gate thinks
+            run("dne-store", "promote", learnt["version"], "--store", grown)
+    train("add-task", "--data", photos.together, "--store", joint, *start)
+    looked = ("--data", photos.test)
+    ours = train("evaluate", *looked, "--store", grown, "--unknown-data", photos.strange)
+    beside = train("evaluate", *looked, "--store", joint)
+    means = nearest_class_means(grown, photos)
+    last, together = ours["accuracy"]["all"], beside["accuracy"]["all"]
+    auroc_asked = 0.75 if photos.upscaled else 0.85
+    return [
+        at_most("points behind learning all 25 classes at once", 100 * (together - last), 3),
+        at_least("points ahead of nearest class means", 100 * (last - means), 0),
+        at_most("minutes for a task of 5 × 40 photos, the slowest", max(took_s) / 60, 12),
+        at_most("calibration error after fitting", ours["calibration_error"], 0.05),
+        at_least("AUROC of classes never taught", ours["unknown"]["auroc"], auroc_asked),
+    ], {
+        "accuracy, five tasks": last,
+        "accuracy, all at once": together,
+        "accuracy, nearest class means": means,
+        "calibration error before fitting": ours["calibration"]["before"]["all"],
+        **{f"seconds of task {number}": one for number, one in enumerate(took_s, start=1)},
+    }
+
+
+def nearest_class_means(store: Path, photos: Photos) -> float:
+    """Cosine to the mean of each class, of the token that the frozen backbone alone gives."""
+    opened = Store.open(str(store))
+    first = opened.manifest(1)
+    backbone = load_network(opened.read_shard, first)
+
+    def features(folder: Path) -> NDArray[np.float32]:
+        pixels = [
+            read_pixels(path.read_bytes(), first.preprocessing) for path in sorted(folder.iterdir())
+        ]
+        rows = []
+        with torch.inference_mode():
+            for begin in range(0, len(pixels), FEATURES_BATCH):
+                batch = np.stack(pixels[begin : begin + FEATURES_BATCH])
+                images = torch.from_numpy(normalise(batch, first.preprocessing))
+                rows.append(torch.cat(backbone.token_slices(images), dim=-1).numpy())
+        found: NDArray[np.float32] = np.concatenate(rows)
+        found /= np.linalg.norm(found, axis=1, keepdims=True)
+        return found
+
+    names = sorted(path.name for path in photos.test.iterdir())
+    means = np.stack([features(photos.together / name).mean(axis=0) for name in names])
+    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    right = []
+    for place, name in enumerate(names):
+        right += ((features(photos.test / name) @ means.T).argmax(axis=1) == place).tolist()
+    return float(np.mean(right))
+
+
+def train(command: str, *arguments: object) -> dict[str, Any]:
+    return run("dne-train", command, *arguments)
+
+
+def run(program: str, *arguments: object) -> dict[str, Any]:
+    """The JSON with which the command ended. 3, published and not promoted, is an end as well."""
+    path = Path(sys.executable).with_name(program)
+    done = subprocess.run(
+        [path, *map(str, arguments), "--json"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode not in (0, 3):
+        sys.exit(f"{program} {arguments[0]} ended with {done.returncode}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+# Steps
+
+
+def measure_steps(rounds: int = 7) -> tuple[list[Figure], dict[str, float]]:
+    """A step for task 6 of the `paper` preset, one thread, processor time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    network, teacher = _grown_network(tasks=6)
+    took_ms: dict[str, list[float]] = {"older experts frozen": [], "all experts train": []}
+    for number in range(rounds + 1):
+        for name in took_ms:
+            spent_ms = _time_step(network, teacher, everything=name == "all experts train")
+            if number:  # the first one warms up
+                took_ms[name].append(spent_ms)
+    torch.set_num_threads(threads)
+    medians = {name: statistics.median(times) for name, times in took_ms.items()}
+    ratio = medians["older experts frozen"] / medians["all experts train"]
+    return [at_most("a step for task 6, in steps where all experts train", ratio, 0.5)], {
+        f"ms of a step, {name}": value for name, value in medians.items()
+    }
+
+
+def _grown_network(*, tasks: int) -> tuple[Network, Teacher]:
+    """After its last expansion, and the parent's classifier from before it."""
+    torch.manual_seed(0)
+    shape = Shape(preset="paper")
+    network = Network(shape.first_network())
+    for index in range(tasks):
+        teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))
+        heads = shape.heads_of_next(network.spec)
+        classes = tuple(f"class {index}.{number}" for number in range(10))
+        network.expand(
+            TaskSpec(name=f"task {index}", classes=classes, expert=ExpertSpec(heads=heads))
+        )
+    return network, teacher
+
+
+def _time_step(network: Network, teacher: Teacher, *, everything: bool) -> float:
+    """The trainer's own objective and optimiser; only what learns differs."""
+    *older, _ = network.experts
+    for expert in older:
+        expert.requires_grad_(everything)
+    parameters = list(network.parameters()) if everything else network.learnable()
+    size = network.spec.image_size
+    images = torch.randn(STEP_BATCH, 3, size, size)
+    labels = torch.randint(len(network.spec.classes), (STEP_BATCH,))
+    objective = Objective(
+        classification=cross_entropy,
+        teacher=teacher,
+        auxiliary=network.auxiliary_head(),
+    )
+    optimiser = torch.optim.AdamW(parameter_groups(network, parameters), lr=1e-6, fused=True)
+    began_s = time.process_time()
+    step = objective(network, images, labels)
+    step.loss.backward()  # type: ignore[no-untyped-call]
+    optimiser.step()
+    spent_s = time.process_time() - began_s
+    network.zero_grad(set_to_none=True)
+    return 1000 * spent_s
+
+
+if __name__ == "__main__":
+    sys.exit(main())
