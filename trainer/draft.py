@@ -15,8 +15,8 @@ from model_store.manifest import (
     geometry_of,
     total_bytes,
 )
+from model_store.record import timestamp
 from model_store.shard import shard_ref
-from model_store.store import timestamp
 from trainer.assess import assess
 from trainer.evaluate import in_batches
 from trainer.learn import Student
