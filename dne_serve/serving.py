@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
-from dne_serve.auth import AdminDoor
+from dne_serve.audit import Audit
+from dne_serve.auth import Door
 from dne_serve.batcher import Batcher
 from dne_serve.engine import Engine, Floats, Resident
 from dne_serve.metrics import Metrics
@@ -15,6 +16,7 @@ from dne_serve.reloader import Reloader
 from dne_serve.residents import Residents
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings
+from dne_serve.tokens import TokenSource
 from model_store.channel import ChannelRecord
 from model_store.preprocess import Pixels
 from model_store.store import Store
@@ -25,7 +27,8 @@ class Serving:
         self.settings = settings
         self.engine = engine
         self.metrics = Metrics()
-        self.admin = AdminDoor(settings.read_admin_token())
+        self.door = Door(TokenSource(settings), rate=settings.rate_limit)
+        self.audit = Audit(settings.audit_log)
         # Failures are not cached: a store that is absent is looked for again.
         self.open_store = functools.cache(functools.partial(Store.open, settings.store))
         self._decoders = ThreadPoolExecutor(settings.decode_threads, "decode")
