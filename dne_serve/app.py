@@ -53,6 +53,8 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
         hosts=(settings.host, *listed(settings.allowed_hosts)),
         origins=listed(settings.allowed_origins),
     )
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit, max_bytes=settings.max_body_bytes, max_together=settings.max_buffered_bytes
+    )
     app.add_middleware(Observed, metrics=serving.metrics)
     return app

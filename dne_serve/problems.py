@@ -9,6 +9,7 @@ Refused (DneError)
 ├── TypeNotAccepted      415
 ├── HostUnknown          421
 ├── RateExceeded         429
+├── WaitedTooLong        503
 ├── NotReady             503
 └── NotServed            503
 """
@@ -74,6 +75,10 @@ class TypeNotAccepted(Refused):
     pass
 
 
+class WaitedTooLong(Refused):
+    pass
+
+
 class NotReady(Refused):
     pass
 
@@ -102,6 +107,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     RateExceeded: Answer(429, retry=True),
     TooLarge: Answer(413),
     TypeNotAccepted: Answer(415),
+    WaitedTooLong: Answer(503, retry=True),
     NotReady: Answer(503, retry=True),
     NotServed: Answer(503, logged=True),
     QueueFull: Answer(503, retry=True),

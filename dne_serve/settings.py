@@ -49,6 +49,25 @@ class Settings(BaseSettings):
     max_body_bytes: Positive = Field(32 << 20, description="bytes of a request body at most")
     max_images: Positive = Field(64, description="images in a request at most")
     max_pixels: Positive = Field(40_000_000, description="pixels of an image at most")
+    max_header_bytes: Annotated[int, Field(ge=1024, le=1 << 20)] = Field(
+        32 << 10, description="bytes of a request's headers at most"
+    )
+    max_buffered_bytes: Positive = Field(
+        512 << 20, description="bytes of all request bodies at a time at most; then 503"
+    )
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        1000, description="open connections at most; the slowest makes room for a new one"
+    )
+    header_seconds: Seconds = Field(10.0, description="time for a request's headers to arrive")
+    body_seconds: Seconds = Field(60.0, description="time for a request's body to arrive")
+    send_seconds: Seconds = Field(30.0, description="time for a client to take an answer")
+    keep_alive_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        75, description="time that a connection may wait for its next request"
+    )
+    decode_seconds: Seconds = Field(5.0, description="time to decode an image")
+    max_wait_seconds: Seconds = Field(
+        10.0, description="time that a request may wait for the engine; then 503"
+    )
     admin_token: SecretStr | None = Field(
         None,
         description="opens the admin routes; not an option, as arguments are for all to see",
