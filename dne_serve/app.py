@@ -9,10 +9,12 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from dne_serve import pages, problems, routes
+from dne_serve.doors import check_scopes
 from dne_serve.edge import BodyLimit, Observed
 from dne_serve.engine import Engine
+from dne_serve.hosts import KnownHosts
 from dne_serve.serving import Serving
-from dne_serve.settings import Settings
+from dne_serve.settings import Settings, listed
 from model_store import __version__
 
 DESCRIPTION = (
@@ -27,6 +29,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        check_scopes(app.routes)  # also those that were added since
         serving.start()
         yield
         await run_in_threadpool(serving.stop)
@@ -42,9 +45,16 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     )
     app.state.serving = serving
     problems.install(app)
-    app.include_router(routes.api)
-    app.include_router(routes.admin)
+    for router in routes.ROUTERS:
+        app.include_router(router)
     pages.install(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        KnownHosts,
+        hosts=(settings.host, *listed(settings.allowed_hosts)),
+        origins=listed(settings.allowed_origins),
+    )
+    app.add_middleware(
+        BodyLimit, max_bytes=settings.max_body_bytes, max_together=settings.max_buffered_bytes
+    )
     app.add_middleware(Observed, metrics=serving.metrics)
     return app

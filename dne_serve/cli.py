@@ -12,7 +12,9 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from dne_serve.exposure import check_exposure, check_tls
 from dne_serve.settings import Settings, load_settings
+from dne_serve.tokens import new_token, read_tokens
 from model_store.command import (
     EXIT_OK,
     add_json_option,
@@ -22,7 +24,8 @@ from model_store.command import (
 )
 from model_store.errors import DneError, StoreNotFound
 
-ENVIRONMENT_ONLY = frozenset({"admin_token"})
+ENVIRONMENT_ONLY = frozenset({"admin_token", "tokens"})
+REPEATABLE = frozenset({"allowed_hosts", "allowed_origins"})
 
 log = logging.getLogger("dne_serve")
 
@@ -33,8 +36,16 @@ class CannotListen(DneError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(build_parser().parse_args(arguments))
-    as_json = given.pop("json")
-    return run(lambda: serve(load_settings(**given), as_json=as_json))
+    as_json, wanted = given.pop("json"), given.pop("new_token")
+    if wanted is not None:
+        return run(lambda: make_token(wanted, as_json=as_json))
+    settings = {name: _joined(value) for name, value in given.items()}
+    return run(lambda: serve(load_settings(**settings), as_json=as_json))
+
+
+def _joined(value: Any) -> Any:
+    """An option that was given several times, as its variable would have it."""
+    return ",".join(value) if isinstance(value, list) else value
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,13 +55,20 @@ def build_parser() -> argparse.ArgumentParser:
         description="Serves a classifier that grows: predictions over HTTP from the version that "
         "a channel names, without a pause when it moves.",
         epilog="Every option is also an environment variable: --max-batch is DNE_MAX_BATCH. "
-        "The admin routes are open to the token in DNE_ADMIN_TOKEN or --admin-token-file.",
+        "Tokens come from DNE_TOKENS or --token-file, the admin token also from DNE_ADMIN_TOKEN "
+        "or --admin-token-file.",
     )
     add_version_option(parser)
+    parser.add_argument(
+        "--new-token",
+        metavar="NAME=SCOPES",
+        help="make a token with some of the scopes predict, read and admin, separated by commas; "
+        "print it and the line of the token file that lets it in, and end",
+    )
     for name, field in Settings.model_fields.items():
         if name in ENVIRONMENT_ONLY:
             continue
-        default = "" if field.default is None else f" (default: {field.default})"
+        default = "" if field.default in (None, "") else f" (default: {field.default})"
         option, help = f"--{name.replace('_', '-')}", f"{field.description}{default}"
         if field.annotation is bool:
             # With its opposite, because the environment may have switched it on.
@@ -58,14 +76,29 @@ def build_parser() -> argparse.ArgumentParser:
                 option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
             )
             continue
+        action = "append" if name in REPEATABLE else "store"
         metavar = name.split("_")[-1].upper()
-        parser.add_argument(option, default=argparse.SUPPRESS, metavar=metavar, help=help)
+        parser.add_argument(
+            option, action=action, default=argparse.SUPPRESS, metavar=metavar, help=help
+        )
     add_json_option(parser)
     return parser
 
 
+def make_token(wanted: str, *, as_json: bool) -> int:
+    made = new_token(wanted)
+    if as_json:
+        print_json({"token": made.secret, "line": made.line})
+    else:
+        print(f"token, for its holder, shown this once:\n  {made.secret}")
+        print(f"line for the token file:\n  {made.line}")
+    return EXIT_OK
+
+
 def serve(settings: Settings, *, as_json: bool) -> int:
     _set_up_log(settings.log_level)
+    check_exposure(settings, tokens=read_tokens(settings))
+    check_tls(settings)
     listener = _listen(settings.host, settings.port)
     with listener:
         # After the port is ours, because these imports take seconds and the port may be taken.
@@ -73,20 +106,13 @@ def serve(settings: Settings, *, as_json: bool) -> int:
 
         from dne_serve.app import create_app
         from dne_serve.engine import choose_engine
+        from dne_serve.wire import server_config
         from model_store.store import Store
 
         with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
             Store.open(settings.store)
         engine = choose_engine(settings.backend, device=settings.device, threads=settings.threads)
-        config = uvicorn.Config(
-            create_app(settings, engine=engine),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            ws="none",
-            timeout_graceful_shutdown=settings.grace_seconds,
-        )
+        config = server_config(create_app(settings, engine=engine), settings)
         # Whoever reads the announcement may connect at once: the kernel holds it until we accept.
         listener.listen(config.backlog)
         _announce(settings, listener, engine.device, as_json=as_json)
@@ -112,7 +138,8 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _announce(settings: Settings, listener: socket.socket, device: str, *, as_json: bool) -> None:
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if settings.tls_cert is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     log.info(
         "%s: channel %s of %s, backend %s on %s",
         url,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -17,37 +18,55 @@ from dne_serve.problems import problem_of
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
-DRAIN_SECONDS = 2.0
+DRAIN_SECONDS = 10.0
+DRAIN_IDLE_SECONDS = 2.0
 CLIENT_GONE = 499  # as others log a client that left before its answer
 
 log = logging.getLogger("dne_serve.requests")
 
 
 class BodyLimit:
-    """Refuses a body that says it is too large, and one that turns out to be while it streams."""
+    """Refuses a body that says it is too large, and one that turns out to be while it streams;
+    and any body while those of all requests together are too much."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, max_together: int) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._room = Room(bytes_left=max_together)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(scope, receive, max_bytes=self._max_bytes)
+        body = _Body(scope, receive, max_bytes=self._max_bytes, room=self._room)
 
         async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"] == "http.response.start" and body.is_refused:
+                MutableHeaders(scope=message)["Connection"] = "close"
+            if message["type"] == "http.response.body" and body.is_unwanted:
+                # The client may read its answer now, and close; we close when it has stopped.
+                await send({**message, "more_body": True})
                 await body.drain()
+                message = {"type": "http.response.body"}
             await send(message)
 
-        await self._app(scope, body.receive, answer)
+        try:
+            await self._app(scope, body.receive, answer)
+        finally:
+            body.let_go()
+
+
+@dataclass(slots=True)
+class Room:
+    """What the bodies of all requests may still take. Touched on the event loop only."""
+
+    bytes_left: int
 
 
 class _Body:
     """The body of one request, as it comes in."""
 
-    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, room: Room) -> None:
         headers = Headers(scope=scope)
         declared = headers.get("content-length", "")
         self._declared = int(declared) if declared.isascii() and declared.isdigit() else 0
@@ -55,38 +74,54 @@ class _Body:
         self._waits = "expect" in headers
         self._receive = receive
         self._max_bytes = max_bytes
+        self._room = room
         self._counted = 0
-        self._ended = False
+        self._ended = self._declared == 0 and "transfer-encoding" not in headers
+        self.is_refused = False
 
-    async def receive(self) -> Message:
-        if self._declared > self._max_bytes:
-            raise self._refusal()
-        message = await self._next()
-        if self._counted > self._max_bytes:
-            raise self._refusal()
-        return message
-
-    async def drain(self) -> None:
-        """Reads on, within limits, what a client sends that closes the connection after the answer.
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether the connection ends after the answer, with bytes still to come.
 
         A server that closes with bytes unread resets the connection, and the answer is lost.
         """
-        if self._ended or self._waits or not self._closes:
-            return
+        return not self._ended and not self._waits and (self._closes or self.is_refused)
+
+    async def receive(self) -> Message:
+        if self._declared > self._max_bytes:
+            raise self._refusal(413, f"the body has more than {self._max_bytes} bytes")
+        message = await self._next()
+        arrived = len(message.get("body", b""))
+        self._counted += arrived
+        self._room.bytes_left -= arrived
+        if self._counted > self._max_bytes:
+            raise self._refusal(413, f"the body has more than {self._max_bytes} bytes")
+        if self._room.bytes_left < 0:
+            raise self._refusal(503, "the bodies of all requests together are too much")
+        return message
+
+    async def drain(self) -> None:
+        """Reads on until the client stops, keeping nothing."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                while not self._ended and self._counted < 2 * self._max_bytes:
-                    await self._next()
+                while not self._ended:
+                    async with asyncio.timeout(DRAIN_IDLE_SECONDS):
+                        await self._next()
+
+    def let_go(self) -> None:
+        self._room.bytes_left += self._counted
+        self._counted = 0
 
     async def _next(self) -> Message:
         message = await self._receive()
-        self._counted += len(message.get("body", b""))
         self._ended = not message.get("more_body", False)
         return message
 
-    def _refusal(self) -> HTTPException:
+    def _refusal(self, status: int, detail: str) -> HTTPException:
         # Not a DneError: while it reads a JSON body, FastAPI lets only its own kind through.
-        return HTTPException(413, f"the body has more than {self._max_bytes} bytes")
+        self.is_refused = True
+        headers = {"Retry-After": "1"} if status == 503 else None
+        return HTTPException(status, detail, headers=headers)
 
 
 class Observed:

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from dne_serve.problems import MEDIA_TYPE
 from dne_serve.schemas import ProblemAnswer
 
 DIALECT = "3.0.3"
 PROBLEM_SCHEMA = {"$ref": f"#/components/schemas/{ProblemAnswer.__name__}"}
+BEARER = "bearer"
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The statuses besides success that a route documents."""
+    content = {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": content}
+        for status in statuses
+    }
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -24,6 +36,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
         )
         _drop_validation_errors(made)
+        made["components"]["securitySchemes"] = {BEARER: {"type": "http", "scheme": "bearer"}}
         made["components"]["schemas"][ProblemAnswer.__name__] = ProblemAnswer.model_json_schema()
         app.openapi_schema = _in_dialect(made)
     return app.openapi_schema

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.responses import FileResponse, JSONResponse
 from starlette.staticfiles import StaticFiles
 from swagger_ui_bundle import swagger_ui_path  # type: ignore[import-untyped]
 
+from dne_serve.auth import Scope
+from dne_serve.doors import OpenFiles, scoped
 from dne_serve.openapi import document
 
 CONSOLE = Path(__file__).parent / "console"
@@ -21,20 +23,25 @@ DOCS_POLICY = (
 
 
 def install(app: FastAPI) -> None:
-    @app.get("/", include_in_schema=False)
+    pages = APIRouter(route_class=scoped(Scope.OPEN))
+
+    @pages.get("/", include_in_schema=False)
     async def console() -> FileResponse:
         return _page("index.html", policy=CONSOLE_POLICY)
 
-    @app.get("/docs", include_in_schema=False)
+    @pages.get("/docs", include_in_schema=False)
     async def docs() -> FileResponse:
         return _page("docs.html", policy=DOCS_POLICY)
 
-    @app.get("/openapi.json", include_in_schema=False)
+    @pages.get("/openapi.json", include_in_schema=False)
     async def openapi() -> JSONResponse:
         return JSONResponse(document(app))
 
-    app.mount("/console", StaticFiles(directory=CONSOLE), name="console")
-    app.mount("/swagger-ui", StaticFiles(directory=Path(swagger_ui_path)), name="swagger-ui")
+    app.include_router(pages)
+    app.router.routes += [
+        OpenFiles("/console", StaticFiles(directory=CONSOLE), name="console"),
+        OpenFiles("/swagger-ui", StaticFiles(directory=Path(swagger_ui_path)), name="swagger-ui"),
+    ]
 
 
 def _page(name: str, *, policy: str) -> FileResponse:

@@ -9,13 +9,15 @@ from concurrent.futures import Executor
 import numpy as np
 
 from dne_serve.batcher import QueueFull
+from dne_serve.decoding import Decoder
 from dne_serve.engine import Floats, Resident
+from dne_serve.patience import Patience
 from dne_serve.problems import NotReady
 from dne_serve.residents import ImageBatcher, Residents
 from dne_serve.schemas import PredictAnswer, Prediction, Score
 from dne_serve.uploads import Upload
 from model_store.errors import ImageRejected
-from model_store.preprocess import Pixels, read_pixels
+from model_store.preprocess import Pixels
 from model_store.store import Store
 
 
@@ -26,18 +28,18 @@ class Predictor:
         *,
         residents: Residents,
         batcher: ImageBatcher,
-        decoders: Executor,
+        decoder: Decoder,
         loaders: Executor,
-        max_pixels: int,
         max_queue: int,
+        max_wait_s: float,
     ) -> None:
         self._open_store = open_store
         self._residents = residents
         self._batcher = batcher
-        self._decoders = decoders
+        self._decoder = decoder
         self._loaders = loaders
-        self._max_pixels = max_pixels
         self._max_queue = max_queue
+        self._max_wait_s = max_wait_s
         self._decoding = 0  # touched on the event loop only
 
     async def resolve(self, version: int | None) -> Resident:
@@ -56,9 +58,9 @@ class Predictor:
     async def predict(
         self, resident: Resident, *, uploads: Sequence[Upload], top_k: int
     ) -> PredictAnswer:
-        pixels = await self._decode(resident, uploads)
-        tickets = self._batcher.submit(resident, items=pixels)
-        logits = await asyncio.gather(*map(asyncio.wrap_future, tickets))
+        patience = Patience(self._max_wait_s)
+        pixels = await patience.result(self._decode(resident, uploads))
+        logits = await patience.answers(self._batcher.submit(resident, items=pixels))
         predictions = [
             _prediction(resident, filename=upload.filename, logits=row, top_k=top_k)
             for upload, row in zip(uploads, logits, strict=True)
@@ -75,12 +77,9 @@ class Predictor:
             raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
         self._decoding += len(uploads)
         try:
-            loop = asyncio.get_running_loop()
+            preprocessing = resident.manifest.preprocessing
             results = await asyncio.gather(
-                *(
-                    loop.run_in_executor(self._decoders, self._read, resident, upload.data)
-                    for upload in uploads
-                ),
+                *(self._decoder.read(upload.data, preprocessing) for upload in uploads),
                 return_exceptions=True,
             )
         finally:
@@ -89,9 +88,6 @@ class Predictor:
             _checked(result, place=place, of=len(uploads), filename=upload.filename)
             for place, (upload, result) in enumerate(zip(uploads, results, strict=True), start=1)
         ]
-
-    def _read(self, resident: Resident, data: bytes) -> Pixels:
-        return read_pixels(data, resident.manifest.preprocessing, max_pixels=self._max_pixels)
 
 
 def _checked(

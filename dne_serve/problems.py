@@ -4,8 +4,12 @@ Refused (DneError)
 ├── Malformed            400
 ├── TokenMissing         401
 ├── TokenRefused         403
+├── OriginRefused        403
 ├── TooLarge             413
 ├── TypeNotAccepted      415
+├── HostUnknown          421
+├── RateExceeded         429
+├── WaitedTooLong        503
 ├── NotReady             503
 └── NotServed            503
 """
@@ -49,11 +53,29 @@ class TokenRefused(Refused):
     pass
 
 
+class OriginRefused(Refused):
+    """A page of another site asks through the browser of somebody here."""
+
+
+class HostUnknown(Refused):
+    """A Host header that does not name this server."""
+
+
+class RateExceeded(Refused):
+    def __init__(self, message: str, *, retry_after_s: int) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 class TooLarge(Refused):
     pass
 
 
 class TypeNotAccepted(Refused):
+    pass
+
+
+class WaitedTooLong(Refused):
     pass
 
 
@@ -80,8 +102,12 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     Malformed: Answer(400),
     TokenMissing: Answer(401),
     TokenRefused: Answer(403),
+    OriginRefused: Answer(403),
+    HostUnknown: Answer(421),
+    RateExceeded: Answer(429, retry=True),
     TooLarge: Answer(413),
     TypeNotAccepted: Answer(415),
+    WaitedTooLong: Answer(503, retry=True),
     NotReady: Answer(503, retry=True),
     NotServed: Answer(503, logged=True),
     QueueFull: Answer(503, retry=True),
@@ -137,7 +163,7 @@ def problem_of(error: Exception) -> JSONResponse:
     answer = answer_to(error)
     headers = {}
     if answer.retry:
-        headers["Retry-After"] = str(RETRY_AFTER_S)
+        headers["Retry-After"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
     if answer.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Bearer realm="dne-serve"'
     return problem(

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
-from fastapi.security import HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from dne_serve import versions
-from dne_serve.auth import actor_of
-from dne_serve.openapi import PROBLEM_SCHEMA
-from dne_serve.problems import MEDIA_TYPE, NotReady, TypeNotAccepted, problem
+from dne_serve.audit import FACTS
+from dne_serve.auth import Scope, actor_of
+from dne_serve.doors import scoped
+from dne_serve.openapi import problems
+from dne_serve.problems import NotReady, TypeNotAccepted, problem
 from dne_serve.schemas import (
     ClassesAnswer,
     HealthAnswer,
@@ -28,6 +28,7 @@ from dne_serve.schemas import (
 )
 from dne_serve.serving import Serving
 from dne_serve.uploads import FIELD, read_uploads
+from model_store.channel import ChannelRecord
 from model_store.manifest import MAX_VERSION
 
 DEFAULT_TOP_K = 5
@@ -52,15 +53,6 @@ PREDICT_BODY = {
 }
 
 
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The statuses besides success that a route documents."""
-    content = {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}
-    return {
-        status: {"description": HTTPStatus(status).phrase, "content": content}
-        for status in statuses
-    }
-
-
 # Dependencies are coroutines although they wait for nothing: plain functions would each cost a
 # trip to the thread pool.
 
@@ -68,11 +60,6 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 async def serving_of(request: Request) -> Serving:
     serving: Serving = request.app.state.serving
     return serving
-
-
-async def admin_only(request: Request) -> None:
-    serving = await serving_of(request)
-    serving.admin.check(request.headers.get("authorization"))
 
 
 async def json_only(request: Request) -> None:
@@ -89,21 +76,20 @@ AnyVersion = Annotated[
     Query(ge=1, le=MAX_VERSION, description="A version in the store; without it the served one."),
 ]
 
-api = APIRouter()
+predicting = APIRouter(route_class=scoped(Scope.PREDICT), tags=["predict"])
+reading = APIRouter(route_class=scoped(Scope.READ), tags=["read"])
+health = APIRouter(route_class=scoped(Scope.OPEN), tags=["health"])
 admin = APIRouter(
-    dependencies=[
-        Depends(admin_only),
-        Depends(json_only),
-        Depends(HTTPBearer(auto_error=False, description="The admin token.")),
-    ],
-    responses=problems(400, 401, 403, 404, 409, 413, 415, 503),
+    route_class=scoped(Scope.ADMIN),
+    dependencies=[Depends(json_only)],
+    responses=problems(400, 404, 409, 413, 415, 503),
     tags=["admin"],
 )
+ROUTERS = (predicting, reading, admin, health)
 
 
-@api.post(
+@predicting.post(
     "/predict",
-    tags=["predict"],
     openapi_extra=PREDICT_BODY,
     responses=problems(400, 404, 413, 415, 422, 503),
 )
@@ -119,7 +105,7 @@ async def predict(
     return await serving.predictor.predict(resident, uploads=uploads, top_k=top_k)
 
 
-@api.get("/versions", tags=["read"], responses=problems(503))
+@reading.get("/versions", responses=problems(503))
 def list_versions(serving: Parts) -> VersionsAnswer:
     """What is there, what is served, and how the channel came to it."""
     served, record = serving.residents.served, serving.reloader.record
@@ -131,7 +117,7 @@ def list_versions(serving: Parts) -> VersionsAnswer:
     )
 
 
-@api.get("/versions/{version}", tags=["read"], responses=problems(400, 404, 503))
+@reading.get("/versions/{version}", responses=problems(400, 404, 503))
 def show_version(
     serving: Parts, version: Annotated[int, Path(ge=1, le=MAX_VERSION)]
 ) -> VersionAnswer:
@@ -139,7 +125,7 @@ def show_version(
     return versions.describe(serving.open_store(), version)
 
 
-@api.get("/classes", tags=["read"], responses=problems(400, 404, 503))
+@reading.get("/classes", responses=problems(400, 404, 503))
 def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
     """The classes that a version answers, in the order they were learnt, with their tasks."""
     if version is not None:
@@ -147,6 +133,12 @@ def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
     if serving.residents.served is None:
         raise NotReady("no version is served yet")
     return versions.classes(serving.residents.served.manifest)
+
+
+def _moved(request: Request, record: ChannelRecord) -> MovedAnswer:
+    serving: Serving = request.app.state.serving
+    request.scope[FACTS].update(to=record.target, record=record.number, reason=record.reason)
+    return serving.follow(record)
 
 
 @admin.post("/rollback")
@@ -159,7 +151,7 @@ def rollback(request: Request, serving: Parts, move: RollbackMove | None = None)
         actor=actor_of(request),
         reason=asked.reason,
     )
-    return serving.follow(record)
+    return _moved(request, record)
 
 
 @admin.post("/promote")
@@ -168,7 +160,7 @@ def promote(request: Request, serving: Parts, move: PromoteMove) -> MovedAnswer:
     record = serving.open_store().promote(
         move.to, channel=serving.settings.channel, actor=actor_of(request), reason=move.reason
     )
-    return serving.follow(record)
+    return _moved(request, record)
 
 
 @admin.post("/resume")
@@ -179,16 +171,16 @@ def resume(request: Request, serving: Parts, move: Move | None = None) -> MovedA
         actor=actor_of(request),
         reason=move.reason if move else "",
     )
-    return serving.follow(record)
+    return _moved(request, record)
 
 
-@api.get("/healthz", tags=["health"])
+@health.get("/healthz")
 async def healthz() -> HealthAnswer:
     """The process is alive."""
     return HealthAnswer(status="ok")
 
 
-@api.get("/readyz", tags=["health"], response_model=ReadyAnswer, responses=problems(503))
+@health.get("/readyz", response_model=ReadyAnswer, responses=problems(503))
 async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
     """A version is served. `error` says what keeps the channel's head from being it."""
     served, record = serving.residents.served, serving.reloader.record
@@ -206,7 +198,7 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
     )
 
 
-@api.get("/metrics", tags=["health"], response_class=Response)
+@reading.get("/metrics", response_class=Response)
 async def metrics(serving: Parts) -> Response:
     """For Prometheus."""
     return Response(serving.metrics.text(), media_type=CONTENT_TYPE_LATEST)

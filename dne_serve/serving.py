@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
-from dne_serve.auth import AdminDoor
+from dne_serve.audit import Audit
+from dne_serve.auth import Door
 from dne_serve.batcher import Batcher
+from dne_serve.decoding import Decoder
 from dne_serve.engine import Engine, Floats, Resident
 from dne_serve.metrics import Metrics
 from dne_serve.predictor import Predictor
@@ -15,6 +17,7 @@ from dne_serve.reloader import Reloader
 from dne_serve.residents import Residents
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings
+from dne_serve.tokens import TokenSource
 from model_store.channel import ChannelRecord
 from model_store.preprocess import Pixels
 from model_store.store import Store
@@ -25,10 +28,15 @@ class Serving:
         self.settings = settings
         self.engine = engine
         self.metrics = Metrics()
-        self.admin = AdminDoor(settings.read_admin_token())
+        self.door = Door(TokenSource(settings), rate=settings.rate_limit)
+        self.audit = Audit(settings.audit_log)
         # Failures are not cached: a store that is absent is looked for again.
         self.open_store = functools.cache(functools.partial(Store.open, settings.store))
-        self._decoders = ThreadPoolExecutor(settings.decode_threads, "decode")
+        self._decoder = Decoder(
+            threads=settings.decode_threads,
+            seconds=settings.decode_seconds,
+            max_pixels=settings.max_pixels,
+        )
         self._loaders = ThreadPoolExecutor(1, "load")
         self.batcher = Batcher[Resident, Pixels, Floats](
             engine.run,
@@ -55,10 +63,10 @@ class Serving:
             self.open_store,
             residents=self.residents,
             batcher=self.batcher,
-            decoders=self._decoders,
+            decoder=self._decoder,
             loaders=self._loaders,
-            max_pixels=settings.max_pixels,
             max_queue=settings.max_queue,
+            max_wait_s=settings.max_wait_seconds,
         )
         self.metrics.watch(
             queue=lambda: self.batcher.depth,
@@ -74,7 +82,7 @@ class Serving:
         """The reloader first: a load under way still needs the engine to finish."""
         self.reloader.stop()
         self._loaders.shutdown()
-        self._decoders.shutdown()
+        self._decoder.stop()
         self.batcher.stop()
 
     @property

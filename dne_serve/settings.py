@@ -49,12 +49,58 @@ class Settings(BaseSettings):
     max_body_bytes: Positive = Field(32 << 20, description="bytes of a request body at most")
     max_images: Positive = Field(64, description="images in a request at most")
     max_pixels: Positive = Field(40_000_000, description="pixels of an image at most")
+    max_header_bytes: Annotated[int, Field(ge=1024, le=1 << 20)] = Field(
+        32 << 10, description="bytes of a request's headers at most"
+    )
+    max_buffered_bytes: Positive = Field(
+        512 << 20, description="bytes of all request bodies at a time at most; then 503"
+    )
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        1000, description="open connections at most; the slowest makes room for a new one"
+    )
+    header_seconds: Seconds = Field(10.0, description="time for a request's headers to arrive")
+    body_seconds: Seconds = Field(60.0, description="time for a request's body to arrive")
+    send_seconds: Seconds = Field(30.0, description="time for a client to take an answer")
+    keep_alive_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        75, description="time that a connection may wait for its next request"
+    )
+    decode_seconds: Seconds = Field(5.0, description="time to decode an image")
+    max_wait_seconds: Seconds = Field(
+        10.0, description="time that a request may wait for the engine; then 503"
+    )
     admin_token: SecretStr | None = Field(
         None,
         description="opens the admin routes; not an option, as arguments are for all to see",
     )
     admin_token_file: Path | None = Field(
         None, description="file that holds the admin token; wins over DNE_ADMIN_TOKEN"
+    )
+    tokens: SecretStr | None = Field(
+        None, description="lines of a token file, separated by ';'; not an option, as above"
+    )
+    token_file: Path | None = Field(
+        None, description="file of hashed tokens with their scopes; read again when it changes"
+    )
+    rate_limit: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+        None, description="requests a second that a token may make (default: as many as it likes)"
+    )
+    allow_open: bool = Field(
+        False, description="listen on an address that others reach although there is no token"
+    )
+    allowed_hosts: str = Field(
+        "",
+        description="names besides localhost and this machine's own that requests may be sent to, "
+        "separated by commas; *.example.org and * are names too",
+    )
+    allowed_origins: str = Field(
+        "",
+        description="web pages besides this server's own that may ask, as https://name, "
+        "separated by commas",
+    )
+    tls_cert: Path | None = Field(None, description="certificate chain (PEM), to speak HTTPS")
+    tls_key: Path | None = Field(None, description="private key (PEM) of that certificate")
+    audit_log: Path | None = Field(
+        None, description="file that gets a line for every admin request, besides the log"
     )
     require_signatures: bool = Field(
         False, description="serve only versions signed by someone whom the trust file names"
@@ -71,6 +117,12 @@ class Settings(BaseSettings):
                 f"max_queue ({self.max_queue}) is less than max_images ({self.max_images}): "
                 "a full request could never be queued"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tls_is_whole(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key are given together")
         return self
 
     def read_admin_token(self) -> str | None:
@@ -95,6 +147,11 @@ class Settings(BaseSettings):
             raise WrongUsage(
                 f"the admin token file {self.admin_token_file} cannot be read"
             ) from error
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The entries of a setting that holds several."""
+    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 def load_settings(**given: Any) -> Settings:

@@ -14,6 +14,7 @@ from model_store.manifest import Preprocessing
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 40_000_000
+ROWS_AT_ONCE = 64
 INTERPOLATION = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -46,10 +47,27 @@ def read_pixels(
         raise ImageTooLarge(f"an image with more than {max_pixels} pixels") from error
     except UnidentifiedImageError as error:
         raise ImageRejected(f"not an image in an accepted format ({', '.join(FORMATS)})") from error
+    except MemoryError as error:
+        raise ImageRejected("an image that takes too much memory to decode") from error
     # Pillow's decoders fail in many ways on damaged files, and which one says nothing to a user.
     except Exception as error:
         raise ImageRejected(f"a damaged image ({type(error).__name__}: {error})") from error
     return np.asarray(square)
+
+
+def check_size(data: bytes, *, max_pixels: int) -> None:
+    """ImageTooLarge by what the header says. Any other fault is left to `read_pixels`, so `data`
+    may be the beginning of an image."""
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            pixels = image.width * image.height
+            about = f"an image of {image.width}×{image.height}"
+    except Image.DecompressionBombError as error:
+        raise ImageTooLarge(f"an image with more than {max_pixels} pixels") from error
+    except Exception:  # see `read_pixels`
+        return
+    if pixels > max_pixels:
+        raise ImageTooLarge(f"{about} has more than {max_pixels} pixels")
 
 
 def normalise(pixels_NHWC: Pixels, preprocessing: Preprocessing) -> NDArray[np.float32]:
@@ -87,9 +105,13 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_deep(image: Image.Image) -> Image.Image:
-    values = np.asarray(image).astype(np.float64)
+    values = np.asarray(image)
     if not np.isfinite(values).all():
         raise ImageRejected("an image with values that are not finite")
     # 16-bit files come as I;16 or I; floats have no fixed range, so 0 to 1 is the convention.
     top = 65535.0 if image.mode != "F" else 255.0 if values.max() > 1 else 1.0
-    return Image.fromarray(np.clip(values * (255.0 / top), 0, 255).round().astype(np.uint8))
+    scaled = np.empty(values.shape, dtype=np.uint8)
+    for first in range(0, len(values), ROWS_AT_ONCE):  # all at once would be 32 bytes a pixel
+        rows = slice(first, first + ROWS_AT_ONCE)
+        scaled[rows] = np.clip(values[rows].astype(np.float64) * (255.0 / top), 0, 255).round()
+    return Image.fromarray(scaled)

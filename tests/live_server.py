@@ -21,6 +21,7 @@ from dne_serve.app import create_app
 from dne_serve.engine import Engine, TorchEngine
 from dne_serve.serving import Serving
 from dne_serve.settings import Settings
+from dne_serve.wire import server_config
 from model_store.channel import ChannelRecord
 
 TOKEN = "a-token-for-tests"
@@ -78,11 +79,12 @@ class Live:
 @contextmanager
 def live_server(store: Path, *, engine: Engine | None = None, **settings: Any) -> Iterator[Live]:
     given = {"store": str(store), "poll_seconds": POLL_SECONDS, "admin_token": TOKEN, **settings}
-    app = create_app(Settings(**given), engine=engine or TorchEngine(device="cpu", threads=1))
+    made = Settings(**given)
+    app = create_app(made, engine=engine or TorchEngine(device="cpu", threads=1))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, ws="none"))
+        server = uvicorn.Server(server_config(app, made))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -7,7 +7,7 @@ const LIST_EVERY = 5; // refreshes: a version that nobody promoted changes nothi
 const SHOWN = 20; // answers kept on the page
 const NAMED = 12; // new classes of a version
 const TOP_K = 5;
-const TOKEN_KEY = "dne-admin-token";
+const TOKEN_KEY = "dne-token";
 
 const $ = (id) => document.getElementById(id);
 
@@ -26,10 +26,12 @@ function show(element, text) {
 const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
 
 /** The JSON of an answer; throws an Error with the problem's own sentence otherwise. */
-async function ask(path, options) {
+async function ask(path, options = {}) {
+  const token = sessionStorage.getItem(TOKEN_KEY);
+  const headers = { ...(token ? { Authorization: `Bearer ${token}` } : {}), ...options.headers };
   let answer;
   try {
-    answer = await fetch(path, options);
+    answer = await fetch(path, { ...options, headers });
   } catch {
     throw new Error("The server cannot be reached.");
   }
@@ -37,10 +39,25 @@ async function ask(path, options) {
   if (!answer.ok) {
     const error = new Error(body.detail || `The server answered ${answer.status}.`);
     error.status = answer.status;
+    error.refused = answer.status === 401 || answer.status === 403;
     throw error;
   }
   return body;
 }
+
+// The door, where this server asks for a token
+
+function askForToken(error) {
+  if (error.refused) $("door").hidden = false;
+}
+
+$("door").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(TOKEN_KEY, $("door-token").value);
+  $("door").hidden = true;
+  show($("predict-error"), "");
+  refresh({ list: true });
+});
 
 // Predictions
 
@@ -59,6 +76,7 @@ async function predict(files) {
     while ($("answers").children.length > Math.max(SHOWN, rows.length)) $("answers").lastChild.remove();
   } catch (error) {
     show($("predict-error"), error.message);
+    askForToken(error);
   } finally {
     $("drop").removeAttribute("aria-busy");
   }
@@ -166,6 +184,7 @@ async function listVersions() {
     show($("versions-error"), "");
   } catch (error) {
     if (error.status !== 503) show($("versions-error"), error.message);
+    askForToken(error);
   }
 }
 
@@ -262,7 +281,7 @@ $("move-form").addEventListener("submit", async (event) => {
     sessionStorage.setItem(TOKEN_KEY, $("token").value);
     $("move").close();
   } catch (error) {
-    if (error.status === 401 || error.status === 403) {
+    if (error.refused) {
       sessionStorage.removeItem(TOKEN_KEY);
       $("token-box").hidden = false;
     }

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -27,7 +28,9 @@ COMMAND = (sys.executable, "-c", "import sys; from dne_serve.cli import main; sy
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(
+    *arguments: str, trust: ssl.SSLContext | bool = True
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server of its own process, on a free port, once it is ready."""
     process = subprocess.Popen(
         [*COMMAND, "--port", "0", "--json", *arguments],
@@ -39,7 +42,7 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
-        while not _ready(url):
+        while not _ready(url, trust):
             time.sleep(0.02)
         yield process, url
     finally:
@@ -47,9 +50,9 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
-def _ready(url: str) -> bool:
+def _ready(url: str, trust: ssl.SSLContext | bool) -> bool:
     try:
-        return httpx.get(f"{url}/readyz").status_code == 200
+        return httpx.get(f"{url}/readyz", verify=trust).status_code == 200
     except httpx.TransportError:
         return False
 
@@ -59,13 +62,13 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_every_setting_is_an_option_with_help_but_the_token() -> None:
+def test_every_setting_is_an_option_with_help_but_the_tokens() -> None:
     text = build_parser().format_help()
     for name, field in Settings.model_fields.items():
         assert field.description
         option = re.escape(f"--{name.replace('_', '-')}")
         assert bool(re.search(rf"^  {option}\b(?!-)", text, re.MULTILINE)) == (
-            name != "admin_token"
+            name not in ("admin_token", "tokens")
         )
 
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from dne_serve.tokens import new_token
 from model_store.store import Store
 from tests.live_server import TOKEN, Live, live_server, png
 from tests.tiny_versions import promote, publish_tiny
@@ -157,7 +158,7 @@ def test_the_roll_back_button_asks_for_the_token_once(watched: Watched, live: Li
     page.get_by_label("Reason").fill("too many odd ones")
     page.get_by_label("Admin token").fill("wrong")
     page.locator("#move-go").click()
-    playwright.expect(page.locator("#move-error")).to_contain_text("not the admin token")
+    playwright.expect(page.locator("#move-error")).to_contain_text("not known here")
     page.get_by_label("Admin token").fill(TOKEN)
     page.locator("#move-go").click()
     playwright.expect(page.locator("#versions .served")).to_contain_text("Version 1")
@@ -171,6 +172,27 @@ def test_the_roll_back_button_asks_for_the_token_once(watched: Watched, live: Li
     page.locator("#move-go").click()
     playwright.expect(page.locator("#versions .served")).to_contain_text("Version 2")
     playwright.expect(page.get_by_role("button", name="Resume")).to_be_hidden()
+
+
+def test_a_server_that_asks_for_a_token_gets_it_from_the_page(
+    browser: playwright.Browser, tmp_path: Path
+) -> None:
+    store = Store.create(str(tmp_path / "guarded"))
+    promote(store, publish_tiny(store))
+    made = new_token("someone=predict,read")
+    with live_server(tmp_path / "guarded", tokens=made.line) as live:
+        live.wait_until_ready()
+        watched = Watched(browser, live.url)
+        page = watched.page
+        page.goto(live.url)
+        page.get_by_label("This server asks for a token").fill(made.secret)
+        page.get_by_role("button", name="Use it").click()
+        playwright.expect(page.locator("#versions .served")).to_contain_text("Version 1")
+        playwright.expect(page.locator("#door")).to_be_hidden()
+        drop(page, "noise.png", png())
+        playwright.expect(page.locator("#answers .answer")).to_have_count(1)
+        watched.context.close()
+        assert watched.complaints == []
 
 
 def test_a_version_published_elsewhere_appears_by_itself(watched: Watched, live: Live) -> None:

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+
+import pytest
+
+from dne_serve import auth
+from dne_serve.auth import Door, Scope, Token, digest_of, find
+from dne_serve.problems import RateExceeded, TokenMissing, TokenRefused
+
+PREDICT = Token(name="shop", scopes=frozenset({Scope.PREDICT}), digest=digest_of("shop-token"))
+READ = Token(name="grafana", scopes=frozenset({Scope.READ}), digest=digest_of("read-token"))
+ADMIN = Token(name="ops", scopes=frozenset({Scope.ADMIN}), digest=digest_of("admin-token"))
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def door(*tokens: Token, rate: float | None = None, clock: Clock | None = None) -> Door:
+    return Door(lambda: tokens, rate=rate, clock=clock or Clock())
+
+
+def test_predict_and_read_stand_open_until_a_token_names_them() -> None:
+    for scope in (Scope.PREDICT, Scope.READ):
+        assert door().judge(None, needs=scope) is None
+        assert door(ADMIN).judge("Bearer nonsense", needs=scope) is None
+    with pytest.raises(TokenMissing):
+        door(PREDICT).judge(None, needs=Scope.PREDICT)
+    assert door(PREDICT).judge(None, needs=Scope.READ) is None
+
+
+def test_admin_is_closed_until_there_is_an_admin_token() -> None:
+    for tokens in ((), (PREDICT, READ)):
+        with pytest.raises(TokenRefused, match="no token with the scope 'admin'"):
+            door(*tokens).judge("Bearer shop-token", needs=Scope.ADMIN)
+    assert door(PREDICT, ADMIN).judge("Bearer admin-token", needs=Scope.ADMIN) is ADMIN
+
+
+@pytest.mark.parametrize(
+    ("token", "opened"),
+    [
+        ("shop-token", {Scope.OPEN, Scope.PREDICT}),
+        ("read-token", {Scope.OPEN, Scope.READ}),
+        ("admin-token", set(Scope)),
+        ("another", {Scope.OPEN}),
+    ],
+)
+def test_a_token_opens_what_its_scopes_say(token: str, opened: set[Scope]) -> None:
+    doors = door(PREDICT, READ, ADMIN)
+    for scope in Scope:
+        if scope in opened:
+            doors.judge(f"Bearer {token}", needs=scope)
+        else:
+            with pytest.raises(TokenRefused):
+                doors.judge(f"Bearer {token}", needs=scope)
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic shop-token", "x"])
+def test_what_is_no_bearer_token_is_missing(header: str | None) -> None:
+    with pytest.raises(TokenMissing):
+        door(PREDICT).judge(header, needs=Scope.PREDICT)
+
+
+def test_old_and_new_token_of_one_holder_both_open() -> None:
+    new = Token(name="shop", scopes=PREDICT.scopes, digest=digest_of("new-token"))
+    both = door(PREDICT, new)
+    assert both.judge("Bearer shop-token", needs=Scope.PREDICT) is PREDICT
+    assert both.judge("bearer  new-token ", needs=Scope.PREDICT) is new
+
+
+def test_a_door_that_was_closed_does_not_open_when_its_tokens_vanish() -> None:
+    tokens: list[Token] = [PREDICT]
+    doors = Door(lambda: tokens)
+    with pytest.raises(TokenMissing):
+        doors.judge(None, needs=Scope.PREDICT)
+    tokens.clear()
+    with pytest.raises(TokenRefused):
+        doors.judge("Bearer shop-token", needs=Scope.PREDICT)
+
+
+def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one matches, and still all are compared."""
+    compared: list[bytes] = []
+
+    def watched(ours: bytes, theirs: bytes) -> bool:
+        compared.append(ours)
+        return hmac.compare_digest(ours, theirs)
+
+    class Hmac:
+        compare_digest = staticmethod(watched)
+
+    monkeypatch.setattr(auth, "hmac", Hmac)
+    tokens: Sequence[Token] = (PREDICT, READ, ADMIN)
+    assert find(tokens, PREDICT.digest) is PREDICT
+    assert compared == [token.digest for token in tokens]
+
+
+def test_a_token_may_ask_so_often_and_is_told_when_to_come_back() -> None:
+    clock = Clock()
+    doors = door(PREDICT, ADMIN, rate=2, clock=clock)
+    ask = lambda token: doors.judge(f"Bearer {token}", needs=Scope.PREDICT)  # noqa: E731
+    ask("shop-token")
+    ask("shop-token")
+    with pytest.raises(RateExceeded) as refused:
+        ask("shop-token")
+    assert refused.value.retry_after_s == 1
+    ask("admin-token")  # another token has an allowance of its own
+    clock.now += 0.5
+    ask("shop-token")
+    with pytest.raises(RateExceeded):
+        ask("shop-token")
+    clock.now += 3600  # what is saved up is one second's worth
+    ask("shop-token")
+    ask("shop-token")
+    with pytest.raises(RateExceeded):
+        ask("shop-token")
+
+
+def test_a_tokens_own_rate_wins_and_may_be_slow() -> None:
+    clock = Clock()
+    slow = Token(name="slow", scopes=PREDICT.scopes, digest=digest_of("slow"), rate=0.1)
+    doors = door(slow, rate=1000, clock=clock)
+    doors.judge("Bearer slow", needs=Scope.PREDICT)
+    with pytest.raises(RateExceeded) as refused:
+        doors.judge("Bearer slow", needs=Scope.PREDICT)
+    assert refused.value.retry_after_s == 10
+    clock.now += 10
+    doors.judge("Bearer slow", needs=Scope.PREDICT)
+
+
+def test_a_refused_token_costs_nobody_their_allowance() -> None:
+    doors = door(PREDICT, rate=1)
+    for _ in range(5):
+        with pytest.raises(TokenRefused):
+            doors.judge("Bearer guess", needs=Scope.PREDICT)
+    doors.judge("Bearer shop-token", needs=Scope.PREDICT)
