@@ -19,9 +19,9 @@ from model_store.record import timestamp
 from model_store.shard import shard_ref
 from trainer.assess import assess
 from trainer.evaluate import in_batches
-from trainer.learn import Student
 from trainer.memory import herding_order, keep, merged, shrink
 from trainer.request import AddTask, Base
+from trainer.student import Student
 from trainer.task_data import TaskData
 
 Shards = dict[str, bytes]
