@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from contextlib import suppress
@@ -14,12 +15,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dne_serve.metrics import Metrics
-from dne_serve.problems import problem_of
+from dne_serve.problems import NOTE, Note, problem_of
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
 DRAIN_SECONDS = 10.0
 DRAIN_IDLE_SECONDS = 2.0
+MAX_CAUSE = 500
 CLIENT_GONE = 499  # as others log a client that left before its answer
 
 log = logging.getLogger("dne_serve.requests")
@@ -136,13 +138,15 @@ class Observed:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        status = 0
+        status, note = 0, Note()
+        NOTE.set(note)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Content-Type-Options"] = "nosniff"
+                _tell(scope, status, time.perf_counter() - began, note)  # before anybody asks
             await send(message)
 
         self._metrics.under_way.inc()
@@ -156,12 +160,37 @@ class Observed:
             await problem_of(error)(scope, receive, watched)
         finally:
             self._metrics.under_way.dec()
-            self._note(scope, status, time.perf_counter() - began)
+            self._count(scope, status, time.perf_counter() - began)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "") or "unmatched"
-        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        method, route = _request(scope)
         self._metrics.requests.labels(method, route, str(status)).inc()
         self._metrics.seconds.labels(route).observe(seconds)
-        level = logging.DEBUG if status < 400 or route in QUIET else logging.INFO
-        log.log(level, "%s %s %s %.1f ms", method, route, status, 1000 * seconds)
+
+
+def _request(scope: Scope) -> tuple[str, str]:
+    """Method and route, in words that no client can make up."""
+    method = scope["method"] if scope["method"] in METHODS else "OTHER"
+    return method, getattr(scope.get("route"), "path", "") or "unmatched"
+
+
+def _tell(scope: Scope, status: int, seconds: float, note: Note) -> None:
+    """A line for the request: what was refused and why, with a stack trace if we are at fault."""
+    method, route = _request(scope)
+    said = ""
+    if note.instance:
+        # JSON is on one line, whatever the client has put into it.
+        said = f" {note.instance} {json.dumps(note.said)}"
+    if note.cause and not note.is_fault:
+        said += f" because of {note.cause!r:.{MAX_CAUSE}}"
+    level = logging.DEBUG if status < 400 or route in QUIET else logging.INFO
+    log.log(
+        logging.ERROR if note.is_fault else level,
+        "%s %s %s %.1f ms%s",
+        method,
+        route,
+        status,
+        1000 * seconds,
+        said,
+        exc_info=note.cause if note.is_fault else None,
+    )
