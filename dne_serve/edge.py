@@ -31,10 +31,10 @@ class BodyLimit:
     """Refuses a body that says it is too large, and one that turns out to be while it streams;
     and any body while those of all requests together are too much."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, max_together: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, room: Room) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._room = Room(bytes_left=max_together)
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,6 +64,16 @@ class Room:
 
     bytes_left: int
 
+    def take(self, count: int) -> None:
+        """To be given back, also by whoever is refused."""
+        self.bytes_left -= count
+        if self.bytes_left < 0:
+            detail = "the bodies of all requests together are too much"
+            raise HTTPException(503, detail, headers={"Retry-After": "1"})
+
+    def give_back(self, count: int) -> None:
+        self.bytes_left += count
+
 
 class _Body:
     """The body of one request, as it comes in."""
@@ -90,16 +100,14 @@ class _Body:
         return not self._ended and not self._waits and (self._closes or self.is_refused)
 
     async def receive(self) -> Message:
-        if self._declared > self._max_bytes:
-            raise self._refusal(413, f"the body has more than {self._max_bytes} bytes")
+        self.is_refused = True  # until it is known to be in order
+        self._check(self._declared)
         message = await self._next()
         arrived = len(message.get("body", b""))
         self._counted += arrived
-        self._room.bytes_left -= arrived
-        if self._counted > self._max_bytes:
-            raise self._refusal(413, f"the body has more than {self._max_bytes} bytes")
-        if self._room.bytes_left < 0:
-            raise self._refusal(503, "the bodies of all requests together are too much")
+        self._room.take(arrived)
+        self._check(self._counted)
+        self.is_refused = False
         return message
 
     async def drain(self) -> None:
@@ -111,7 +119,7 @@ class _Body:
                         await self._next()
 
     def let_go(self) -> None:
-        self._room.bytes_left += self._counted
+        self._room.give_back(self._counted)
         self._counted = 0
 
     async def _next(self) -> Message:
@@ -119,11 +127,10 @@ class _Body:
         self._ended = not message.get("more_body", False)
         return message
 
-    def _refusal(self, status: int, detail: str) -> HTTPException:
-        # Not a DneError: while it reads a JSON body, FastAPI lets only its own kind through.
-        self.is_refused = True
-        headers = {"Retry-After": "1"} if status == 503 else None
-        return HTTPException(status, detail, headers=headers)
+    def _check(self, count: int) -> None:
+        if count > self._max_bytes:
+            # Not a DneError: while it reads a JSON body, FastAPI lets only its own kind through.
+            raise HTTPException(413, f"the body has more than {self._max_bytes} bytes")
 
 
 class Observed:

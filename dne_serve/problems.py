@@ -5,6 +5,7 @@ Refused (DneError)
 ├── TokenMissing         401
 ├── TokenRefused         403
 ├── OriginRefused        403
+├── NotAcceptable        406
 ├── TooLarge             413
 ├── TypeNotAccepted      415
 ├── HostUnknown          421
@@ -56,6 +57,10 @@ class OriginRefused(Refused):
     """A page of another site asks through the browser of somebody here."""
 
 
+class NotAcceptable(Refused):
+    pass
+
+
 class HostUnknown(Refused):
     """A Host header that does not name this server."""
 
@@ -102,6 +107,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     TokenMissing: Answer(401),
     TokenRefused: Answer(403),
     OriginRefused: Answer(403),
+    NotAcceptable: Answer(406),
     HostUnknown: Answer(421),
     RateExceeded: Answer(429, retry=True),
     TooLarge: Answer(413),
