@@ -7,16 +7,19 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.middleware.gzip import GZipMiddleware
 
 from dne_serve import pages, problems, routes
 from dne_serve.doors import check_scopes
-from dne_serve.edge import BodyLimit, Observed
+from dne_serve.edge import BodyLimit, Observed, Room
 from dne_serve.engine import Engine
 from dne_serve.hosts import KnownHosts
+from dne_serve.inflate import Inflated
 from dne_serve.serving import Serving
 from dne_serve.settings import Settings, listed
 from model_store import __version__
 
+WORTH_PACKING = 4096  # bytes of an answer: most clients offer to unpack, and few need it
 DESCRIPTION = (
     "An image classifier that grows task by task. A request is answered by one version, and the "
     "answer names it."
@@ -48,13 +51,14 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     for router in routes.ROUTERS:
         app.include_router(router)
     pages.install(app)
+    room = Room(bytes_left=settings.max_buffered_bytes)
+    app.add_middleware(Inflated, max_bytes=settings.max_body_bytes, room=room)
+    app.add_middleware(GZipMiddleware, minimum_size=WORTH_PACKING, compresslevel=1)
     app.add_middleware(
         KnownHosts,
         hosts=(settings.host, *listed(settings.allowed_hosts)),
         origins=listed(settings.allowed_origins),
     )
-    app.add_middleware(
-        BodyLimit, max_bytes=settings.max_body_bytes, max_together=settings.max_buffered_bytes
-    )
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, room=room)
     app.add_middleware(Observed, metrics=serving.metrics)
     return app

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from contextlib import suppress
@@ -14,12 +15,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dne_serve.metrics import Metrics
-from dne_serve.problems import problem_of
+from dne_serve.problems import NOTE, Note, problem_of
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
 DRAIN_SECONDS = 10.0
 DRAIN_IDLE_SECONDS = 2.0
+MAX_CAUSE = 500
 CLIENT_GONE = 499  # as others log a client that left before its answer
 
 log = logging.getLogger("dne_serve.requests")
@@ -29,10 +31,10 @@ class BodyLimit:
     """Refuses a body that says it is too large, and one that turns out to be while it streams;
     and any body while those of all requests together are too much."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, max_together: int) -> None:
+    def __init__(self, app: ASGIApp, *, max_bytes: int, room: Room) -> None:
         self._app = app
         self._max_bytes = max_bytes
-        self._room = Room(bytes_left=max_together)
+        self._room = room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,6 +64,16 @@ class Room:
 
     bytes_left: int
 
+    def take(self, count: int) -> None:
+        """To be given back, also by whoever is refused."""
+        self.bytes_left -= count
+        if self.bytes_left < 0:
+            detail = "the bodies of all requests together are too much"
+            raise HTTPException(503, detail, headers={"Retry-After": "1"})
+
+    def give_back(self, count: int) -> None:
+        self.bytes_left += count
+
 
 class _Body:
     """The body of one request, as it comes in."""
@@ -88,16 +100,14 @@ class _Body:
         return not self._ended and not self._waits and (self._closes or self.is_refused)
 
     async def receive(self) -> Message:
-        if self._declared > self._max_bytes:
-            raise self._refusal(413, f"the body has more than {self._max_bytes} bytes")
+        self.is_refused = True  # until it is known to be in order
+        self._check(self._declared)
         message = await self._next()
         arrived = len(message.get("body", b""))
         self._counted += arrived
-        self._room.bytes_left -= arrived
-        if self._counted > self._max_bytes:
-            raise self._refusal(413, f"the body has more than {self._max_bytes} bytes")
-        if self._room.bytes_left < 0:
-            raise self._refusal(503, "the bodies of all requests together are too much")
+        self._room.take(arrived)
+        self._check(self._counted)
+        self.is_refused = False
         return message
 
     async def drain(self) -> None:
@@ -109,7 +119,7 @@ class _Body:
                         await self._next()
 
     def let_go(self) -> None:
-        self._room.bytes_left += self._counted
+        self._room.give_back(self._counted)
         self._counted = 0
 
     async def _next(self) -> Message:
@@ -117,11 +127,10 @@ class _Body:
         self._ended = not message.get("more_body", False)
         return message
 
-    def _refusal(self, status: int, detail: str) -> HTTPException:
-        # Not a DneError: while it reads a JSON body, FastAPI lets only its own kind through.
-        self.is_refused = True
-        headers = {"Retry-After": "1"} if status == 503 else None
-        return HTTPException(status, detail, headers=headers)
+    def _check(self, count: int) -> None:
+        if count > self._max_bytes:
+            # Not a DneError: while it reads a JSON body, FastAPI lets only its own kind through.
+            raise HTTPException(413, f"the body has more than {self._max_bytes} bytes")
 
 
 class Observed:
@@ -136,13 +145,15 @@ class Observed:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        status = 0
+        status, note = 0, Note()
+        NOTE.set(note)
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["X-Content-Type-Options"] = "nosniff"
+                _tell(scope, status, time.perf_counter() - began, note)  # before anybody asks
             await send(message)
 
         self._metrics.under_way.inc()
@@ -156,12 +167,37 @@ class Observed:
             await problem_of(error)(scope, receive, watched)
         finally:
             self._metrics.under_way.dec()
-            self._note(scope, status, time.perf_counter() - began)
+            self._count(scope, status, time.perf_counter() - began)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "") or "unmatched"
-        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        method, route = _request(scope)
         self._metrics.requests.labels(method, route, str(status)).inc()
         self._metrics.seconds.labels(route).observe(seconds)
-        level = logging.DEBUG if status < 400 or route in QUIET else logging.INFO
-        log.log(level, "%s %s %s %.1f ms", method, route, status, 1000 * seconds)
+
+
+def _request(scope: Scope) -> tuple[str, str]:
+    """Method and route, in words that no client can make up."""
+    method = scope["method"] if scope["method"] in METHODS else "OTHER"
+    return method, getattr(scope.get("route"), "path", "") or "unmatched"
+
+
+def _tell(scope: Scope, status: int, seconds: float, note: Note) -> None:
+    """A line for the request: what was refused and why, with a stack trace if we are at fault."""
+    method, route = _request(scope)
+    said = ""
+    if note.instance:
+        # JSON is on one line, whatever the client has put into it.
+        said = f" {note.instance} {json.dumps(note.said)}"
+    if note.cause and not note.is_fault:
+        said += f" because of {note.cause!r:.{MAX_CAUSE}}"
+    level = logging.DEBUG if status < 400 or route in QUIET else logging.INFO
+    log.log(
+        logging.ERROR if note.is_fault else level,
+        "%s %s %s %.1f ms%s",
+        method,
+        route,
+        status,
+        1000 * seconds,
+        said,
+        exc_info=note.cause if note.is_fault else None,
+    )

@@ -7,12 +7,16 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from dne_serve.problems import MEDIA_TYPE
-from dne_serve.schemas import ProblemAnswer
+from dne_serve.schemas import JsonImages, ProblemAnswer
 
 DIALECT = "3.0.3"
-PROBLEM_SCHEMA = {"$ref": f"#/components/schemas/{ProblemAnswer.__name__}"}
+SCHEMAS = "#/components/schemas/"
+PROBLEM_SCHEMA = {"$ref": f"{SCHEMAS}{ProblemAnswer.__name__}"}
+IMAGES_SCHEMA = {"$ref": f"{SCHEMAS}{JsonImages.__name__}"}
 BEARER = "bearer"
 
 
@@ -37,9 +41,20 @@ def document(app: FastAPI) -> dict[str, Any]:
         )
         _drop_validation_errors(made)
         made["components"]["securitySchemes"] = {BEARER: {"type": "http", "scheme": "bearer"}}
-        made["components"]["schemas"][ProblemAnswer.__name__] = ProblemAnswer.model_json_schema()
+        made["components"]["schemas"] |= _schemas()
         app.openapi_schema = _in_dialect(made)
     return app.openapi_schema
+
+
+def _schemas() -> dict[str, Any]:
+    """Those that no endpoint's signature mentions."""
+    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+        (ProblemAnswer, "serialization"),
+        (JsonImages, "validation"),
+    ]
+    _, made = models_json_schema(kinds, ref_template=f"{SCHEMAS}{{model}}")
+    schemas: dict[str, Any] = made["$defs"]
+    return schemas
 
 
 def _drop_validation_errors(made: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ Refused (DneError)
 ├── TokenMissing         401
 ├── TokenRefused         403
 ├── OriginRefused        403
+├── NotAcceptable        406
 ├── TooLarge             413
 ├── TypeNotAccepted      415
 ├── HostUnknown          421
@@ -16,9 +17,9 @@ Refused (DneError)
 
 from __future__ import annotations
 
-import logging
 import re
 import uuid
+from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -33,8 +34,7 @@ from model_store import errors
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
-
-log = logging.getLogger("dne_serve.problems")
+MAX_DETAIL = 1000  # a client may send names of any length
 
 
 class Refused(errors.DneError):
@@ -55,6 +55,10 @@ class TokenRefused(Refused):
 
 class OriginRefused(Refused):
     """A page of another site asks through the browser of somebody here."""
+
+
+class NotAcceptable(Refused):
+    pass
 
 
 class HostUnknown(Refused):
@@ -103,6 +107,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     TokenMissing: Answer(401),
     TokenRefused: Answer(403),
     OriginRefused: Answer(403),
+    NotAcceptable: Answer(406),
     HostUnknown: Answer(421),
     RateExceeded: Answer(429, retry=True),
     TooLarge: Answer(413),
@@ -123,7 +128,14 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     errors.WriteFailed: Answer(
         503, "the store refused the write; the server's log says why", logged=True
     ),
-    errors.StoreError: Answer(503, logged=True),
+    errors.RecordInvalid: Answer(503, logged=True),
+    errors.ShardMissing: Answer(503, logged=True),
+    errors.ShardCorrupt: Answer(503, logged=True),
+    errors.StoreUnsupported: Answer(503, logged=True),
+    # Any other says where the store is.
+    errors.StoreError: Answer(
+        503, "the store cannot be read; the server's log says why", logged=True
+    ),
 }
 UNEXPECTED = Answer(500, "the server failed; its log says why", logged=True)
 
@@ -137,26 +149,51 @@ def tell(error: Exception) -> str:
     return answer_to(error).detail or str(error)
 
 
+@dataclass(slots=True)
+class Note:
+    """What the log will say of a request: under its id, all that its answer leaves out."""
+
+    instance: str = ""
+    said: str = ""
+    cause: BaseException | None = None
+    is_fault: bool = False
+    """Whether it is the server that failed, so that the log has the whole of it."""
+
+
+NOTE: ContextVar[Note] = ContextVar("note")
+"""Of the request that is being answered; set by `edge.Observed`, which also writes it down."""
+
+
 def problem(
     status: int,
     *,
     detail: str,
     kind: str,
     headers: dict[str, str] | None = None,
-    cause: Exception | None = None,
+    cause: BaseException | None = None,
+    is_fault: bool = False,
 ) -> JSONResponse:
     """`instance` names this one answer; the log has what the server knows of it under that name."""
-    instance = f"urn:uuid:{uuid.uuid4()}"
-    body = {
+    note = NOTE.get(Note())
+    note.instance = new_instance()
+    note.said = detail if len(detail) <= MAX_DETAIL else f"{detail[:MAX_DETAIL]} …"
+    note.cause, note.is_fault = cause, is_fault
+    body = document(status, detail=note.said, kind=kind, instance=note.instance)
+    return JSONResponse(body, status, media_type=MEDIA_TYPE, headers=headers)
+
+
+def new_instance() -> str:
+    return f"urn:uuid:{uuid.uuid4()}"
+
+
+def document(status: int, *, detail: str, kind: str, instance: str) -> dict[str, Any]:
+    return {
         "type": f"urn:dne-serve:problem:{kind}",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
         "instance": instance,
     }
-    if cause is not None:
-        log.error("%s %s (%s)", status, detail, instance, exc_info=cause)
-    return JSONResponse(body, status, media_type=MEDIA_TYPE, headers=headers)
 
 
 def problem_of(error: Exception) -> JSONResponse:
@@ -171,7 +208,8 @@ def problem_of(error: Exception) -> JSONResponse:
         detail=tell(error),
         kind=_kind(error),
         headers=headers,
-        cause=error if answer.logged else None,
+        cause=error if answer.logged else error.__cause__,
+        is_fault=answer.logged,
     )
 
 
@@ -205,7 +243,7 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
 
 
 def _reason(invalid: dict[str, Any]) -> str:
-    where = ".".join(str(part) for part in invalid["loc"])
+    where = ".".join(str(part)[:100] for part in invalid["loc"])
     return f"{where}: {invalid['msg']}"
 
 

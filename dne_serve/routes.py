@@ -12,7 +12,7 @@ from dne_serve import versions
 from dne_serve.audit import FACTS
 from dne_serve.auth import Scope, actor_of
 from dne_serve.doors import scoped
-from dne_serve.openapi import problems
+from dne_serve.openapi import IMAGES_SCHEMA, problems
 from dne_serve.problems import NotReady, TypeNotAccepted, problem
 from dne_serve.schemas import (
     ClassesAnswer,
@@ -46,6 +46,7 @@ PREDICT_BODY = {
                     },
                 }
             },
+            "application/json": {"schema": IMAGES_SCHEMA},
             "image/*": BINARY,
             "application/octet-stream": BINARY,
         },
@@ -91,7 +92,7 @@ ROUTERS = (predicting, reading, admin, health)
 @predicting.post(
     "/predict",
     openapi_extra=PREDICT_BODY,
-    responses=problems(400, 404, 413, 415, 422, 503),
+    responses=problems(400, 404, 406, 408, 413, 415, 422, 503),
 )
 async def predict(
     request: Request,
@@ -99,7 +100,7 @@ async def predict(
     top_k: Annotated[int, Query(ge=1, description="How many labels to list.")] = DEFAULT_TOP_K,
     version: AnyVersion = None,
 ) -> PredictAnswer:
-    """Classes of one or many images: a form's `files`, or one image as the raw body."""
+    """Classes of one or many images: a form's `files`, base64 in JSON, or one as the raw body."""
     resident = await serving.predictor.resolve(version)
     uploads = await read_uploads(request, max_images=serving.settings.max_images)
     return await serving.predictor.predict(resident, uploads=uploads, top_k=top_k)

@@ -13,6 +13,23 @@ from model_store.quality import Accuracy, Calibration, Metrics, Unknown
 VersionNumber = Annotated[int, Field(ge=1, le=MAX_VERSION)]
 
 
+class JsonImage(BaseModel):
+    """`data` is base64, as it is or as a data URL."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    data: str
+    filename: Annotated[str, Field(max_length=4096)] | None = None
+
+
+class JsonImages(BaseModel):
+    """Images in JSON: base64, or base64 with a name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    images: Annotated[list[str | JsonImage], Field(min_length=1)]
+
+
 class Score(BaseModel):
     label: str
     score: float

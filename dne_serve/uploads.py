@@ -1,21 +1,30 @@
-"""The images of a request: a multipart form's `files`, or the raw body. Bytes, not pixels yet."""
+"""The images of a request: a form's `files`, the raw body, or JSON. Bytes, not pixels yet."""
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from dne_serve.problems import Malformed, TooLarge, TypeNotAccepted
+from dne_serve.problems import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
+from dne_serve.schemas import JsonImage, JsonImages
+from model_store.manifest import first_reason
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 FIELD = "files"
+AT_ONCE_BYTES = 64 << 10  # JSON that is larger is read in a thread
+COMMAS_AN_IMAGE = 64
+JSON_RANGES = frozenset({"application/json", "application/*", "*/*"})
+REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,21 +35,70 @@ class Upload:
 
 async def read_uploads(request: Request, *, max_images: int) -> list[Upload]:
     """In the order sent; at least one. The bytes of the body are limited elsewhere."""
+    check_accept(request.headers.get("accept", ""))
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind == b"multipart/form-data":
         uploads = await _read_form(request.stream(), options, max_images=max_images)
+    elif kind == b"application/json":
+        uploads = await _read_json(await _whole(request), max_images=max_images)
     elif kind in (b"", b"application/octet-stream") or kind.startswith(b"image/"):
-        body = b"".join([chunk async for chunk in request.stream()])
+        body = await _whole(request)
         uploads = [Upload(filename=None, data=body)] if body else []
     else:
         raise TypeNotAccepted(
             f"Content-Type {kind.decode('latin-1')[:100]!r} is not accepted: send "
-            f"multipart/form-data with {FIELD!r}, or one image as image/* or "
-            "application/octet-stream"
+            f"multipart/form-data with {FIELD!r}, application/json with 'images', or one image as "
+            "image/* or application/octet-stream"
         )
     if not uploads:
         raise Malformed("the request holds no image")
     return uploads
+
+
+def check_accept(header: str) -> None:
+    """Answers are JSON: whoever says that they cannot take it is told so, before sending more."""
+    ranges = [entry.partition(";") for entry in header.lower().split(",") if entry.strip()]
+    if ranges and not any(
+        kind.strip() in JSON_RANGES and parameters.replace(" ", "") not in REFUSED
+        for kind, _, parameters in ranges
+    ):
+        raise NotAcceptable(f"answers are application/json, which {header[:100]!r} does not accept")
+
+
+async def _whole(request: Request) -> bytes:
+    return b"".join([chunk async for chunk in request.stream()])
+
+
+async def _read_json(body: bytes, *, max_images: int) -> list[Upload]:
+    if len(body) <= AT_ONCE_BYTES:
+        return _from_json(body, max_images=max_images)
+    return await run_in_threadpool(_from_json, body, max_images=max_images)
+
+
+def _from_json(body: bytes, *, max_images: int) -> list[Upload]:
+    # Three bytes can be an element of a list that takes fifty in memory. Base64 has no commas.
+    if body.count(b",") > COMMAS_AN_IMAGE * (max_images + 1):
+        raise TooLarge(f"more than {max_images} images in one request, or much that is none")
+    try:
+        images = JsonImages.model_validate_json(body).images
+    except ValidationError as error:
+        raise Malformed(f"the JSON body cannot be used: {first_reason(error)}") from error
+    if len(images) > max_images:
+        raise TooLarge(f"more than {max_images} images in one request")
+    return [_from_base64(image, place=place) for place, image in enumerate(images, start=1)]
+
+
+def _from_base64(image: JsonImage | str, *, place: int) -> Upload:
+    """Line breaks are let pass, and so is the beginning of a data URL."""
+    given = JsonImage(data=image) if isinstance(image, str) else image
+    head, comma, encoded = given.data.partition(",")
+    if comma and not (head.startswith("data:") and head.endswith(";base64")):
+        raise Malformed(f"image {place} is not base64")
+    try:
+        data = base64.b64decode("".join((encoded if comma else head).split()), validate=True)
+    except ValueError as error:
+        raise Malformed(f"image {place} is not base64") from error
+    return Upload(filename=given.filename, data=data)
 
 
 async def _read_form(

@@ -9,13 +9,14 @@ import asyncio
 import logging
 import resource
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.responses import JSONResponse
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from dne_serve.problems import problem
+from dne_serve.problems import MEDIA_TYPE, document, new_instance
 from dne_serve.settings import Settings
 
 OTHER_FILES = 256  # that a server has open besides its connections
@@ -192,7 +193,10 @@ class Connection(HttpToolsProtocol):
         if not self._is_unanswered():
             self._end()
             return
-        self.transport.write(_as_bytes(status, detail=detail, kind=kind))
+        answer = document(status, detail=detail, kind=kind, instance=new_instance())
+        self.transport.write(_as_bytes(answer))
+        who = self.client[0] if self.client else "someone"
+        log.info("%s %s %s %s", who, status, answer["instance"], detail)
         if self.transport.can_write_eof():
             # A connection that is closed with bytes unread is reset, and the answer lost: read
             # on for a moment, and keep nothing.
@@ -232,9 +236,10 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
 
-def _as_bytes(status: int, *, detail: str, kind: str) -> bytes:
+def _as_bytes(problem: dict[str, Any]) -> bytes:
     """A problem document as it travels, for clients that no application has seen."""
+    status = problem["status"]
     headers = {"Connection": "close", **({"Retry-After": "1"} if status == 503 else {})}
-    answer = problem(status, detail=detail, kind=kind, headers=headers)
+    answer = JSONResponse(problem, status, media_type=MEDIA_TYPE, headers=headers)
     lines = [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
     return b"".join([STATUS_LINE[status], *lines, b"\r\n", bytes(answer.body)])

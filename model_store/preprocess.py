@@ -7,7 +7,7 @@ import warnings
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from model_store.errors import ImageRejected, ImageTooLarge
 from model_store.manifest import Preprocessing
@@ -37,9 +37,10 @@ def read_pixels(
             _check_pixels(image, max_pixels)
             if image.format == "JPEG":
                 image.draft("RGB", (2 * size, 2 * size))  # decode no more than is needed
-            upright = ImageOps.exif_transpose(image)
             square = ImageOps.fit(
-                _rgb(upright), (size, size), method=INTERPOLATION[preprocessing.interpolation]
+                _rgb(_upright(image)),
+                (size, size),
+                method=INTERPOLATION[preprocessing.interpolation],
             )
     except ImageRejected:
         raise
@@ -93,6 +94,12 @@ def _check_pixels(image: Image.Image, max_pixels: int) -> None:
         raise ImageRejected("an image without pixels")
 
 
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF says. `exif_transpose` would copy also what stands upright already."""
+    turned = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
+    return ImageOps.exif_transpose(image) if turned else image
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     """Any mode to RGB: deep greyscale is scaled down, not clipped; transparency lies on white."""
     if image.mode.startswith("I") or image.mode == "F":
@@ -101,7 +108,7 @@ def _rgb(image: Image.Image) -> Image.Image:
         with_alpha = image.convert("RGBA")
         white = Image.new("RGBA", with_alpha.size, (255, 255, 255, 255))
         return Image.alpha_composite(white, with_alpha).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _from_deep(image: Image.Image) -> Image.Image:

@@ -84,7 +84,7 @@ def test_every_route_is_documented_with_its_problems(steady: Live) -> None:
         "/metrics",
     }
     assert paths["/predict"]["post"]["responses"].keys() == {
-        "200", "400", "401", "403", "404", "413", "415", "422", "429", "503",
+        "200", "400", "401", "403", "404", "406", "408", "413", "415", "422", "429", "503",
     }  # fmt: skip
     for route in ("/rollback", "/promote", "/resume"):
         operation = paths[route]["post"]
