@@ -61,15 +61,22 @@ class Lineage:
         slices = [_slices(run, x, eps=eps) for run, x in zip(self._runs, streams, strict=True)]
         return torch.cat(slices, dim=-1)
 
+    def reserve(self, batch: int) -> None:
+        """Memory for passes of up to `batch` images."""
+        layout = self._layout(rows=batch * self.spec.positions)
+        self._scratch.reserve(layout, like=self._first.edges.token_C)
+
     def _views(self, like: Tensor, *, rows: int) -> Views:
-        layout = Layout(
+        return self._scratch.views(self._layout(rows=rows), like=like)
+
+    def _layout(self, *, rows: int) -> Layout:
+        return Layout(
             rows=rows,
             first_heads=self._first.heads,
             head_width=self.spec.head_width,
             hidden_width=self.spec.hidden_width,
             parts=self._parts,
         )
-        return self._scratch.views(layout, like=like)
 
     def _mix(self, layer: int, streams: list[Tensor], views: Views) -> None:
         """The second half of a block, added to the streams: all widen, then all narrow."""

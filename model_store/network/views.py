@@ -6,7 +6,6 @@ some of them. Shapes: as in `folded.py`, and k heads of one expert of a part.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +95,30 @@ class Layout:
     hidden_width: int
     parts: tuple[Part, ...]
 
+    @property
+    def heads(self) -> int:
+        return self.parts[-1].end if self.parts else self.first_heads
+
+    @property
+    def size(self) -> int:
+        """Numbers in all; one part after the other uses the memory behind the block's own."""
+        block = self.rows * self.heads * (self.head_width + self.hidden_width)
+        return block + max((sum(self.regions(part)) for part in self.parts), default=0)
+
+    def regions(self, part: Part) -> tuple[int, int, int, int, int]:
+        """Numbers for a part: questions, scores, weights, what is read, and what is used anew by
+        every reader and every source."""
+        heads = part.end - part.begin
+        scores = self.rows * heads * part.end
+        reader = part.stack.heads * (part.end * (self.head_width + 1) + self.hidden_width)
+        return (
+            self.rows * heads * self.hidden_width,
+            scores,
+            scores,
+            self.rows * heads * self.head_width,
+            self.rows * max(reader, part.count * self.head_width),
+        )
+
 
 class Scratch:
     """Memory for one pass at a time, as large as the largest so far. Lineages may share it."""
@@ -105,83 +128,59 @@ class Scratch:
         self._views: dict[Layout, Views] = {}
 
     def views(self, layout: Layout, *, like: Tensor) -> Views:
+        self.reserve(layout, like=like)
         found = self._views.get(layout)
         if found is None:
             # What is made in inference mode could not be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
-                found = self._cut(layout, like=like)
+                found = cut_views(layout, self._flat)
             self._views[layout] = found
         return found
+
+    def reserve(self, layout: Layout, *, like: Tensor) -> None:
+        """Memory for passes up to this size, which takes none before it is used."""
+        old, size = self._flat, layout.size
+        if size > len(old) or (old.device, old.dtype) != (like.device, like.dtype):
+            self._views.clear()  # they hold on to the memory that is given up here
+            with torch.inference_mode(False):
+                self._flat = torch.empty(size, dtype=like.dtype, device=like.device)
 
     def clear(self) -> None:
         """Forgets all lineages, and gives the memory back."""
         self._flat = torch.empty(0)
         self._views.clear()
 
-    @property
-    def bytes(self) -> int:
-        return self._flat.nbytes
 
-    def _cut(self, layout: Layout, *, like: Tensor) -> Views:
-        needed = Cutter(None, device="meta")
-        cut_views(layout, needed)
-        old = self._flat
-        if needed.used > len(old) or (old.device, old.dtype) != (like.device, like.dtype):
-            self._views.clear()  # they hold on to the memory that is given up here
-            self._flat = torch.empty(needed.used, dtype=like.dtype, device=like.device)
-        return cut_views(layout, Cutter(self._flat, device=like.device))
-
-
-class Cutter:
-    """Cuts tensors out of flat memory. Without any it only counts."""
-
-    def __init__(self, flat: Tensor | None, *, device: torch.device | str) -> None:
-        self.device = device
-        self.used = 0
-        self.most = 0
-        self._flat = flat
-
-    def __call__(self, *shape: int) -> Tensor:
-        begin, size = self.used, math.prod(shape)
-        self.used += -(-size // 16) * 16  # whole cache lines
-        self.most = max(self.most, self.used)
-        if self._flat is None:
-            return torch.empty(shape, device=self.device)
-        return self._flat[begin : begin + size].view(shape)
-
-
-def cut_views(layout: Layout, cut: Cutter) -> Views:
-    heads = layout.parts[-1].end if layout.parts else layout.first_heads
-    block = Block(
-        normed_NHD=cut(layout.rows, heads, layout.head_width),
-        hidden_NHE=cut(layout.rows, heads, layout.hidden_width),
+def cut_views(layout: Layout, flat: Tensor) -> Views:
+    rows, heads = layout.rows, layout.heads
+    normed, hidden, rest = _cut(
+        flat, rows * heads * layout.head_width, rows * heads * layout.hidden_width
     )
-    shared = cut.used
-    parts = []
-    for part in layout.parts:
-        cut.used = shared  # one part after the other uses what follows
-        parts.append(_part(part, block, cut))
-    cut.used = cut.most
+    block = Block(
+        normed_NHD=normed.view(rows, heads, layout.head_width),
+        hidden_NHE=hidden.view(rows, heads, layout.hidden_width),
+    )
     return Views(
         hidden_NHE=block.hidden_NHE,
-        first_normed_NC=block.normed_NHD.flatten(1)[:, : layout.first_heads * layout.head_width],
-        first_hidden_NE=block.hidden_NHE.flatten(1)[:, : layout.first_heads * layout.hidden_width],
-        parts=tuple(parts),
+        first_normed_NC=normed.view(rows, -1)[:, : layout.first_heads * layout.head_width],
+        first_hidden_NE=hidden.view(rows, -1)[:, : layout.first_heads * layout.hidden_width],
+        parts=tuple(_part(part, block, _cut(rest, *layout.regions(part))) for part in layout.parts),
     )
 
 
-def _part(part: Part, block: Block, cut: Cutter) -> PartViews:
+def _cut(flat: Tensor, *sizes: int) -> tuple[Tensor, ...]:
+    """Pieces of these sizes, and what is left."""
+    return torch.split(flat, [*sizes, len(flat) - sum(sizes)])
+
+
+def _part(part: Part, block: Block, regions: tuple[Tensor, ...]) -> PartViews:
     rows, _, narrow = block.normed_NHD.shape
     own, heads = slice(part.begin, part.end), part.end - part.begin
-    asked = cut(rows * heads * block.hidden_NHE.shape[2])
-    scores, weights = cut(rows, heads, part.end), cut(rows, heads, part.end)
-    read = cut(rows, part.count, part.stack.heads, narrow)
-    by_expert = weights.view(rows, part.count, part.stack.heads, -1)
-    before = cut.used
-    readers = tuple(_reader(part, slot, weights, block, cut, before) for slot in range(part.count))
-    cut.used = before
-    values = cut(rows * part.count * narrow)
-    mask = _mask(part, like=scores)
+    asked, scores, weights, read, shared, _ = regions
+    scores_NKH, weights_NKH = scores.view(rows, heads, -1), weights.view(rows, heads, -1)
+    weights_NSkH = weights.view(rows, part.count, part.stack.heads, -1)
+    read_NSkD = read.view(rows, part.count, part.stack.heads, narrow)
+    mask_KH = _mask(part, like=scores)
 
     def asking(sources_NHD: Tensor) -> Asking:
         width = sources_NHD.shape[2]
@@ -189,9 +188,9 @@ def _part(part: Part, block: Block, cut: Cutter) -> PartViews:
             own_NKD=sources_NHD[:, own],
             sources_NDH=sources_NHD[:, : part.end].transpose(1, 2),
             asked_NKD=asked[: rows * heads * width].view(rows, heads, width),
-            scores_NKH=scores,
-            weights_NKH=weights,
-            mask_KH=mask,
+            scores_NKH=scores_NKH,
+            weights_NKH=weights_NKH,
+            mask_KH=mask_KH,
         )
 
     return PartViews(
@@ -199,46 +198,47 @@ def _part(part: Part, block: Block, cut: Cutter) -> PartViews:
         normed_SNC=block.normed_NHD[:, own].view(rows, part.count, -1).transpose(0, 1),
         widen=asking(block.normed_NHD),
         narrow=asking(block.hidden_NHE),
-        weights_SkNH=by_expert.permute(1, 2, 0, 3),
-        read_SkND=read.permute(1, 2, 0, 3),
-        read_SNC=read.flatten(2).transpose(0, 1),
-        readers=readers,
+        weights_SkNH=weights_NSkH.permute(1, 2, 0, 3),
+        read_SkND=read_NSkD.permute(1, 2, 0, 3),
+        read_SNC=read_NSkD.flatten(2).transpose(0, 1),
+        readers=tuple(
+            _reader(part, slot, weights_NKH, block, shared) for slot in range(part.count)
+        ),
         sources=tuple(
-            _source(part, source, by_expert, block, values, read) for source in range(part.end)
+            _source(part, source, weights_NSkH, block, shared, read_NSkD)
+            for source in range(part.end)
         ),
     )
 
 
-def _reader(
-    part: Part, slot: int, weights_NKH: Tensor, block: Block, cut: Cutter, before: int
-) -> Reader:
+def _reader(part: Part, slot: int, weights_NKH: Tensor, block: Block, shared: Tensor) -> Reader:
     rows, _, width = block.normed_NHD.shape
     heads = part.stack.heads
     begin = part.begin + slot * heads
     sources = begin + heads
-    cut.used = before  # one reader after the other uses it
-    scaled = cut(rows, heads, sources * (width + 1))
     hidden_NkE = block.hidden_NHE[:, begin:sources]
-    product = hidden_NkE[:, 0] if heads == 1 else cut(rows * heads, hidden_NkE.shape[2])
+    scaled, product, _ = _cut(shared, rows * heads * sources * (width + 1), hidden_NkE.numel())
+    scaled = scaled.view(rows, heads, -1)
+    lone = heads == 1
     return Reader(
         weights_NkH=weights_NKH[:, slot * heads : (slot + 1) * heads, :sources],
         normed_N1HD=block.normed_NHD[:, None, :sources],
         scaled_NkHD=scaled[..., : sources * width].view(rows, heads, sources, width),
         scaled_weights_NkH=scaled[..., sources * width :],
         matrix=scaled.flatten(0, 1),
-        product=product,
-        product_NkE=product.view(hidden_NkE.shape) if heads > 1 else hidden_NkE,
+        product=hidden_NkE[:, 0] if lone else product.view(rows * heads, -1),
+        product_NkE=hidden_NkE if lone else product.view(hidden_NkE.shape),
         hidden_NkE=hidden_NkE,
     )
 
 
 def _source(
-    part: Part, source: int, weights_NSkH: Tensor, block: Block, values: Tensor, read_NSkD: Tensor
+    part: Part, source: int, weights_NSkH: Tensor, block: Block, shared: Tensor, read_NSkD: Tensor
 ) -> Source:
     rows, _, width = block.normed_NHD.shape
     first = part.stack.blocks[0].first_reader(source)
     readers = part.count - first
-    value = values[: rows * readers * width].view(rows, readers * width)
+    value = shared[: rows * readers * width].view(rows, readers * width)
     return Source(
         hidden_NE=block.hidden_NHE[:, source],
         columns=readers * width,
