@@ -16,7 +16,7 @@ BATCH = 32
 RATE = 1e-3
 RATE_WIDTH = 128
 """The width for which RATE is meant; wider networks learn more slowly."""
-PRETRAINED_PASSES = 3600
+PRETRAINED_PASSES = 1600
 """Images in all epochs together, for an expert that reads a pre-trained one; see ADR 15."""
 PRETRAINED_MIN_EPOCHS = 3
 PRETRAINED_BATCH = 16
