@@ -257,21 +257,15 @@ class Store:
         With `after` only if the channel's newest record has that number (0: it has none), and
         ChannelMoved otherwise; without it, whatever the channel names at the moment.
         """
-        if after is None:
-            return self._move(channel, lambda: version, mode="follow", actor=actor, reason=reason)
-        newest = max(self.record_numbers(channel), default=0)
-        if newest == after:
-            record = self._append(
-                channel, after + 1, target=version, mode="follow", actor=actor, reason=reason
-            )
-            if record is not None:
-                return record
-        raise ChannelMoved(
-            f"channel {channel} was moved by someone else, so version {version} was not promoted"
+        return self._move(
+            channel, lambda: version, mode="follow", actor=actor, reason=reason, after=after
         )
 
-    def rollback(self, *, channel: str, to: int | None, actor: str, reason: str) -> ChannelRecord:
-        """The channel names `to`, or the version before the current one, until someone moves on."""
+    def rollback(
+        self, *, channel: str, to: int | None, actor: str, reason: str, after: int | None = None
+    ) -> ChannelRecord:
+        """The channel names `to`, or the version before the current one, until someone moves on.
+        `after` is that of `promote`."""
         self._check_names_something(channel)
         return self._move(
             channel,
@@ -280,6 +274,7 @@ class Store:
             mode="pin",
             actor=actor,
             reason=reason,
+            after=after,
         )
 
     def resume(self, *, channel: str, actor: str, reason: str) -> ChannelRecord:
@@ -309,14 +304,27 @@ class Store:
             raise ChannelNotFound(f"channel {channel} names no version yet; promote one first")
 
     def _move(
-        self, channel: str, target: Callable[[], int], *, mode: Mode, actor: str, reason: str
+        self,
+        channel: str,
+        target: Callable[[], int],
+        *,
+        mode: Mode,
+        actor: str,
+        reason: str,
+        after: int | None = None,
     ) -> ChannelRecord:
         for _ in range(MAX_CONFLICTS):
             # Listed before the target is chosen: a record that comes in between is a conflict,
             # and the choice is made again.
-            number = max(self.record_numbers(channel), default=0) + 1
+            newest = max(self.record_numbers(channel), default=0)
+            if after not in (None, newest):
+                done = "promoted" if mode == "follow" else "returned to"
+                raise ChannelMoved(
+                    f"channel {channel} was moved by someone else, so version {target()} was not "
+                    f"{done}"
+                )
             record = self._append(
-                channel, number, target=target(), mode=mode, actor=actor, reason=reason
+                channel, newest + 1, target=target(), mode=mode, actor=actor, reason=reason
             )
             if record is not None:
                 return record
