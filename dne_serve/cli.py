@@ -25,7 +25,7 @@ from model_store.command import (
 from model_store.errors import DneError, StoreNotFound
 
 ENVIRONMENT_ONLY = frozenset({"admin_token", "tokens"})
-REPEATABLE = frozenset({"allowed_hosts", "allowed_origins"})
+REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard"})
 
 log = logging.getLogger("dne_serve")
 
@@ -69,7 +69,10 @@ def build_parser() -> argparse.ArgumentParser:
         if name in ENVIRONMENT_ONLY:
             continue
         default = "" if field.default in (None, "") else f" (default: {field.default})"
-        option, help = f"--{name.replace('_', '-')}", f"{field.description}{default}"
+        option, help = (
+            f"--{name.replace('_', '-')}",
+            f"{field.description}{default}".replace("%", "%%"),
+        )
         if field.annotation is bool:
             # With its opposite, because the environment may have switched it on.
             parser.add_argument(

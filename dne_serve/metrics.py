@@ -55,6 +55,9 @@ class Metrics:
         self.failed_loads = Counter(
             "dne_failed_loads", "Versions that could not be loaded.", registry=new
         )
+        self.guard_returns = Counter(
+            "dne_guard_returns", "Promotions that the guard took back.", registry=new
+        )
 
     def watch(
         self,

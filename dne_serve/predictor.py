@@ -11,6 +11,7 @@ import numpy as np
 from dne_serve.batcher import QueueFull
 from dne_serve.decoding import Decoder
 from dne_serve.engine import Floats, Resident
+from dne_serve.guard import Guard
 from dne_serve.patience import Patience
 from dne_serve.problems import NotReady
 from dne_serve.residents import ImageBatcher, Residents
@@ -30,6 +31,7 @@ class Predictor:
         batcher: ImageBatcher,
         decoder: Decoder,
         loaders: Executor,
+        guard: Guard,
         max_queue: int,
         max_wait_s: float,
     ) -> None:
@@ -38,6 +40,7 @@ class Predictor:
         self._batcher = batcher
         self._decoder = decoder
         self._loaders = loaders
+        self._guard = guard
         self._max_queue = max_queue
         self._max_wait_s = max_wait_s
         self._decoding = 0  # touched on the event loop only
@@ -58,13 +61,16 @@ class Predictor:
     async def predict(
         self, resident: Resident, *, uploads: Sequence[Upload], top_k: int
     ) -> PredictAnswer:
-        patience = Patience(self._max_wait_s)
-        pixels = await patience.result(self._decode(resident, uploads))
-        logits = await patience.answers(self._batcher.submit(resident, items=pixels))
+        with self._guard.request(resident.version):
+            patience = Patience(self._max_wait_s)
+            pixels = await patience.result(self._decode(resident, uploads))
+            logits = await patience.answers(self._batcher.submit(resident, items=pixels))
         predictions = [
             _prediction(resident, filename=upload.filename, logits=row, top_k=top_k)
             for upload, row in zip(uploads, logits, strict=True)
         ]
+        unknown = sum(one.unknown for one in predictions)
+        self._guard.answered(resident.version, images=len(predictions), unknown=unknown)
         return PredictAnswer(version=resident.version, predictions=predictions)
 
     def _load(self, version: int) -> Resident:

@@ -30,6 +30,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from dne_serve.batcher import QueueFull, Stopped
+from dne_serve.engine import ModelUnusable
+from dne_serve.memory import NotEnoughMemory
 from model_store import errors
 
 MEDIA_TYPE = "application/problem+json"
@@ -132,6 +134,8 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     errors.ShardMissing: Answer(503, logged=True),
     errors.ShardCorrupt: Answer(503, logged=True),
     errors.StoreUnsupported: Answer(503, logged=True),
+    ModelUnusable: Answer(503, logged=True),
+    NotEnoughMemory: Answer(503, retry=True, logged=True),
     # Any other says where the store is.
     errors.StoreError: Answer(
         503, "the store cannot be read; the server's log says why", logged=True

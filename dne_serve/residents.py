@@ -51,6 +51,11 @@ class Residents:
     def count(self) -> int:
         return len(self._by_digest)
 
+    @property
+    def manifests(self) -> list[Manifest]:
+        with self._table:
+            return [one.manifest for one in self._by_digest.values()]
+
     def find(self, digest: str) -> Resident | None:
         """The version if it is in memory; does not wait for a load under way."""
         with self._table:

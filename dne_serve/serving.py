@@ -10,15 +10,20 @@ from dne_serve.auth import Door
 from dne_serve.batcher import Batcher
 from dne_serve.decoding import Decoder
 from dne_serve.engine import Engine, Floats, Resident
+from dne_serve.guard import Guard
+from dne_serve.memory import MemoryCheck
 from dne_serve.metrics import Metrics
 from dne_serve.predictor import Predictor
 from dne_serve.problems import NotServed, tell
 from dne_serve.reloader import Reloader
 from dne_serve.residents import Residents
+from dne_serve.rules import parse_rules
 from dne_serve.schemas import MovedAnswer
-from dne_serve.settings import Settings
+from dne_serve.settings import Settings, listed
 from dne_serve.tokens import TokenSource
 from model_store.channel import ChannelRecord
+from model_store.command import current_actor
+from model_store.manifest import Manifest
 from model_store.preprocess import Pixels
 from model_store.store import Store
 
@@ -44,19 +49,26 @@ class Serving:
             max_queue=settings.max_queue,
             on_batch=self.metrics.ran,
         )
-        trust = settings.read_trust()
+        self._trust = settings.read_trust()
+        self._memory = MemoryCheck(lambda: self.residents.manifests)
         self.residents = Residents(
-            engine,
-            batcher=self.batcher,
-            spare=settings.max_resident,
-            admit=trust.check if trust else None,
+            engine, batcher=self.batcher, spare=settings.max_resident, admit=self._admit
+        )
+        self._guard = Guard(
+            self.open_store,
+            rules=parse_rules(listed(settings.guard)),
+            channel=settings.channel,
+            actor=f"guard:{current_actor()}",
+            window_s=settings.guard_seconds,
+            least=settings.guard_least,
+            on_return=self._returned,
         )
         self.reloader = Reloader(
             self.open_store,
             residents=self.residents,
             channel=settings.channel,
             poll_s=settings.poll_seconds,
-            on_swap=self.metrics.swapped,
+            on_swap=self._swapped,
             on_failed_load=self.metrics.failed_loads.inc,
         )
         self.predictor = Predictor(
@@ -65,6 +77,7 @@ class Serving:
             batcher=self.batcher,
             decoder=self._decoder,
             loaders=self._loaders,
+            guard=self._guard,
             max_queue=settings.max_queue,
             max_wait_s=settings.max_wait_seconds,
         )
@@ -80,6 +93,7 @@ class Serving:
 
     def stop(self) -> None:
         """The reloader first: a load under way still needs the engine to finish."""
+        self._guard.stop()
         self.reloader.stop()
         self._loaders.shutdown()
         self._decoder.stop()
@@ -90,6 +104,22 @@ class Serving:
         """Why the channel's head is not served, in a sentence that may leave this machine."""
         failure = self.reloader.failure
         return tell(failure.error) if failure else None
+
+    def _admit(self, manifest: Manifest) -> None:
+        """Asked before any byte of a version is read."""
+        if self._trust is not None:
+            self._trust.check(manifest)
+        self._memory.check(manifest)
+
+    def _swapped(self, version: int) -> None:
+        self.metrics.swapped(version)
+        if self.reloader.record is not None:
+            self._guard.serving(self.reloader.record)
+
+    def _returned(self, record: ChannelRecord, rule: str) -> None:
+        self.metrics.guard_returns.inc()
+        self.audit.note(f"guard {rule}", who=record.actor, to=record.target, reason=record.reason)
+        self.reloader.poll()
 
     def follow(self, moved: ChannelRecord) -> MovedAnswer:
         """Serves what the channel names now that `moved` was appended to it."""

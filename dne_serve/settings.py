@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dne_serve.rules import parse_rules
 from model_store.channel import ChannelName
 from model_store.errors import WrongUsage
 from model_store.manifest import first_reason
@@ -102,6 +103,17 @@ class Settings(BaseSettings):
     audit_log: Path | None = Field(
         None, description="file that gets a line for every admin request, besides the log"
     )
+    guard: str = Field(
+        "",
+        description="roll the channel back when a version does badly after its promotion: "
+        "errors>1% or unknown>30%, or both separated by commas",
+    )
+    guard_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = Field(
+        600.0, description="how long after a promotion the guard watches"
+    )
+    guard_least: Positive = Field(
+        50, description="requests, or images, before their share says anything to the guard"
+    )
     require_signatures: bool = Field(
         False, description="serve only versions signed by someone whom the trust file names"
     )
@@ -124,6 +136,12 @@ class Settings(BaseSettings):
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key are given together")
         return self
+
+    @field_validator("guard")
+    @classmethod
+    def _guards_make_sense(cls, guard: str) -> str:
+        parse_rules(listed(guard))
+        return guard
 
     def read_admin_token(self) -> str | None:
         """None when there is none; WrongUsage for one that no client could send."""

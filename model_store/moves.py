@@ -38,22 +38,13 @@ if TYPE_CHECKING:
 def promote(
     store: Store, version: int, *, channel: str, actor: str, reason: str, after: int | None
 ) -> ChannelRecord:
-    if after is None:
-        return _move(store, channel, lambda: version, mode="follow", actor=actor, reason=reason)
-    newest = max(store.record_numbers(channel), default=0)
-    if newest == after:
-        record = _append(
-            store, channel, after + 1, target=version, mode="follow", actor=actor, reason=reason
-        )
-        if record is not None:
-            return record
-    raise ChannelMoved(
-        f"channel {channel} was moved by someone else, so version {version} was not promoted"
+    return _move(
+        store, channel, lambda: version, mode="follow", actor=actor, reason=reason, after=after
     )
 
 
 def rollback(
-    store: Store, *, channel: str, to: int | None, actor: str, reason: str
+    store: Store, *, channel: str, to: int | None, actor: str, reason: str, after: int | None
 ) -> ChannelRecord:
     _check_names_something(store, channel)
     return _move(
@@ -64,6 +55,7 @@ def rollback(
         mode="pin",
         actor=actor,
         reason=reason,
+        after=after,
     )
 
 
@@ -90,14 +82,26 @@ def _check_names_something(store: Store, channel: str) -> None:
 
 
 def _move(
-    store: Store, channel: str, target: Callable[[], int], *, mode: Mode, actor: str, reason: str
+    store: Store,
+    channel: str,
+    target: Callable[[], int],
+    *,
+    mode: Mode,
+    actor: str,
+    reason: str,
+    after: int | None = None,
 ) -> ChannelRecord:
     for _ in range(MAX_CONFLICTS):
         # Listed before the target is chosen: a record that comes in between is a conflict,
         # and the choice is made again.
-        number = max(store.record_numbers(channel), default=0) + 1
+        newest = max(store.record_numbers(channel), default=0)
+        if after not in (None, newest):
+            done = "promoted" if mode == "follow" else "returned to"
+            raise ChannelMoved(
+                f"channel {channel} was moved by someone else, so version {target()} was not {done}"
+            )
         record = _append(
-            store, channel, number, target=target(), mode=mode, actor=actor, reason=reason
+            store, channel, newest + 1, target=target(), mode=mode, actor=actor, reason=reason
         )
         if record is not None:
             return record

@@ -251,9 +251,12 @@ class Store:
             self, version, channel=channel, actor=actor, reason=reason, after=after
         )
 
-    def rollback(self, *, channel: str, to: int | None, actor: str, reason: str) -> ChannelRecord:
-        """The channel names `to`, or the version before the current one, until someone moves on."""
-        return moves.rollback(self, channel=channel, to=to, actor=actor, reason=reason)
+    def rollback(
+        self, *, channel: str, to: int | None, actor: str, reason: str, after: int | None = None
+    ) -> ChannelRecord:
+        """The channel names `to`, or the version before the current one, until someone moves on.
+        `after` is that of `promote`."""
+        return moves.rollback(self, channel=channel, to=to, actor=actor, reason=reason, after=after)
 
     def resume(self, *, channel: str, actor: str, reason: str) -> ChannelRecord:
         """The channel names the version again that it followed before it was rolled back."""
