@@ -15,6 +15,7 @@ from dne_serve.reloader import Reloader
 from dne_serve.residents import Residents
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings
+from dne_serve.statistics import Statistics
 from model_store.channel import ChannelRecord
 from model_store.preprocess import Pixels
 from model_store.store import Store
@@ -25,6 +26,7 @@ class Serving:
         self.settings = settings
         self.engine = engine
         self.metrics = Metrics()
+        self.statistics = Statistics()
         self.admin = AdminDoor(settings.read_admin_token())
         # Failures are not cached: a store that is absent is looked for again.
         self.open_store = functools.cache(functools.partial(Store.open, settings.store))
@@ -35,13 +37,14 @@ class Serving:
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             on_batch=self.metrics.ran,
+            on_ran=self.statistics.ran,
         )
-        trust = settings.read_trust()
+        self.trust = settings.read_trust()
         self.residents = Residents(
             engine,
             batcher=self.batcher,
             spare=settings.max_resident,
-            admit=trust.check if trust else None,
+            admit=self.trust.check if self.trust else None,
         )
         self.reloader = Reloader(
             self.open_store,
@@ -57,6 +60,7 @@ class Serving:
             batcher=self.batcher,
             decoders=self._decoders,
             loaders=self._loaders,
+            statistics=self.statistics,
             max_pixels=settings.max_pixels,
             max_queue=settings.max_queue,
         )
@@ -80,8 +84,24 @@ class Serving:
     @property
     def error(self) -> str | None:
         """Why the channel's head is not served, in a sentence that may leave this machine."""
+        if self.reloader.withdrawn:
+            return "the model was unloaded; loading it or moving the channel brings it back"
         failure = self.reloader.failure
         return tell(failure.error) if failure else None
+
+    def load(self) -> None:
+        """Serves what the channel names now, also after it was withdrawn."""
+        try:
+            self.reloader.follow()
+        except Exception as error:
+            raise NotServed(
+                f"channel {self.settings.channel} cannot be followed: {tell(error)}"
+            ) from error
+
+    def withdraw(self) -> None:
+        """Serves nothing, until the model is loaded again or the channel is moved through us."""
+        self.reloader.withdraw()
+        self.metrics.served_version.set(0)
 
     def follow(self, moved: ChannelRecord) -> MovedAnswer:
         """Serves what the channel names now that `moved` was appended to it."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import Request
 
 from dne_serve.problems import Malformed, TooLarge, TypeNotAccepted
+from model_store.manifest import Preprocessing
+from model_store.preprocess import Pixels, read_pixels
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
@@ -18,10 +20,25 @@ if TYPE_CHECKING:
 FIELD = "files"
 
 
+class Picture(Protocol):
+    """One image of a request, in whatever form it came."""
+
+    @property
+    def filename(self) -> str | None: ...
+
+    def read(self, preprocessing: Preprocessing, *, max_pixels: int) -> Pixels:
+        """The pixels that the network sees; ImageRejected when there are none. Takes its time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
+    """An image file."""
+
     filename: str | None
     data: bytes
+
+    def read(self, preprocessing: Preprocessing, *, max_pixels: int) -> Pixels:
+        return read_pixels(self.data, preprocessing, max_pixels=max_pixels)
 
 
 async def read_uploads(request: Request, *, max_images: int) -> list[Upload]:

@@ -36,10 +36,7 @@ def read_pixels(
             _check_pixels(image, max_pixels)
             if image.format == "JPEG":
                 image.draft("RGB", (2 * size, 2 * size))  # decode no more than is needed
-            upright = ImageOps.exif_transpose(image)
-            square = ImageOps.fit(
-                _rgb(upright), (size, size), method=INTERPOLATION[preprocessing.interpolation]
-            )
+            square = _middle_square(_rgb(ImageOps.exif_transpose(image)), preprocessing)
     except ImageRejected:
         raise
     except Image.DecompressionBombError as error:
@@ -50,6 +47,15 @@ def read_pixels(
     except Exception as error:
         raise ImageRejected(f"a damaged image ({type(error).__name__}: {error})") from error
     return np.asarray(square)
+
+
+def fit_pixels(pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
+    """The image [S, S, 3] that the network sees of RGB pixels of any size: the middle square."""
+    size = preprocessing.image_size
+    if pixels_HWC.shape[:2] == (size, size):
+        return pixels_HWC
+    image = Image.fromarray(np.ascontiguousarray(pixels_HWC))
+    return np.asarray(_middle_square(image, preprocessing))
 
 
 def normalise(pixels_NHWC: Pixels, preprocessing: Preprocessing) -> NDArray[np.float32]:
@@ -73,6 +79,11 @@ def _check_pixels(image: Image.Image, max_pixels: int) -> None:
         raise ImageTooLarge(f"an image of {width}×{height} has more than {max_pixels} pixels")
     if min(width, height) < 1:
         raise ImageRejected("an image without pixels")
+
+
+def _middle_square(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    size = preprocessing.image_size
+    return ImageOps.fit(image, (size, size), method=INTERPOLATION[preprocessing.interpolation])
 
 
 def _rgb(image: Image.Image) -> Image.Image:
