@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from dne_serve import pages, problems, routes
+from dne_serve import pages, problems, protocol_v2, routes
 from dne_serve.edge import BodyLimit, Observed
 from dne_serve.engine import Engine
 from dne_serve.serving import Serving
@@ -44,7 +44,9 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     problems.install(app)
     app.include_router(routes.api)
     app.include_router(routes.admin)
+    app.include_router(protocol_v2.router)
     pages.install(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
     app.add_middleware(Observed, metrics=serving.metrics)
+    app.add_middleware(protocol_v2.ErrorForm)
     return app

@@ -4,6 +4,7 @@ Refused (DneError)
 ├── Malformed            400
 ├── TokenMissing         401
 ├── TokenRefused         403
+├── NotOffered           404
 ├── TooLarge             413
 ├── TypeNotAccepted      415
 ├── NotReady             503
@@ -49,6 +50,10 @@ class TokenRefused(Refused):
     pass
 
 
+class NotOffered(Refused):
+    """A name that means nothing to this server."""
+
+
 class TooLarge(Refused):
     pass
 
@@ -80,6 +85,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     Malformed: Answer(400),
     TokenMissing: Answer(401),
     TokenRefused: Answer(403),
+    NotOffered: Answer(404),
     TooLarge: Answer(413),
     TypeNotAccepted: Answer(415),
     NotReady: Answer(503, retry=True),
