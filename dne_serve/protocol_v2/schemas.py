@@ -13,6 +13,7 @@ Flag = Annotated[bool, Field(strict=True)]
 
 MAX_TENSORS = 16
 MAX_DIMENSIONS = 8
+MAX_ID = 1000
 
 
 class Asked(BaseModel):
@@ -59,7 +60,7 @@ class RequestParameters(Asked):
 class InferenceRequest(Asked):
     """`id` comes back with the answer. Without `outputs`, all of them are answered."""
 
-    id: str | None = None
+    id: Annotated[str, Field(max_length=MAX_ID)] | None = None
     parameters: RequestParameters = RequestParameters()
     inputs: Annotated[list[RequestInput], Field(max_length=MAX_TENSORS)]
     outputs: Annotated[list[RequestOutput], Field(max_length=MAX_TENSORS)] = []
