@@ -295,7 +295,7 @@ def test_the_limits_of_predict_hold_here_too(store: Store, letters: Manifest) ->
         assert_error(answer, 413, says="20000 bytes")
 
 
-PACKED = gzip.compress(json.dumps({"inputs": [image_tensor(png())]}).encode())
+PACKED = gzip.compress(json.dumps({"inputs": [image_tensor(png())]}).encode(), mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,9 @@ PACKED = gzip.compress(json.dumps({"inputs": [image_tensor(png())]}).encode())
     [
         ("gzip", PACKED, 200, ""),
         ("GZIP", PACKED, 200, ""),
-        ("gzip", PACKED[:-4], 400, "not one whole gzip stream"),
-        ("gzip", PACKED + b"more", 400, "not one whole gzip stream"),
-        ("gzip", b"{}", 400, "cannot be read as gzip"),
+        ("gzip", PACKED[:-4], 400, "ends too early"),
+        ("gzip", PACKED + b"more", 400, "goes on after its gzip has ended"),
+        ("gzip", b"{}", 400, "is not gzip"),
         ("br", PACKED, 415, "'br' is not accepted"),
         ("gzip, gzip", PACKED, 415, "is not accepted"),
     ],
@@ -391,7 +391,11 @@ def test_versions_that_nobody_signed_are_not_ready_where_signatures_are_required
 
 def test_every_route_that_changes_something_asks_for_the_admin_token(steady: Live) -> None:
     paths = steady.http.get("/openapi.json").json()["paths"]
-    guarded = {path for path, one in paths.items() if path.startswith("/v2") and "401" in str(one)}
+    guarded = {
+        path
+        for path, one in paths.items()
+        if path.startswith("/v2") and one.get("post", {}).get("security") == [{"bearer": []}]
+    }
     assert guarded == {
         "/v2/repository/models/{model}/load",
         "/v2/repository/models/{model}/unload",

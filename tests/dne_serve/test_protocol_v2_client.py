@@ -282,7 +282,7 @@ def test_refusals_are_shown_as_a_sentence_with_their_status(
         ),
         r"\[404\] there is no version 3": lambda: client.get_model_metadata("dne", "3"),
         r"\[401\] an Authorization": lambda: client.load_model("dne"),
-        r"\[403\] that is not": lambda: client.unload_model(
+        r"\[403\] that token is not known": lambda: client.unload_model(
             "dne", headers={"Authorization": "Bearer wrong"}
         ),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -19,6 +20,7 @@ from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
 from dne_serve.protocol_v2.tensors import Output, encode
 from model_store.errors import ImageRejected
 from model_store.manifest import Preprocessing
+from model_store.preprocess import Pixels, fit_pixels, read_pixels
 from tests.live_server import Live, png
 
 PREPROCESSING = Preprocessing(image_size=8)
@@ -123,12 +125,25 @@ def bent_bodies(draw: st.DrawFn) -> tuple[bytes, str | None]:
     return text + tail, str(len(text))
 
 
+class DecodesHere:
+    """As the server's decoder, without its threads and processes."""
+
+    async def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
+        return read_pixels(data, preprocessing, max_pixels=10_000)
+
+    async def fit(self, pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
+        return fit_pixels(pixels_HWC, preprocessing)
+
+
+HERE: Any = DecodesHere()
+
+
 def read(body: bytes, length: str | None) -> None:
     """All that happens to a request before it is queued."""
     asked = unpack(body, header_length=length)
     check_requested(asked.outputs)
     for picture in pictures_of(asked.tensors, preprocessing=PREPROCESSING, max_images=64):
-        pixels = picture.read(PREPROCESSING, max_pixels=10_000)
+        pixels = asyncio.run(picture.read(HERE, PREPROCESSING))
         assert pixels.shape == (8, 8, 3)
         assert pixels.dtype == np.uint8
 
