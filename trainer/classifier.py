@@ -24,6 +24,8 @@ STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 """Of the pull towards zero, for tokens of variance 1; the strongest first."""
 STRENGTH_UNSEEN = 0.03
 """Where no class has two images, and nothing can be left out to choose by."""
+WORTH_WEAKENING = 0.001
+"""What an image's log likelihood has to gain for the next weaker pull to be tried."""
 FOLDS = 5
 IMAGES_TO_CHOOSE_BY = 4000
 ITERATIONS = 100
@@ -128,8 +130,8 @@ def _choose(problem: Problem) -> Fitted:
         judged = _left_out(sample, folds_N, pull=strength * _variance(sample))
         temperature = fit_temperature(judged)
         found = unlikeliness(judged, float(np.log(temperature)))
-        if best is not None and found > best[0]:
-            break  # it only gets worse from here
+        if best is not None and found > best[0] - WORTH_WEAKENING * len(judged.labels_N):
+            break  # it gets worse from here, or hardly better
         # The pull is against all images together: with more of them its share is smaller.
         scaled = strength * len(sample.labels_N) / len(problem.labels_N)
         accuracy = float(judged.right_N.mean())

@@ -43,7 +43,7 @@ class TaskAttention(nn.Module):
     """A linear layer across tasks: each own head attends to the heads of all experts so far.
 
     Position by position, own head i writes scale_i · Σ_j A_ij (W_j n_j + b_j) over source heads j,
-    with A_i = softmax_j((W_q n_i)·(W_k n_j)/√D). The scores are computed as (W_kᵀ W_q n_i)·n_j:
+    with A_i = softmax_j((W_q n_i)·(W_k n_j)/√D). The scores are computed as n_i·(W_qᵀ W_k/√D)·n_j:
     the same number, and no source head has to be projected to a key.
     """
 
@@ -73,9 +73,8 @@ class TaskAttention(nn.Module):
     def attention(self, n_BPHD: Tensor) -> Tensor:
         """A: the weight of each source head for each own head, before the scale. [B, P, K, H]"""
         own_BPKD = n_BPHD[..., -self.heads :, :]
-        asked_BPKD = _times(_times(own_BPKD, self.query.T), self.key)
-        scores = asked_BPKD @ n_BPHD.transpose(-1, -2)
-        return torch.softmax(scores * self.reads**-0.5, dim=-1)
+        asked_BPKD = _times(own_BPKD, (self.query.T @ self.key) * self.reads**-0.5)
+        return torch.softmax(asked_BPKD @ n_BPHD.transpose(-1, -2), dim=-1)
 
 
 def _times(x: Tensor, matrix: Tensor) -> Tensor:

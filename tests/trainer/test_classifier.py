@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tests.model_store.networks import grown
+from trainer.classifier import STRENGTH_UNSEEN, Problem, fit_classifier, solve
+from trainer.losses import CLASSIFICATIONS, cross_entropy
+
+Tokens = NDArray[np.float32]
+
+
+def clouds(
+    counts: list[int], *, width: int = 24, spread: float = 1.0, seed: int = 0
+) -> tuple[Tokens, NDArray[np.int64]]:
+    """Tokens of classes that lie around means of their own."""
+    draw = np.random.default_rng(seed)
+    means = draw.normal(size=(len(counts), width))
+    labels = np.repeat(np.arange(len(counts)), counts)
+    tokens = means[labels] + spread * draw.normal(size=(len(labels), width)) + 5
+    return tokens.astype(np.float32), labels.astype(np.int64)
+
+
+def problem(counts: list[int], **others: float) -> Problem:
+    tokens, labels = clouds(counts, **others)  # type: ignore[arg-type]
+    return Problem(
+        tokens_NW=torch.from_numpy(tokens).double(),
+        labels_N=torch.from_numpy(labels),
+        count=len(counts),
+        loss=cross_entropy,
+    )
+
+
+def logits_of(heads: nn.ModuleList, tokens: Tokens) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([head(torch.from_numpy(tokens)) for head in heads], dim=-1)
+
+
+@pytest.mark.parametrize("loss", CLASSIFICATIONS)
+def test_the_solution_is_where_nothing_gets_better(loss: str) -> None:
+    """By the gradient of the objective, written out again; every class weighs the same."""
+    one = problem([10, 40, 25])
+    asked = Problem(
+        tokens_NW=one.tokens_NW, labels_N=one.labels_N, count=3, loss=CLASSIFICATIONS[loss]
+    )
+    weight, bias = solve(asked, pull=0.1)
+    weight.requires_grad_(True)
+    bias.requires_grad_(True)
+    logits = one.tokens_NW @ weight.T + bias
+    by_class = [
+        CLASSIFICATIONS[loss](logits[one.labels_N == place], one.labels_N[one.labels_N == place])
+        for place in range(3)
+    ]
+    (sum(by_class) / 3 + 0.05 * weight.square().sum()).backward()  # type: ignore[union-attr]
+    assert weight.grad is not None
+    assert bias.grad is not None
+    assert weight.grad.abs().max() < 1e-4
+    assert bias.grad.abs().max() < 1e-4
+    assert weight.abs().max() > 0.01
+
+
+def test_a_stronger_pull_makes_smaller_weights() -> None:
+    sizes = [solve(problem([20, 20]), pull=pull)[0].norm() for pull in (0.01, 0.1, 1.0)]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_a_fitted_classifier_tells_classes_apart_that_it_has_not_seen() -> None:
+    network = grown([2, 1])  # a token of 24 channels, classes 0 and 1, then 2 and 3
+    tokens, labels = clouds([60] * 4, seed=3)
+    seen, unseen = np.arange(len(labels)) % 2 == 0, np.arange(len(labels)) % 2 == 1
+    fitted = fit_classifier(
+        network, tokens[seen], labels[seen], answered=range(4), loss=cross_entropy
+    )
+    right = logits_of(network.heads, tokens[unseen]).argmax(dim=1).numpy() == labels[unseen]
+    assert right.mean() > 0.9
+    assert fitted.accuracy is not None
+    assert 0.7 < fitted.accuracy <= 1
+
+
+def test_noisier_tokens_are_pulled_more_strongly() -> None:
+    strengths = []
+    for spread in (0.3, 6.0):
+        tokens, labels = clouds([40] * 4, spread=spread)
+        fitted = fit_classifier(
+            grown([2, 1]), tokens, labels, answered=range(4), loss=cross_entropy
+        )
+        strengths.append(fitted.strength)
+    assert strengths[0] < strengths[1]
+
+
+def test_probabilities_of_unseen_images_mean_what_they_say() -> None:
+    network = grown([2, 1])
+    tokens, labels = clouds([200] * 4, spread=2.5, seed=5)
+    half = np.arange(len(labels)) % 2 == 0
+    fit_classifier(network, tokens[half], labels[half], answered=range(4), loss=cross_entropy)
+    logits = logits_of(network.heads, tokens[~half])
+    confidence, guess = logits.softmax(dim=1).max(dim=1)
+    right = (guess.numpy() == labels[~half]).mean()
+    assert confidence.mean().item() == pytest.approx(right, abs=0.06)
+
+
+def test_logits_that_are_not_answered_stay_as_they_are() -> None:
+    network = grown([2, 1])
+    tokens, labels = clouds([30, 30, 30])
+    labels = np.array([0, 2, 3])[labels]  # class 1 is retired, and has no images
+    before = logits_of(network.heads, tokens)
+    fit_classifier(network, tokens, labels, answered=[0, 2, 3], loss=cross_entropy)
+    after = logits_of(network.heads, tokens)
+    assert torch.equal(after[:, 1], before[:, 1])
+    assert (
+        after[:, [0, 2, 3]].argmax(dim=1).numpy() == np.array([0, 2, 3]).searchsorted(labels)
+    ).mean() > 0.9
+
+
+def test_one_image_a_class_is_enough() -> None:
+    network = grown([2, 1])
+    tokens, labels = clouds([1] * 4)
+    fitted = fit_classifier(network, tokens, labels, answered=range(4), loss=cross_entropy)
+    assert (fitted.strength, fitted.temperature) == (STRENGTH_UNSEEN, 1.0)
+    assert fitted.accuracy is None
+    assert (logits_of(network.heads, tokens).argmax(dim=1).numpy() == labels).all()
+
+
+def test_a_class_of_one_image_among_larger_ones_is_learnt_too() -> None:
+    network = grown([2, 1])
+    tokens, labels = clouds([30, 30, 30, 1], spread=0.5)
+    fit_classifier(network, tokens, labels, answered=range(4), loss=cross_entropy)
+    assert logits_of(network.heads, tokens[-1:]).argmax().item() == 3
+
+
+def test_a_single_class_gives_a_classifier() -> None:
+    network = grown([2])
+    tokens, labels = clouds([10], width=16)
+    fit_classifier(network, tokens, labels, answered=[0], loss=cross_entropy)
+    assert logits_of(network.heads, tokens).isfinite().all()
+
+
+def test_strength_is_chosen_on_the_oldest_slice_alone() -> None:
+    """A younger expert has seen these very images: that it knows them says nothing."""
+    tokens, labels = clouds([30] * 4, spread=4.0)
+    knowing = tokens.copy()
+    knowing[:, 16:] = np.eye(4, dtype=np.float32)[labels].repeat(2, axis=1) * 50
+    plain, boasted = (
+        fit_classifier(grown([2, 1]), one, labels, answered=range(4), loss=cross_entropy)
+        for one in (tokens, knowing)
+    )
+    assert plain == boasted

@@ -1,0 +1,322 @@
+"""Tasks on top of a pre-trained first expert."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model_store.codec import load_network
+from model_store.errors import DataRejected, Interrupted, WrongUsage
+from model_store.manifest import Manifest, delta_of
+from model_store.network import Network
+from model_store.store import Store
+from tests.trainer.folders import Listening, asked, write_classes
+from tests.trainer.vit import class_token, made_up, write_vit
+from trainer.add_task import Outcome, add_task
+from trainer.plan import Effort
+from trainer.presets import Shape
+from trainer.request import AddTask, FromFile
+from trainer.start import normalisation_named
+
+HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
+EFFORT = Effort(epochs=2, batch_size=10)
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> Path:
+    return write_vit(tmp_path / "vit.safetensors")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> Path:
+    return write_classes(tmp_path / "letters", ["a", "b", "c"])
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    return write_classes(tmp_path / "digits", ["0", "1"])
+
+
+def first(store: Path, data: Path, vit: Path, **others: object) -> AddTask:
+    chosen = {"file": vit, **{k: others.pop(k) for k in list(others) if k in FromFile.__slots__}}
+    options = {"shape": Shape(), "effort": EFFORT, **others}
+    return asked(store, data, pretrained=FromFile(**chosen), **options)  # type: ignore[arg-type]
+
+
+def later(store: Path, data: Path, **others: object) -> AddTask:
+    return asked(store, data, **{"shape": Shape(), "effort": EFFORT, **others})
+
+
+def run(request: AddTask, *, progress: Listening | None = None) -> Outcome:
+    return add_task(request, progress=progress or Listening())
+
+
+def network_of(store: Path, manifest: Manifest) -> Network:
+    return load_network(Store.open(str(store)).read_shard, manifest)
+
+
+def test_the_first_expert_is_the_file_and_only_the_classifier_is_fitted(
+    store: Path, letters: Path, vit: Path
+) -> None:
+    progress = Listening()
+    manifest = run(first(store, letters, vit), progress=progress).manifest
+    network = network_of(store, manifest)
+    images = torch.randn(2, 3, 8, 8)
+    expected = class_token(made_up(), images, heads=2)
+    assert (network.token_slices(images)[0] - expected).abs().max() < 1e-4
+    assert progress.phases == ["reading images", "reading tokens"]
+    assert progress.losses == []
+    assert manifest.metrics.accuracy.all == 1.0
+    assert manifest.spec.token == "in-sequence"
+    assert (manifest.tasks[0].heads, manifest.tasks[0].training["epochs"]) == (2, 0)
+    assert any("only the classifier is fitted" in note for note in progress.notes)
+
+
+def test_the_record_says_where_the_weights_come_from(store: Path, letters: Path, vit: Path) -> None:
+    training = run(first(store, letters, vit, unfreeze_last=1)).manifest.tasks[0].training
+    assert len(str(training["pretrained"])) == 64
+    assert training["unfrozen_blocks"] == 1
+    assert training["epochs"] == 2
+    assert isinstance(training["strength"], float)
+
+
+def test_the_same_command_gives_the_same_bits(
+    tmp_path: Path, letters: Path, digits: Path, vit: Path
+) -> None:
+    shards = []
+    for name in ("one", "two"):
+        run(first(tmp_path / name, letters, vit))
+        shards.append(run(later(tmp_path / name, digits)).manifest.shards)
+    assert shards[0] == shards[1]
+
+
+@pytest.mark.parametrize("unfrozen", [1, 2])
+def test_unfrozen_blocks_change_and_nothing_before_them(
+    store: Path, letters: Path, vit: Path, unfrozen: int
+) -> None:
+    progress = Listening()
+    request = first(
+        store, letters, vit, unfreeze_last=unfrozen, effort=Effort(epochs=2, learning_rate=0.01)
+    )
+    manifest = run(request, progress=progress).manifest
+    after = network_of(store, manifest).newest.state_dict()
+    run(first(store.with_name("frozen"), letters, vit))
+    frozen = store.with_name("frozen")
+    before = network_of(frozen, Store.open(str(frozen)).manifest(1)).newest.state_dict()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    blocks = tuple(f"blocks.{index}." for index in range(2 - unfrozen, 2))
+    assert changed == {name for name in before if name.startswith((*blocks, "norm."))}
+    assert progress.losses
+
+
+def test_a_later_task_adds_a_narrow_expert_and_leaves_the_first_alone(
+    store: Path, letters: Path, digits: Path, vit: Path
+) -> None:
+    parent = run(first(store, letters, vit)).manifest
+    progress = Listening()
+    child = run(later(store, digits), progress=progress).manifest
+    assert [ref.kind for ref in delta_of(child, parent)] == ["expert", "classifier"]
+    assert child.tasks[0] == parent.tasks[0]
+    assert [task.heads for task in child.tasks] == [2, 1]
+    assert child.preprocessing == parent.preprocessing
+    assert progress.phases == [
+        *("reading images", "learning", "balancing", "reading tokens"),
+    ]
+    network = network_of(store, child)
+    assert network.spec.token == "in-sequence"
+    assert [one.shape[1] for one in network.token_slices(torch.zeros(1, 3, 8, 8))] == [64, 32]
+    assert child.metrics.accuracy.all == 1.0
+
+
+def test_an_epoch_of_a_later_task_does_not_grow_with_what_was_learnt_before(
+    store: Path, tmp_path: Path, letters: Path, vit: Path
+) -> None:
+    run(first(store, write_classes(tmp_path / "many", [f"m{i}" for i in range(8)]), vit))
+    progress = Listening()
+    run(later(store, letters, effort=Effort(epochs=1, batch_size=10)), progress=progress)
+    # 30 new images and 30 of the 80 exemplars, then 5 of each class in one balanced epoch.
+    assert len(progress.losses) == 6 + 6
+
+
+def test_classes_stay_known_when_later_ones_come(
+    store: Path, tmp_path: Path, letters: Path, vit: Path
+) -> None:
+    run(first(store, letters, vit))
+    outcome = None
+    for index in range(3):
+        data = write_classes(tmp_path / f"t{index}", [f"x{index}", f"y{index}"])
+        outcome = run(later(store, data))
+    assert outcome is not None
+    assert outcome.manifest.metrics.accuracy.all == 1.0
+    assert outcome.manifest.metrics.images == 18
+
+
+def test_an_extension_fits_the_classifier_and_no_expert_changes(
+    store: Path, tmp_path: Path, letters: Path, digits: Path, vit: Path
+) -> None:
+    run(first(store, letters, vit))
+    parent = run(later(store, digits)).manifest
+    progress = Listening()
+    more = write_classes(tmp_path / "more", ["b", "new"], images=30) / "new"
+    for image in more.iterdir():
+        image.unlink()
+    more.rmdir()
+    child = run(later(store, tmp_path / "more", extend=True), progress=progress).manifest
+    assert child.extended == ("b",)
+    assert child.tasks == parent.tasks
+    assert [ref.kind for ref in delta_of(child, parent)] == ["classifier"]
+    assert "reading tokens" in progress.phases
+    assert "extending" not in progress.phases
+
+
+def test_without_exemplars_a_later_task_is_learnt_all_the_same(
+    store: Path, letters: Path, digits: Path, vit: Path
+) -> None:
+    run(first(store, letters, vit, memory=0))
+    progress = Listening()
+    manifest = run(later(store, digits, memory=0), progress=progress).manifest
+    assert manifest.version == 2
+    assert any("the classifier is not fitted again" in note for note in progress.notes)
+    assert progress.phases == ["reading images", "learning"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "after", "reached"),
+    [
+        ("learning", 11, "epoch 1 of learning"),
+        ("balancing", 2, "epoch 2 of learning"),
+        ("reading tokens", 1, "epoch 1 of balancing"),
+        ("reading tokens", 2, "part 1 of reading tokens"),
+    ],
+)
+def test_an_interrupted_run_goes_on_to_the_same_bits(
+    tmp_path: Path,
+    letters: Path,
+    digits: Path,
+    vit: Path,
+    phase: str,
+    after: int,
+    reached: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainer.tokens.IMAGES_A_PART", 16)
+    effort = Effort(epochs=2, batch_size=5)
+    for name in ("one", "two"):
+        run(first(tmp_path / name, letters, vit))
+    request = later(tmp_path / "one", digits, checkpoint=tmp_path / "kept", effort=effort)
+    with pytest.raises(Interrupted, match=f"goes on after {reached}"):
+        run(request, progress=Listening(interrupt_in=phase, after=after))
+    continued = run(request).manifest
+    whole = run(later(tmp_path / "two", digits, effort=effort)).manifest
+    assert continued.shards == whole.shards
+    assert not (tmp_path / "kept").exists()
+
+
+def test_an_interrupted_first_task_goes_on_with_the_tokens_it_has(
+    tmp_path: Path, letters: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.tokens.IMAGES_A_PART", 8)
+    request = first(tmp_path / "one", letters, vit, checkpoint=tmp_path / "kept")
+    with pytest.raises(Interrupted, match="part 1 of reading tokens"):
+        run(request, progress=Listening(interrupt_in="reading tokens", after=2))
+    continued = run(request).manifest
+    assert continued.shards == run(first(tmp_path / "two", letters, vit)).manifest.shards
+
+
+def test_the_forecast_is_what_the_version_then_has(
+    store: Path, letters: Path, digits: Path, vit: Path
+) -> None:
+    for request in (first(store, letters, vit), later(store, digits)):
+        outcome = run(request)
+        assert outcome.forecast.version.bytes == outcome.as_json()["total_bytes"]
+        assert outcome.forecast.delta_bytes == outcome.as_json()["delta_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("given", "mean", "std"),
+    [
+        ("half", HALF, HALF),
+        ("imagenet", IMAGENET, (0.229, 0.224, 0.225)),
+        ("0.1,0.2,0.3/1,2,3", (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)),
+    ],
+)
+def test_the_normalisation_goes_into_the_version(
+    store: Path,
+    letters: Path,
+    vit: Path,
+    given: str,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> None:
+    preprocessing = run(first(store, letters, vit, normalise=given)).manifest.preprocessing
+    assert (preprocessing.mean, preprocessing.std) == (mean, std)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "quarter", "1,2,3", "1,2/3,4", "1,1,1/1,0,1", "1,1,1/1,1,inf"]
+)
+def test_a_normalisation_that_makes_no_sense_is_wrong_usage(given: str) -> None:
+    with pytest.raises(WrongUsage, match="--normalise"):
+        normalisation_named(given)
+
+
+def test_another_image_size_is_fine_and_stays(store: Path, letters: Path, vit: Path) -> None:
+    manifest = run(first(store, letters, vit, shape=Shape(image_size=12))).manifest
+    assert manifest.spec.patches == 9
+    assert manifest.preprocessing.image_size == 12
+    assert np.isfinite(manifest.metrics.accuracy.all)
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ({"shape": Shape(preset="tiny")}, "--preset tiny does not go with --pretrained"),
+        ({"shape": Shape(depth=5)}, "--depth 5 does not fit: the pre-trained file has fixed it"),
+        ({"shape": Shape(patch_size=8)}, "--patch-size 8 does not fit"),
+        ({"shape": Shape(head_width=16)}, "--head-width 16 does not fit"),
+        ({"shape": Shape(heads=1)}, "--heads 1 does not fit"),
+        ({"shape": Shape(image_size=10)}, "cannot be cut into patches of 4"),
+        ({"unfreeze_last": 3}, "--unfreeze-last 3: .* has 2 blocks"),
+        ({"normalise": "mine"}, "--normalise 'mine' is neither"),
+        ({"attention_heads": 7}, "--attention-heads 7"),
+        ({"extend": True}, "--extend needs a version to extend"),
+    ],
+)
+def test_what_contradicts_the_file_is_wrong_usage(
+    store: Path, letters: Path, vit: Path, others: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(WrongUsage, match=sentence):
+        run(first(store, letters, vit, **others))
+    assert Store.open(str(store)).versions() == []
+
+
+def test_sizes_that_agree_with_the_file_may_be_said(store: Path, letters: Path, vit: Path) -> None:
+    said = Shape(image_size=8, patch_size=4, depth=2, head_width=32, heads=2)
+    assert run(first(store, letters, vit, shape=said)).manifest.version == 1
+
+
+def test_a_store_that_has_versions_takes_no_pre_trained_file(
+    store: Path, letters: Path, digits: Path, vit: Path
+) -> None:
+    run(first(store, letters, vit))
+    for extend in (False, True):
+        with pytest.raises(WrongUsage, match="--pretrained is for the first task of a store"):
+            run(first(store, digits, vit, extend=extend))
+    assert Store.open(str(store)).versions() == [1]
+
+
+def test_a_file_that_is_something_else_publishes_nothing(
+    store: Path, tmp_path: Path, letters: Path
+) -> None:
+    odd = write_vit(tmp_path / "odd.safetensors", {"weight": torch.zeros(3)})
+    with pytest.raises(DataRejected, match=r"odd.safetensors is not a vision transformer"):
+        run(first(store, letters, odd))
+    assert Store.open(str(store)).versions() == []
