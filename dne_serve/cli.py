@@ -77,7 +77,12 @@ def serve(settings: Settings, *, as_json: bool) -> int:
 
         with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
             Store.open(settings.store)
-        engine = choose_engine(settings.backend, device=settings.device, threads=settings.threads)
+        engine = choose_engine(
+            settings.backend,
+            device=settings.device,
+            threads=settings.threads,
+            max_batch=settings.max_batch,
+        )
         config = uvicorn.Config(
             create_app(settings, engine=engine),
             log_config=None,

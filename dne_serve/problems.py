@@ -25,6 +25,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from dne_serve.batcher import QueueFull, Stopped
+from dne_serve.residents import NoRoom
 from model_store import errors
 
 MEDIA_TYPE = "application/problem+json"
@@ -84,6 +85,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     TypeNotAccepted: Answer(415),
     NotReady: Answer(503, retry=True),
     NotServed: Answer(503, logged=True),
+    NoRoom: Answer(503),
     QueueFull: Answer(503, retry=True),
     Stopped: Answer(503, retry=True),
     errors.WrongUsage: Answer(400),

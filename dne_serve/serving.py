@@ -12,7 +12,7 @@ from dne_serve.metrics import Metrics
 from dne_serve.predictor import Predictor
 from dne_serve.problems import NotServed, tell
 from dne_serve.reloader import Reloader
-from dne_serve.residents import Residents
+from dne_serve.residents import Limits, Residents
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings
 from model_store.channel import ChannelRecord
@@ -40,7 +40,11 @@ class Serving:
         self.residents = Residents(
             engine,
             batcher=self.batcher,
-            spare=settings.max_resident,
+            limits=Limits(
+                spare=settings.max_resident,
+                max_bytes=settings.max_model_bytes,
+                idle_s=settings.idle_seconds,
+            ),
             admit=trust.check if trust else None,
         )
         self.reloader = Reloader(
@@ -63,6 +67,7 @@ class Serving:
         self.metrics.watch(
             queue=lambda: self.batcher.depth,
             residents=lambda: self.residents.count,
+            model_bytes=lambda: self.residents.bytes,
             following=lambda: self.residents.served is not None and self.error is None,
         )
 
