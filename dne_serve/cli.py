@@ -114,7 +114,12 @@ def serve(settings: Settings, *, as_json: bool) -> int:
 
         with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
             Store.open(settings.store)
-        engine = choose_engine(settings.backend, device=settings.device, threads=settings.threads)
+        engine = choose_engine(
+            settings.backend,
+            device=settings.device,
+            threads=settings.threads,
+            max_batch=settings.max_batch,
+        )
         config = server_config(create_app(settings, engine=engine), settings)
         # Whoever reads the announcement may connect at once: the kernel holds it until we accept.
         listener.listen(config.backlog)

@@ -48,6 +48,11 @@ class Metrics:
             "dne_served_version", "The version that is served; 0 for none.", registry=new
         )
         self.residents = Gauge("dne_resident_versions", "Versions in memory.", registry=new)
+        self.model_bytes = Gauge(
+            "dne_model_bytes",
+            "Experts and classifiers in memory; what versions share counts once.",
+            registry=new,
+        )
         self.following = Gauge(
             "dne_following", "1 while what the channel names is what is served.", registry=new
         )
@@ -64,11 +69,13 @@ class Metrics:
         *,
         queue: Callable[[], int],
         residents: Callable[[], int],
+        model_bytes: Callable[[], int],
         following: Callable[[], bool],
     ) -> None:
         """Gauges that are read when Prometheus asks."""
         self.queue_images.set_function(queue)
         self.residents.set_function(residents)
+        self.model_bytes.set_function(model_bytes)
         self.following.set_function(following)
 
     def ran(self, images: int) -> None:

@@ -33,6 +33,7 @@ from starlette.responses import JSONResponse
 from dne_serve.batcher import QueueFull, Stopped
 from dne_serve.engine import ModelUnusable
 from dne_serve.memory import NotEnoughMemory
+from dne_serve.residents import NoRoom
 from model_store import errors
 
 MEDIA_TYPE = "application/problem+json"
@@ -123,6 +124,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     WaitedTooLong: Answer(503, retry=True),
     NotReady: Answer(503, retry=True),
     NotServed: Answer(503, logged=True),
+    NoRoom: Answer(503),
     QueueFull: Answer(503, retry=True),
     Stopped: Answer(503, retry=True),
     errors.WrongUsage: Answer(400),

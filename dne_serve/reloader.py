@@ -103,7 +103,14 @@ class Reloader:
     def _loop(self) -> None:
         while not self._stop.is_set():
             self.poll()
+            self._sweep()
             self._stop.wait(self._poll_s)
+
+    def _sweep(self) -> None:
+        try:
+            self._residents.sweep()
+        except Exception as error:  # it is tried again, and the loop must not end
+            log.error("versions that nobody needs could not leave: %s", error, exc_info=error)
 
     def _follow(self, *, patient: bool) -> None:
         head: ChannelRecord | None = None
@@ -125,7 +132,7 @@ class Reloader:
         before = self._residents.served
         resident = self._residents.find(head.target_digest)
         if resident is None:
-            resident = self._residents.load(store.resolve(head), shards=store)
+            resident = self._residents.load(store.resolve(head), shards=store, needed=True)
         self._residents.serve(resident)
         self.record = head
         if before is not resident:

@@ -16,7 +16,7 @@ from dne_serve.metrics import Metrics
 from dne_serve.predictor import Predictor
 from dne_serve.problems import NotServed, tell
 from dne_serve.reloader import Reloader
-from dne_serve.residents import Residents
+from dne_serve.residents import Limits, Residents
 from dne_serve.rules import parse_rules
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings, listed
@@ -55,7 +55,14 @@ class Serving:
         self.trust = settings.read_trust()
         self._memory = MemoryCheck(lambda: self.residents.manifests)
         self.residents = Residents(
-            engine, batcher=self.batcher, spare=settings.max_resident, admit=self._admit
+            engine,
+            batcher=self.batcher,
+            limits=Limits(
+                spare=settings.max_resident,
+                max_bytes=settings.max_model_bytes,
+                idle_s=settings.idle_seconds,
+            ),
+            admit=self._admit,
         )
         self._guard = Guard(
             self.open_store,
@@ -88,6 +95,7 @@ class Serving:
         self.metrics.watch(
             queue=lambda: self.batcher.depth,
             residents=lambda: self.residents.count,
+            model_bytes=lambda: self.residents.bytes,
             following=lambda: self.residents.served is not None and self.error is None,
         )
 

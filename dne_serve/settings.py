@@ -62,7 +62,15 @@ class Settings(BaseSettings):
     max_batch: Positive = Field(16, description="images in a batch at most")
     max_queue: Positive = Field(256, description="images that may wait; more are answered with 503")
     max_resident: Annotated[int, Field(ge=1, le=1000)] = Field(
-        4, description="versions kept in memory besides the served one"
+        32, description="versions kept in memory besides the served one; they share their experts"
+    )
+    max_model_bytes: Positive | None = Field(
+        None,
+        description="bytes of experts and classifiers in memory at most; what is needed least "
+        "leaves, and a version that cannot fit is answered with 503 (default: no limit)",
+    )
+    idle_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(
+        600, description="a version that nobody has asked for in this time leaves the memory"
     )
     poll_seconds: Seconds = Field(0.25, description="how often the channel is looked at")
     grace_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(

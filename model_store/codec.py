@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 
 import numpy as np
 import torch
@@ -15,6 +15,36 @@ from model_store.network import Expert, Network
 from model_store.shard import check_shard, expected_tensors, image_bounds, read_layout
 
 ReadShard = Callable[[ShardRef], bytes]
+
+
+class ShardWeights(Mapping[str, Tensor]):
+    """The tensors of a model shard whose bytes were checked, by their names after `prefix`.
+
+    Each is copied out when it is asked for, so that no more than needed is in memory twice.
+    """
+
+    def __init__(
+        self, data: bytes, *, prefix: str = "", device: torch.device | str = "cpu"
+    ) -> None:
+        self._data = data
+        self._device = device
+        self._layout = {
+            name.removeprefix(prefix): stored for name, stored in read_layout(data).items()
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        stored = self._layout[name]
+        if stored.start == stored.end:
+            return torch.empty(stored.shape, device=self._device)
+        copied = bytearray(memoryview(self._data)[stored.start : stored.end])
+        tensor = torch.frombuffer(copied, dtype=torch.float32).reshape(stored.shape)
+        return tensor.to(self._device)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout)
+
+    def __len__(self) -> int:
+        return len(self._layout)
 
 
 def encode_expert(network: Network, index: int) -> bytes:

@@ -40,11 +40,14 @@ def publish_tiny(
     seed: int = 0,
     signer: Signs | None = None,
     unknown: Unknown | None = None,
+    heads: int = 1,
+    spread: float = 1.0,
 ) -> Manifest:
-    """A version with random weights that knows the parent's tasks and `tasks`. Not promoted."""
+    """A version with random weights that knows the parent's tasks and `tasks`. Not promoted.
+    `heads` of each new expert; `spread` of the classifier's weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = _grown(store, tasks, parent)
+        network = _grown(store, tasks, parent, heads=heads, spread=spread)
     old = parent.tasks if parent else ()
     experts = {index: encode_expert(network, index) for index in range(len(network.spec.tasks))}
     classifier = encode_classifier(network)
@@ -90,14 +93,16 @@ def flip_last_bit(store: Store, ref: ShardRef) -> None:
     path.write_bytes(data)
 
 
-def _grown(store: Store, tasks: Tasks, parent: Manifest | None) -> Network:
+def _grown(
+    store: Store, tasks: Tasks, parent: Manifest | None, *, heads: int, spread: float
+) -> Network:
     if parent is None:
         network = Network(NetworkSpec(image_size=IMAGE_SIZE, patch_size=4, depth=1))
     else:
         network = load_network(store.read_shard, parent)
     for name, classes in tasks:
-        network.expand(TaskSpec(name=name, classes=tuple(classes), expert=ExpertSpec(heads=1)))
+        network.expand(TaskSpec(name=name, classes=tuple(classes), expert=ExpertSpec(heads=heads)))
     # Heads start near zero, and then every answer looks the same: spread them out.
     for head in network.heads:
-        torch.nn.init.normal_(head.weight, std=1.0)
+        torch.nn.init.normal_(head.weight, std=spread)
     return network

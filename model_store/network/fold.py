@@ -180,8 +180,8 @@ def _fold_layer(weights: Weights) -> FoldedLinear | FoldedReading:
         return FoldedLinear(weight_IO=_kept(weight.T, like=weight), bias_O=_kept(bias, like=bias))
     like = weights["query"]
     query, key = like.double(), weights["key"].double()
-    value, bias, scale = weights["value"], weights["value_bias"], weights["scale"].double()
-    if len(scale) == 1:
+    value, bias, scale = weights["value"], weights["value_bias"], weights["scale"]
+    if len(scale) == 1:  # one factor is rounded once in either precision
         value, bias, scale = value * scale, bias * scale, torch.ones_like(scale)
     return FoldedReading(
         ask_DD=_kept(query.T @ key * len(query) ** -0.5, like=like),

@@ -37,7 +37,6 @@ class Lineage:
         parts: Sequence[Part],
         scratch: Scratch | None = None,
     ) -> None:
-        """Of `spec` only the geometry counts."""
         self.spec = spec
         self._first = first
         self._parts = tuple(parts)
@@ -120,17 +119,24 @@ class FoldedNetwork:
     @classmethod
     def of(cls, network: Network) -> FoldedNetwork:
         """The folded form of a reference network, in memory of its own."""
-        weights, tasks = network.state_dict(), range(len(network.spec.tasks))
+        weights, spec = network.state_dict(), network.spec
         with torch.inference_mode(False), torch.no_grad():
             experts = [
-                fold_expert(_below(weights, f"experts.{index}."), spec=network.spec, index=index)
-                for index in tasks
+                fold_expert(_below(weights, f"experts.{index}."), spec=spec, index=index)
+                for index in range(len(spec.tasks))
             ]
-            return cls(
-                Lineage(network.spec, first=experts[0], parts=stack_up(experts)),
-                weight_YC=torch.cat([weights[f"heads.{index}.weight"] for index in tasks]),
-                bias_Y=torch.cat([weights[f"heads.{index}.bias"] for index in tasks]),
-            )
+            lineage = Lineage(spec, first=experts[0], parts=stack_up(experts))
+            return cls.classified(lineage, weights)
+
+    @classmethod
+    def classified(cls, lineage: Lineage, weights: Mapping[str, Tensor]) -> FoldedNetwork:
+        """The lineage with the task heads of a version, whose weights have their full names."""
+        tasks = range(len(lineage.spec.tasks))
+        return cls(
+            lineage,
+            weight_YC=torch.cat([weights[f"heads.{index}.weight"] for index in tasks]),
+            bias_Y=torch.cat([weights[f"heads.{index}.bias"] for index in tasks]),
+        )
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
         """Logits [B, classes], in the order of `spec.classes`."""

@@ -58,8 +58,10 @@ class BlockStack:
     def write(self, slot: int, block: FoldedBlock, *, room: int) -> None:
         """Puts an expert's block in its place, next to the others. Where there is none, it makes
         room for this expert and `room` more."""
+        if not self._equal:
+            self._begin(block)
         if slot == self._capacity:
-            self._reserve(slot + 1 + room, like=block)
+            self._resize(slot + 1 + room)
         for name, tensor in _of_equal_shape(block).items():
             self._equal[name][slot] = tensor
         widen = _reading(block.widen)
@@ -77,18 +79,30 @@ class BlockStack:
             column = (slot - self.first_reader(source)) * writes
             self.narrow[source][:, column : column + writes] = value_DE
 
-    def _reserve(self, capacity: int, *, like: FoldedBlock) -> None:
+    def _begin(self, like: FoldedBlock) -> None:
+        """Room for nobody yet."""
         for name, tensor in _of_equal_shape(like).items():
-            old = self._equal.get(name)
-            self._equal[name] = roomier(old, (capacity, *tensor.shape), like=tensor)
+            self._equal[name] = tensor.new_empty(0, *tensor.shape)
         bias_HE = _reading(like.narrow).value_bias_HE
-        width = bias_HE.shape[1]
-        sources = self._before + self._heads * capacity
-        self._narrow_bias = roomier(self._narrow_bias, (sources, capacity, width), like=bias_HE)
+        self._narrow_bias = bias_HE.new_empty(0, 0, bias_HE.shape[1])
+
+    def _resize(self, capacity: int) -> None:
+        for name, old in self._equal.items():
+            self._equal[name] = resized(old, (capacity, *old.shape[1:]))
+        sources, width = self._before + self._heads * capacity, self._narrow_bias.shape[2]
+        self._narrow_bias = resized(self._narrow_bias, (sources, capacity, width))
         for source, old in enumerate(self.narrow):
             readers = capacity - self.first_reader(source)
-            self.narrow[source] = roomier(old, (len(old), readers * width), like=old)
+            self.narrow[source] = resized(old, (len(old), readers * width))
         self._capacity = capacity
+
+    def truncate(self, count: int, *, room: int) -> None:
+        """Lets go of the experts after the first `count`, and of more than `room`."""
+        del self.widen[count:]
+        del self.narrow[self._before + self._heads * count :]
+        if count + room >= self._capacity:
+            return
+        self._resize(count + room)
 
     def first_reader(self, source: int) -> int:
         """The oldest expert of this stack that reads a source head."""
@@ -144,12 +158,24 @@ class Stack:
             stack.write(slot, block, room=room)
             yield
         for name, tensor in named_tensors(edges):
-            old = self._edges.get(name)
-            if old is None or slot == len(old):
-                self._edges[name] = roomier(old, (slot + 1 + room, *tensor.shape), like=tensor)
-            self._edges[name][slot] = tensor
+            old = self._edges.get(name, tensor.new_empty(0, *tensor.shape))
+            if slot == len(old):
+                old = resized(old, (slot + 1 + room, *tensor.shape))
+            old[slot] = tensor
+            self._edges[name] = old
         self.count = slot + 1
         yield
+
+    def truncating(self, count: int, *, room: int) -> Iterator[None]:
+        """Lets go of the experts after the first `count`, and of more than `room`, a block a
+        step. From the first step on they are gone."""
+        self.count = count
+        for block in self.blocks:
+            block.truncate(count, room=room)
+            yield
+        for name, old in self._edges.items():
+            if len(old) > count + room:
+                self._edges[name] = resized(old, (count + room, *old.shape[1:]))
 
     def edge(self, name: str, count: int) -> Tensor:
         return self._edges[name][:count]
@@ -178,9 +204,9 @@ def _reading(layer: object) -> FoldedReading:
     return layer
 
 
-def roomier(old: Tensor | None, shape: tuple[int, ...], *, like: Tensor) -> Tensor:
-    """Zeros of this shape around what was there."""
-    new = like.new_zeros(shape)
-    if old is not None:
-        new[tuple(map(slice, old.shape))] = old
+def resized(old: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Memory of this shape with what was there as far as it goes, and zeros."""
+    new = old.new_zeros(shape)
+    kept = tuple(slice(min(sizes)) for sizes in zip(old.shape, shape, strict=True))
+    new[kept] = old[kept]
     return new

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dne_serve.engine import Engine, OnnxEngine, Resident, TorchEngine
+from dne_serve.engine import Engine, OnnxEngine, Resident, TorchEngine, finish
 from model_store.class_care import Care, rename_class, retire_class
 from model_store.manifest import Manifest
 from model_store.store import Store
@@ -23,7 +23,7 @@ def care(store: Store) -> Care:
 
 
 def load(engine: Engine, store: Store, manifest: Manifest) -> Resident:
-    return engine.load(engine.fetch(manifest, read=store.read_shard))
+    return finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
 
 
 @pytest.mark.parametrize("make", [TorchEngine, OnnxEngine])
@@ -35,7 +35,7 @@ def test_the_logits_of_the_other_classes_are_the_same_bits(
     before = load(engine, store, digits)
     fetched = engine.fetch(child, read=store.read_shard)
     assert fetched.shards.keys() == {child.classifier.sha256}  # no expert is read again
-    after = engine.load(fetched)
+    after = finish(engine.load(fetched))
     assert after.labels == ("a", "b", "1", "2")
     assert after.tasks == ("letters", "letters", "digits", "digits")
     old, new = (np.stack(engine.run(one, IMAGES)) for one in (before, after))

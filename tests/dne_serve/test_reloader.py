@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.batcher import Batcher
-from dne_serve.engine import Fetched, Floats, ReadShard, Resident
+from dne_serve.engine import Fetched, Floats, ReadShard, Resident, Steps
 from dne_serve.reloader import Reloader
-from dne_serve.residents import Residents
+from dne_serve.residents import ImageBatcher, Limits, NoRoom, Residents, bytes_of
 from model_store.errors import ShardCorrupt, StoreNotFound
 from model_store.manifest import Manifest, ShardRef
 from model_store.preprocess import Pixels
@@ -34,14 +33,19 @@ class FakeEngine:
             raise ShardCorrupt("0" * 64, "a test said so")
         return Fetched(manifest=manifest, shards={})
 
-    def load(self, fetched: Fetched) -> Resident:
+    def load(self, fetched: Fetched) -> Steps[Resident]:
+        yield
         self.loaded.append(fetched.manifest.version)
-        return Resident.of(fetched.manifest, forward=lambda images: images)
+        return Resident.of(fetched.manifest, model=self)
+
+    def forward(self, images: Floats) -> Floats:
+        return images
 
     def run(self, resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
         return [np.zeros(len(resident.labels), dtype=np.float32) for _ in pixels]
 
-    def retain(self, residents: Iterable[Resident]) -> None:
+    def retain(self, residents: Iterable[Resident]) -> Steps[None]:
+        yield
         self.kept = sorted(one.version for one in residents)
 
 
@@ -58,16 +62,21 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def residents(engine: FakeEngine) -> Iterator[Residents]:
-    batcher = Batcher[Resident, Pixels, Floats](engine.run, max_batch=4, max_queue=8)
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def batcher(engine: FakeEngine) -> Iterator[ImageBatcher]:
+    batcher = ImageBatcher(engine.run, max_batch=4, max_queue=8)
     batcher.start()
-    yield Residents(engine, batcher=batcher, spare=2)
+    yield batcher
     batcher.stop()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def residents(engine: FakeEngine, batcher: ImageBatcher, clock: Clock) -> Residents:
+    return Residents(engine, batcher=batcher, limits=Limits(spare=2, idle_s=60), clock=clock)
 
 
 @pytest.fixture
@@ -224,6 +233,87 @@ def test_a_version_wanted_by_many_is_loaded_once(
     for thread in threads:
         thread.join()
     assert engine.loaded == [1]
+
+
+def test_versions_that_nobody_asks_for_leave_after_a_while(
+    store: Store, residents: Residents, engine: FakeEngine, clock: Clock
+) -> None:
+    made = [publish_tiny(store, tasks=[("t", [f"c{i}"])], seed=i) for i in range(3)]
+    residents.serve(residents.load(made[0], shards=store))
+    for manifest in made[1:]:
+        residents.load(manifest, shards=store)
+    clock.now = 50
+    assert residents.find_version(3) is not None
+    clock.now = 61
+    residents.sweep()
+    assert engine.kept == [1, 3]
+    clock.now = 1000
+    residents.sweep()
+    assert engine.kept == [1]
+
+
+def test_versions_that_stand_beside_the_served_one_do_not_leave(
+    store: Store, residents: Residents, clock: Clock
+) -> None:
+    made = [publish_tiny(store, tasks=[("t", [f"c{i}"])], seed=i) for i in range(2)]
+    served, beside = (residents.load(manifest, shards=store) for manifest in made)
+    residents.serve(served)
+    residents.stand_beside([beside])
+    clock.now = 1000
+    residents.sweep()
+    assert residents.find_version(2) is beside
+
+
+def test_memory_says_what_is_kept(
+    store: Store, engine: FakeEngine, batcher: ImageBatcher, clock: Clock
+) -> None:
+    trunk = publish_tiny(store, tasks=[("t", ["a"])])
+    others = [publish_tiny(store, tasks=[("t", [f"c{i}"])], seed=i) for i in range(1, 4)]
+    child = publish_tiny(store, tasks=[("u", ["b"])], parent=trunk, seed=9)
+    limits = Limits(spare=9, max_bytes=bytes_of([trunk, *others[:2]]))
+    residents = Residents(engine, batcher=batcher, limits=limits, clock=clock)
+    residents.serve(residents.load(trunk, shards=store))
+    for manifest in others:
+        residents.load(manifest, shards=store)
+    assert engine.kept == [1, 3, 4]
+    assert residents.bytes <= bytes_of([trunk, *others[:2]])
+
+    tight = Limits(spare=9, max_bytes=bytes_of([trunk]))
+    residents = Residents(engine, batcher=batcher, limits=tight, clock=clock)
+    residents.serve(residents.load(trunk, shards=store, needed=True))
+    with pytest.raises(NoRoom, match="version 5 does not fit"):
+        residents.load(child, shards=store)
+    # What the channel names comes in, and the one before it leaves.
+    residents.serve(residents.load(child, shards=store, needed=True))
+    assert engine.kept == [5]
+
+
+def test_experts_that_versions_share_count_once(store: Store) -> None:
+    trunk = publish_tiny(store, tasks=[("t", ["a"])])
+    child = publish_tiny(store, tasks=[("u", ["b"])], parent=trunk, seed=9)
+    refs = {*trunk.model_shards, *child.model_shards}
+    assert len(refs) == 4
+    assert bytes_of([trunk, child]) == sum(ref.bytes for ref in refs)
+
+
+def test_the_engine_answers_between_the_steps_of_a_load(
+    store: Store, letters: Manifest, engine: FakeEngine, batcher: ImageBatcher
+) -> None:
+    residents = Residents(engine, batcher=batcher, limits=Limits())
+    answered: list[bool] = []
+
+    class Slow(FakeEngine):
+        def load(self, fetched: Fetched) -> Steps[Resident]:
+            for _ in range(3):
+                [answer] = batcher.submit(first, items=[np.zeros((8, 8, 3), dtype=np.uint8)])
+                yield
+                answered.append(answer.done())
+            return (yield from super().load(fetched))
+
+    first = residents.load(letters, shards=store)
+    second = publish_tiny(store, tasks=[("digits", ["0"])], parent=letters)
+    Residents(Slow(), batcher=batcher, limits=Limits()).load(second, shards=store)
+    assert answered == [True, True, True]
 
 
 # The same promises through a real server.
