@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 
-from dne_serve import pages, problems, routes
+from dne_serve import pages, problems, protocol_v2, routes
 from dne_serve.doors import check_scopes
 from dne_serve.edge import BodyLimit, Observed, Room
 from dne_serve.engine import Engine
@@ -48,7 +48,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     )
     app.state.serving = serving
     problems.install(app)
-    for router in routes.ROUTERS:
+    for router in (*routes.ROUTERS, protocol_v2.router):
         app.include_router(router)
     pages.install(app)
     room = Room(bytes_left=settings.max_buffered_bytes)
@@ -61,4 +61,5 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, room=room)
     app.add_middleware(Observed, metrics=serving.metrics)
+    app.add_middleware(protocol_v2.ErrorForm)
     return app

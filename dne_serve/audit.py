@@ -18,7 +18,7 @@ from starlette.types import Message, Scope, Send
 from dne_serve.auth import TOKEN
 from dne_serve.problems import answer_to
 from model_store.errors import WrongUsage
-from model_store.store import timestamp
+from model_store.record import timestamp
 
 FACTS = "dne.audit"
 """Where a request keeps what its route knows of the change: `to`, `reason`, `record`."""

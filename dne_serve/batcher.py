@@ -7,6 +7,7 @@ while it is busy, the queue fills. A lone ticket pays no delay and a crowd gets 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -35,6 +36,7 @@ class Ticket(Generic[Key, Item, Answer]):
 
     key: Key
     item: Item
+    arrived_ns: int = field(default_factory=time.perf_counter_ns)
     answer: Future[Answer] = field(default_factory=Future)
 
 
@@ -54,11 +56,15 @@ class Batcher(Generic[Key, Item, Answer]):
         max_batch: int,
         max_queue: int,
         on_batch: Callable[[int], None] = lambda size: None,
+        on_ran: Callable[
+            [Sequence[Ticket[Key, Item, Answer]], int, int], None
+        ] = lambda tickets, began_ns, ended_ns: None,
     ) -> None:
         self._run = run
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._on_batch = on_batch
+        self._on_ran = on_ran
         self._tickets: deque[Ticket[Key, Item, Answer]] = deque()
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
@@ -141,9 +147,11 @@ class Batcher(Generic[Key, Item, Answer]):
     def _answer_batch(self, batch: list[Ticket[Key, Item, Answer]]) -> None:
         try:
             self._on_batch(len(batch))
+            began_ns = time.perf_counter_ns()
             answers = list(self._run(batch[0].key, [ticket.item for ticket in batch]))
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(batch)} items gave {len(answers)} answers")
+            self._on_ran(batch, began_ns, time.perf_counter_ns())
         except Exception as error:  # belongs to these tickets, not to the loop
             for ticket in batch:
                 ticket.answer.set_exception(error)

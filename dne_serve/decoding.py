@@ -21,7 +21,7 @@ from dne_serve import decode_worker
 from dne_serve.decode_worker import ANSWERED, ASKED, PIXELS, READY, TOO_LARGE
 from model_store.errors import ImageRejected, ImageTooLarge
 from model_store.manifest import Preprocessing
-from model_store.preprocess import Pixels, check_size, read_pixels
+from model_store.preprocess import Pixels, check_size, fit_pixels, read_pixels
 
 SMALL_BYTES = 256 << 10
 SMALL_PIXELS = 1_000_000
@@ -58,6 +58,16 @@ class Decoder:
         if pixels is None:
             pixels = await loop.run_in_executor(self._large, self._read_large, data, preprocessing)
         return pixels
+
+    async def fit(self, pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
+        """The same of an image that came as pixels."""
+        height, width = pixels_HWC.shape[:2]
+        if height * width > self._max_pixels:
+            raise ImageTooLarge(
+                f"an image of {width}×{height} has more than {self._max_pixels} pixels"
+            )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._small, fit_pixels, pixels_HWC, preprocessing)
 
     def stop(self) -> None:
         self._small.shutdown()

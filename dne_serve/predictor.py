@@ -16,7 +16,8 @@ from dne_serve.patience import Patience
 from dne_serve.problems import NotReady
 from dne_serve.residents import ImageBatcher, Residents
 from dne_serve.schemas import PredictAnswer, Prediction, Score
-from dne_serve.uploads import Upload
+from dne_serve.statistics import Statistics
+from dne_serve.uploads import Picture
 from model_store.errors import ImageRejected
 from model_store.preprocess import Pixels
 from model_store.store import Store
@@ -32,6 +33,7 @@ class Predictor:
         decoder: Decoder,
         loaders: Executor,
         guard: Guard,
+        statistics: Statistics,
         max_queue: int,
         max_wait_s: float,
     ) -> None:
@@ -41,6 +43,7 @@ class Predictor:
         self._decoder = decoder
         self._loaders = loaders
         self._guard = guard
+        self._statistics = statistics
         self._max_queue = max_queue
         self._max_wait_s = max_wait_s
         self._decoding = 0  # touched on the event loop only
@@ -59,40 +62,50 @@ class Predictor:
         return await loop.run_in_executor(self._loaders, self._load, version)
 
     async def predict(
-        self, resident: Resident, *, uploads: Sequence[Upload], top_k: int
+        self, resident: Resident, *, uploads: Sequence[Picture], top_k: int
     ) -> PredictAnswer:
-        with self._guard.request(resident.version):
-            patience = Patience(self._max_wait_s)
-            pixels = await patience.result(self._decode(resident, uploads))
-            logits = await patience.answers(self._batcher.submit(resident, items=pixels))
+        logits = await self.logits(resident, pictures=uploads)
         predictions = [
             _prediction(resident, filename=upload.filename, logits=row, top_k=top_k)
             for upload, row in zip(uploads, logits, strict=True)
         ]
-        unknown = sum(one.unknown for one in predictions)
-        self._guard.answered(resident.version, images=len(predictions), unknown=unknown)
         return PredictAnswer(version=resident.version, predictions=predictions)
+
+    async def logits(self, resident: Resident, *, pictures: Sequence[Picture]) -> list[Floats]:
+        """One for each of the resident's labels, of each picture, in order."""
+        version = resident.version
+        with (
+            self._guard.request(version),
+            self._statistics.request(version, images=len(pictures)),
+        ):
+            patience = Patience(self._max_wait_s)
+            with self._statistics.decoding(version):
+                pixels = await patience.result(self._decode(resident, pictures))
+            logits = await patience.answers(self._batcher.submit(resident, items=pixels))
+        unknown = sum(is_unknown(resident, row) for row in logits)
+        self._guard.answered(version, images=len(logits), unknown=unknown)
+        return logits
 
     def _load(self, version: int) -> Resident:
         store = self._open_store()
         return self._residents.load(store.manifest(version), shards=store)
 
-    async def _decode(self, resident: Resident, uploads: Sequence[Upload]) -> list[Pixels]:
+    async def _decode(self, resident: Resident, pictures: Sequence[Picture]) -> list[Pixels]:
         """All images or the first one's fault. Images in decoding count as queued."""
-        if self._decoding + self._batcher.depth + len(uploads) > self._max_queue:
+        if self._decoding + self._batcher.depth + len(pictures) > self._max_queue:
             raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
-        self._decoding += len(uploads)
+        self._decoding += len(pictures)
         try:
             preprocessing = resident.manifest.preprocessing
             results = await asyncio.gather(
-                *(self._decoder.read(upload.data, preprocessing) for upload in uploads),
+                *(picture.read(self._decoder, preprocessing) for picture in pictures),
                 return_exceptions=True,
             )
         finally:
-            self._decoding -= len(uploads)
+            self._decoding -= len(pictures)
         return [
-            _checked(result, place=place, of=len(uploads), filename=upload.filename)
-            for place, (upload, result) in enumerate(zip(uploads, results, strict=True), start=1)
+            _checked(result, place=place, of=len(pictures), filename=picture.filename)
+            for place, (picture, result) in enumerate(zip(pictures, results, strict=True), start=1)
         ]
 
 
@@ -110,7 +123,7 @@ def _checked(
 def _prediction(
     resident: Resident, *, filename: str | None, logits: Floats, top_k: int
 ) -> Prediction:
-    scores = _softmax(logits, temperature=resident.manifest.calibration.temperature)
+    scores = probabilities_of(resident, logits)
     order = np.argsort(-scores, kind="stable")[:top_k]
     top = [Score(label=resident.labels[index], score=float(scores[index])) for index in order]
     return Prediction(
@@ -118,18 +131,21 @@ def _prediction(
         label=top[0].label,
         score=top[0].score,
         task=resident.tasks[order[0]],
-        unknown=_is_unknown(resident, logits),
+        unknown=is_unknown(resident, logits),
         top=top,
     )
 
 
-def _is_unknown(resident: Resident, logits: Floats) -> bool:
+def is_unknown(resident: Resident, logits: Floats) -> bool:
     """Whether the image is like none of the classes, by the rule that its trainer fitted."""
     detector = resident.manifest.unknown
     return detector is not None and float(logits.max()) < detector.threshold
 
 
-def _softmax(logits: Floats, *, temperature: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    scaled = logits.astype(np.float64) / temperature
+def probabilities_of(
+    resident: Resident, logits: Floats
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Calibrated, over the version's classes."""
+    scaled = logits.astype(np.float64) / resident.manifest.calibration.temperature
     weights = np.exp(scaled - scaled.max())
     return np.asarray(weights / weights.sum(), dtype=np.float64)

@@ -5,6 +5,7 @@ Refused (DneError)
 ├── TokenMissing         401
 ├── TokenRefused         403
 ├── OriginRefused        403
+├── NotOffered           404
 ├── NotAcceptable        406
 ├── TooLarge             413
 ├── TypeNotAccepted      415
@@ -59,6 +60,10 @@ class OriginRefused(Refused):
     """A page of another site asks through the browser of somebody here."""
 
 
+class NotOffered(Refused):
+    """A name that means nothing to this server."""
+
+
 class NotAcceptable(Refused):
     pass
 
@@ -109,6 +114,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     TokenMissing: Answer(401),
     TokenRefused: Answer(403),
     OriginRefused: Answer(403),
+    NotOffered: Answer(404),
     NotAcceptable: Answer(406),
     HostUnknown: Answer(421),
     RateExceeded: Answer(429, retry=True),

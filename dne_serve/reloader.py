@@ -66,6 +66,8 @@ class Reloader:
         self.record: ChannelRecord | None = None
         """The channel record that is served."""
         self.failure: Failure | None = None
+        self.withdrawn = False
+        """Whether nothing is served on purpose, whatever the channel names."""
 
     def start(self) -> None:
         self._thread.start()
@@ -77,6 +79,8 @@ class Reloader:
     def poll(self) -> None:
         """One look at the channel. Whatever is in the way ends up in `failure`."""
         with self._following:
+            if self.withdrawn:
+                return
             try:
                 self._follow(patient=True)
             except Exception as error:  # a loop that ends would leave the server deaf for ever
@@ -85,8 +89,16 @@ class Reloader:
     def follow(self) -> ChannelRecord | None:
         """Serves what the channel names now, or raises what is in the way."""
         with self._following:
+            self.withdrawn = False
             self._follow(patient=False)
             return self.record
+
+    def withdraw(self) -> None:
+        """Serves nothing until `follow`. Requests under way keep the version they began with."""
+        with self._following:
+            self.withdrawn = True
+            self.record = None
+            self._residents.clear()
 
     def _loop(self) -> None:
         while not self._stop.is_set():

@@ -88,6 +88,14 @@ class Residents:
         with self._loading:
             self._put(resident)
 
+    def clear(self) -> None:
+        """Lets go of every version; requests under way hold on to theirs."""
+        self._served = None
+        with self._loading:
+            with self._table:
+                self._by_digest.clear()
+            self._batcher.call(lambda: self._engine.retain([])).result()
+
     def _put(self, resident: Resident) -> None:
         """Only while loading, so that no expert is let go of between its fetch and its use."""
         with self._table:

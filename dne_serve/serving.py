@@ -20,6 +20,7 @@ from dne_serve.residents import Residents
 from dne_serve.rules import parse_rules
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings, listed
+from dne_serve.statistics import Statistics
 from dne_serve.tokens import TokenSource
 from model_store.channel import ChannelRecord
 from model_store.command import current_actor
@@ -33,6 +34,7 @@ class Serving:
         self.settings = settings
         self.engine = engine
         self.metrics = Metrics()
+        self.statistics = Statistics()
         self.door = Door(TokenSource(settings), rate=settings.rate_limit)
         self.audit = Audit(settings.audit_log)
         # Failures are not cached: a store that is absent is looked for again.
@@ -48,8 +50,9 @@ class Serving:
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             on_batch=self.metrics.ran,
+            on_ran=self.statistics.ran,
         )
-        self._trust = settings.read_trust()
+        self.trust = settings.read_trust()
         self._memory = MemoryCheck(lambda: self.residents.manifests)
         self.residents = Residents(
             engine, batcher=self.batcher, spare=settings.max_resident, admit=self._admit
@@ -78,6 +81,7 @@ class Serving:
             decoder=self._decoder,
             loaders=self._loaders,
             guard=self._guard,
+            statistics=self.statistics,
             max_queue=settings.max_queue,
             max_wait_s=settings.max_wait_seconds,
         )
@@ -102,13 +106,15 @@ class Serving:
     @property
     def error(self) -> str | None:
         """Why the channel's head is not served, in a sentence that may leave this machine."""
+        if self.reloader.withdrawn:
+            return "the model was unloaded; loading it or moving the channel brings it back"
         failure = self.reloader.failure
         return tell(failure.error) if failure else None
 
     def _admit(self, manifest: Manifest) -> None:
         """Asked before any byte of a version is read."""
-        if self._trust is not None:
-            self._trust.check(manifest)
+        if self.trust is not None:
+            self.trust.check(manifest)
         self._memory.check(manifest)
 
     def _swapped(self, version: int) -> None:
@@ -120,6 +126,20 @@ class Serving:
         self.metrics.guard_returns.inc()
         self.audit.note(f"guard {rule}", who=record.actor, to=record.target, reason=record.reason)
         self.reloader.poll()
+
+    def load(self) -> None:
+        """Serves what the channel names now, also after it was withdrawn."""
+        try:
+            self.reloader.follow()
+        except Exception as error:
+            raise NotServed(
+                f"channel {self.settings.channel} cannot be followed: {tell(error)}"
+            ) from error
+
+    def withdraw(self) -> None:
+        """Serves nothing, until the model is loaded again or the channel is moved through us."""
+        self.reloader.withdraw()
+        self.metrics.served_version.set(0)
 
     def follow(self, moved: ChannelRecord) -> MovedAnswer:
         """Serves what the channel names now that `moved` was appended to it."""

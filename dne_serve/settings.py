@@ -6,7 +6,14 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dne_serve.rules import parse_rules
@@ -19,6 +26,17 @@ Positive = Annotated[int, Field(ge=1, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
+def _not_stats(name: str) -> str:
+    if name == "stats":
+        raise ValueError("'stats' is where the protocol has the statistics of all models")
+    return name
+
+
+ModelName = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), AfterValidator(_not_stats)
+]
+
+
 class Settings(BaseSettings):
     """Arguments win over the environment. Nothing is read from files of its own accord."""
 
@@ -28,6 +46,9 @@ class Settings(BaseSettings):
 
     store: str = Field("./models", description="directory or s3://bucket/prefix of the store")
     channel: ChannelName = Field("production", description="the channel whose head is served")
+    model_name: ModelName = Field(
+        "dne", description="what Open Inference Protocol clients call the model"
+    )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     backend: Literal["torch", "onnx"] = Field("torch", description="what runs the network")

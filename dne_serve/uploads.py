@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pydantic import ValidationError
 from python_multipart.exceptions import FormParserError
@@ -15,10 +15,13 @@ from starlette.requests import Request
 
 from dne_serve.problems import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
 from dne_serve.schemas import JsonImage, JsonImages
-from model_store.manifest import first_reason
+from model_store.manifest import Preprocessing, first_reason
+from model_store.preprocess import Pixels
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
+
+    from dne_serve.decoding import Decoder
 
 FIELD = "files"
 AT_ONCE_BYTES = 64 << 10  # JSON that is larger is read in a thread
@@ -27,10 +30,25 @@ JSON_RANGES = frozenset({"application/json", "application/*", "*/*"})
 REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
 
 
+class Picture(Protocol):
+    """One image of a request, in whatever form it came."""
+
+    @property
+    def filename(self) -> str | None: ...
+
+    async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
+        """The pixels that the network sees; ImageRejected when there are none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
+    """An image file."""
+
     filename: str | None
     data: bytes
+
+    async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
+        return await decoder.read(self.data, preprocessing)
 
 
 async def read_uploads(request: Request, *, max_images: int) -> list[Upload]:

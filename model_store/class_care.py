@@ -14,8 +14,9 @@ from typing import Any
 from model_store import __version__
 from model_store.errors import ChannelMoved, ChannelNotFound, DataRejected, WrongUsage
 from model_store.manifest import Accuracy, ClassImages, Draft, Manifest, Metrics, Signs, TaskRecord
+from model_store.record import timestamp
 from model_store.spec import check_name
-from model_store.store import Store, timestamp
+from model_store.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from model_store.condemn import clock_s
 from model_store.errors import VersionNeeded, WrongUsage
 from model_store.layout import deleted_name, version_name
 from model_store.manifest import first_reason
-from model_store.store import Store, timestamp
+from model_store.record import timestamp
+from model_store.store import Store
 from model_store.stored import create_stored
 from model_store.tombstone import DeletedVersion, read_deleted, tombstone_of
 

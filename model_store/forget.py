@@ -16,7 +16,8 @@ from model_store.errors import DataRejected, WrongUsage
 from model_store.gc import list_shards, read_all_manifests
 from model_store.layout import forgotten_name, shard_name
 from model_store.manifest import Manifest, ShardRef, first_reason
-from model_store.store import Store, timestamp
+from model_store.record import timestamp
+from model_store.store import Store
 from model_store.stored import create_stored
 from model_store.tombstone import ForgottenShard
 

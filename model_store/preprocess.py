@@ -37,11 +37,7 @@ def read_pixels(
             _check_pixels(image, max_pixels)
             if image.format == "JPEG":
                 image.draft("RGB", (2 * size, 2 * size))  # decode no more than is needed
-            square = ImageOps.fit(
-                _rgb(_upright(image)),
-                (size, size),
-                method=INTERPOLATION[preprocessing.interpolation],
-            )
+            square = _middle_square(_rgb(_upright(image)), preprocessing)
     except ImageRejected:
         raise
     except Image.DecompressionBombError as error:
@@ -71,6 +67,15 @@ def check_size(data: bytes, *, max_pixels: int) -> None:
         raise ImageTooLarge(f"{about} has more than {max_pixels} pixels")
 
 
+def fit_pixels(pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
+    """The image [S, S, 3] that the network sees of RGB pixels of any size: the middle square."""
+    size = preprocessing.image_size
+    if pixels_HWC.shape[:2] == (size, size):
+        return pixels_HWC
+    image = Image.fromarray(np.ascontiguousarray(pixels_HWC))
+    return np.asarray(_middle_square(image, preprocessing))
+
+
 def normalise(pixels_NHWC: Pixels, preprocessing: Preprocessing) -> NDArray[np.float32]:
     """What the network reads: [N, 3, S, S], contiguous."""
     mean = np.asarray(preprocessing.mean, dtype=np.float32)
@@ -98,6 +103,11 @@ def _upright(image: Image.Image) -> Image.Image:
     """Turned as its EXIF says. `exif_transpose` would copy also what stands upright already."""
     turned = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
     return ImageOps.exif_transpose(image) if turned else image
+
+
+def _middle_square(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
+    size = preprocessing.image_size
+    return ImageOps.fit(image, (size, size), method=INTERPOLATION[preprocessing.interpolation])
 
 
 def _rgb(image: Image.Image) -> Image.Image:

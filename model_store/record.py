@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import UTC, datetime
 from typing import Any, Literal, NoReturn
 
 from model_store.errors import RecordInvalid, StoreUnsupported
@@ -16,6 +17,11 @@ from model_store.errors import RecordInvalid, StoreUnsupported
 FORMAT: Literal[1] = 1
 MAX_RECORD_BYTES = 16 << 20
 DIGEST_FIELD_BYTES = len(',"digest":""}') + 64
+
+
+def timestamp() -> str:
+    """Now, as manifests and channel records write it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def seal(body: dict[str, Any]) -> bytes:

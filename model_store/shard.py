@@ -69,7 +69,7 @@ def check_shard(ref: ShardRef, data: bytes, *, expected: Mapping[str, Shape] | N
         raise ShardCorrupt(ref.sha256, str(error)) from error
 
 
-def read_layout(data: bytes) -> dict[str, Stored]:
+def read_layout(data: bytes, *, item_bytes: Mapping[str, int] = ITEM_BYTES) -> dict[str, Stored]:
     """The tensors of a shard by name; ValueError for anything but gapless safetensors."""
     if len(data) < 8:
         raise ValueError("it is too short to hold a header")
@@ -80,7 +80,7 @@ def read_layout(data: bytes) -> dict[str, Stored]:
     for name, entry in _header_entries(data[8 : 8 + header_bytes]):
         if name in layout:
             raise ValueError(f"tensor {name!r} is there twice")
-        layout[name] = _stored(name, entry, payload=8 + header_bytes)
+        layout[name] = _stored(name, entry, payload=8 + header_bytes, item_bytes=item_bytes)
     position = 8 + header_bytes
     for stored in sorted(layout.values(), key=lambda one: (one.start, one.end)):
         if stored.start != position:
@@ -120,17 +120,17 @@ def _header_entries(header: bytes) -> Iterator[tuple[str, Any]]:
             yield pair
 
 
-def _stored(name: str, entry: Any, *, payload: int) -> Stored:
+def _stored(name: str, entry: Any, *, payload: int, item_bytes: Mapping[str, int]) -> Stored:
     if not isinstance(entry, list) or not all(isinstance(pair, tuple) for pair in entry):
         raise ValueError(f"tensor {name!r} is not described by an object")
     fields = dict(entry)
     dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
-    if len(entry) != 3 or not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+    if len(entry) != 3 or not isinstance(dtype, str) or dtype not in item_bytes:
         raise ValueError(f"tensor {name!r} has no accepted dtype, shape and offsets")
     if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"tensor {name!r} has no accepted dtype, shape and offsets")
     start, end = offsets
-    if end - start != math.prod(shape) * ITEM_BYTES[dtype]:
+    if end - start != math.prod(shape) * item_bytes[dtype]:
         raise ValueError(f"tensor {name!r} has a shape that does not fit its bytes")
     return Stored(dtype=dtype, shape=tuple(shape), start=payload + start, end=payload + end)
 

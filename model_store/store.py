@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Mapping
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, ValidationError
 
+from model_store import moves
 from model_store.cache import shard_cache
 from model_store.channel import (
     ChannelRecord,
-    Mode,
     check_channel_name,
     decode_record,
-    encode_record,
-    resume_target,
-    rollback_target,
 )
 from model_store.errors import (
-    ChannelMoved,
-    ChannelNotFound,
     RecordInvalid,
     ShardCorrupt,
     ShardForgotten,
@@ -30,8 +24,6 @@ from model_store.errors import (
     StoreUnsupported,
     VersionDeleted,
     VersionNotFound,
-    WriteFailed,
-    WrongUsage,
 )
 from model_store.layout import (
     CHANNELS,
@@ -54,7 +46,6 @@ from model_store.manifest import (
     first_reason,
 )
 from model_store.objects import (
-    MAX_CONFLICTS,
     ObjectMissing,
     ObjectRefused,
     Objects,
@@ -64,7 +55,6 @@ from model_store.record import FORMAT, MAX_RECORD_BYTES, seal, unseal
 from model_store.shard import check_digest
 from model_store.tombstone import (
     IMAGE_KINDS,
-    deleted_versions,
     forgotten_shards,
     read_deleted,
     read_forgotten,
@@ -257,8 +247,8 @@ class Store:
         With `after` only if the channel's newest record has that number (0: it has none), and
         ChannelMoved otherwise; without it, whatever the channel names at the moment.
         """
-        return self._move(
-            channel, lambda: version, mode="follow", actor=actor, reason=reason, after=after
+        return moves.promote(
+            self, version, channel=channel, actor=actor, reason=reason, after=after
         )
 
     def rollback(
@@ -266,27 +256,11 @@ class Store:
     ) -> ChannelRecord:
         """The channel names `to`, or the version before the current one, until someone moves on.
         `after` is that of `promote`."""
-        self._check_names_something(channel)
-        return self._move(
-            channel,
-            # With `to` a damaged history does not stand in the way.
-            lambda: self._target_before(channel) if to is None else to,
-            mode="pin",
-            actor=actor,
-            reason=reason,
-            after=after,
-        )
+        return moves.rollback(self, channel=channel, to=to, actor=actor, reason=reason, after=after)
 
     def resume(self, *, channel: str, actor: str, reason: str) -> ChannelRecord:
         """The channel names the version again that it followed before it was rolled back."""
-        self._check_names_something(channel)
-        return self._move(
-            channel,
-            lambda: resume_target(self.history(channel)),
-            mode="follow",
-            actor=actor,
-            reason=reason,
-        )
+        return moves.resume(self, channel=channel, actor=actor, reason=reason)
 
     def verify(self, version: int | None = None, *, trust: Trust | None = None) -> VerifyReport:
         """Reads and judges everything, or what one version stands on; with `trust` also who
@@ -295,92 +269,11 @@ class Store:
 
         return verify_store(self, version, trust=trust)
 
-    def _target_before(self, channel: str) -> int:
-        deleted = deleted_versions(self.objects)
-        return rollback_target(self.history(channel), deleted=deleted)
-
-    def _check_names_something(self, channel: str) -> None:
-        if not self.record_numbers(channel):
-            raise ChannelNotFound(f"channel {channel} names no version yet; promote one first")
-
-    def _move(
-        self,
-        channel: str,
-        target: Callable[[], int],
-        *,
-        mode: Mode,
-        actor: str,
-        reason: str,
-        after: int | None = None,
-    ) -> ChannelRecord:
-        for _ in range(MAX_CONFLICTS):
-            # Listed before the target is chosen: a record that comes in between is a conflict,
-            # and the choice is made again.
-            newest = max(self.record_numbers(channel), default=0)
-            if after not in (None, newest):
-                done = "promoted" if mode == "follow" else "returned to"
-                raise ChannelMoved(
-                    f"channel {channel} was moved by someone else, so version {target()} was not "
-                    f"{done}"
-                )
-            record = self._append(
-                channel, newest + 1, target=target(), mode=mode, actor=actor, reason=reason
-            )
-            if record is not None:
-                return record
-        raise WriteFailed(f"no free record number could be taken in channel {channel}")
-
-    def _append(
-        self, channel: str, number: int, *, target: int, mode: Mode, actor: str, reason: str
-    ) -> ChannelRecord | None:
-        """The record, or None when that number is taken."""
-        try:
-            record = ChannelRecord(
-                channel=channel,
-                number=number,
-                target=target,
-                target_digest=self.manifest(target).digest,
-                mode=mode,
-                actor=actor,
-                reason=reason,
-                time=timestamp(),
-                transaction=uuid.uuid4().hex,
-            )
-        except ValidationError as error:
-            raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
-        if not self.objects.create(record_name(channel, number), encode_record(record)):
-            return None
-        if self.is_deleted(target):
-            self._retreat(record)
-        return record
-
-    def _retreat(self, record: ChannelRecord) -> NoReturn:
-        """The target was deleted while the record was written: name again what was named before.
-        The deletion looks for records after its tombstone, so one of the two sees the other."""
-        if record.number > 1:
-            ours = self.record(record.channel, record.number - 1).model_copy(
-                update={
-                    "number": record.number + 1,
-                    "actor": record.actor,
-                    "reason": f"version {record.target} was deleted meanwhile",
-                    "time": timestamp(),
-                    "transaction": uuid.uuid4().hex,
-                }
-            )
-            # Not ours to insist on: where the number is taken, somebody has moved on.
-            self.objects.create(record_name(ours.channel, ours.number), encode_record(ours))
-        raise VersionDeleted(record.target)
-
     def _read_record(self, name: str) -> bytes:
         try:
             return self.objects.read(name, max_bytes=MAX_RECORD_BYTES)
         except ObjectRefused as error:
             raise RecordInvalid(name, error.reason) from error
-
-
-def timestamp() -> str:
-    """Now, as manifests and channel records write it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _probe(objects: Objects) -> None:

@@ -22,9 +22,11 @@ from trainer.data import (
 )
 from trainer.draft import draft_version
 from trainer.forecast import Forecast, forecast
-from trainer.learn import Student, learn, make_student, plan_of
+from trainer.learn import learn, plan_of
 from trainer.progress import Progress
 from trainer.request import AddTask, Base, base_of
+from trainer.start import refuse_pretrained
+from trainer.student import Student, make_student
 from trainer.task_data import TaskData, read_task_data
 
 MAX_REASON = 2000
@@ -75,6 +77,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     note_ignored(listing, progress)
     base = base_of(request)
     if base.parent:
+        refuse_pretrained(request)
         refuse_retired_classes(listing, base.parent.retired)
         refuse = refuse_new_classes if request.extend else refuse_known_classes
         refuse(listing, base.parent.classes)
@@ -82,7 +85,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     _announce(base, transaction)
     checkpoint = None
     try:
-        student = make_student(base, request=request, new_classes=listing.names)
+        student = make_student(base, request=request, new_classes=listing.names, progress=progress)
         data = read_task_data(
             listing,
             base=base,

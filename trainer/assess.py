@@ -13,7 +13,7 @@ from model_store.quality import Accuracy, Calibration, Metrics, Unknown
 from trainer.calibrate import calibrate
 from trainer.evaluate import Judged, in_batches, judged_by
 from trainer.gate import Candidate, Limits, decide
-from trainer.learn import Student
+from trainer.student import Student
 from trainer.task_data import TaskData
 from trainer.unknown import fit_threshold
 

@@ -43,13 +43,14 @@ def fit_temperature(judged: Judged) -> float:
     low, high = LOG_TEMPERATURES
     for _ in range(4):  # each time a tenth of the range: 6 becomes 0.006
         points = np.linspace(low, high, 21)
-        best = points[int(np.argmin([_unlikeliness(judged, float(one)) for one in points]))]
+        best = points[int(np.argmin([unlikeliness(judged, float(one)) for one in points]))]
         reach = (high - low) / 20
         low, high = best - reach, best + reach
     return float(np.exp((low + high) / 2))
 
 
-def _unlikeliness(judged: Judged, log_temperature: float) -> float:
+def unlikeliness(judged: Judged, log_temperature: float) -> float:
+    """Minus the log of how likely the labels are, and the temperature itself."""
     scaled = judged.logits_NC.astype(np.float64) / np.exp(log_temperature)
     top_N = scaled.max(axis=1)
     log_sum_N = top_N + np.log(np.exp(scaled - top_N[:, None]).sum(axis=1))

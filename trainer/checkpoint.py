@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
@@ -44,9 +44,18 @@ def default_folder(*, store: str, data: Path) -> Path:
     return cache_folder() / "checkpoints" / which.hexdigest()[:16]
 
 
+class Resumable(Protocol):
+    """What a phase of a run has to keep, to go on where it was."""
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `tensors`. ValueError where they are not those of such a run."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Everything that changes while a phase of a run is under way."""
+    """Everything that changes while the network learns."""
 
     network: Network
     parameters: Sequence[nn.Parameter]
@@ -64,7 +73,6 @@ class RunState:
         return {**kept, "changes": self.changes.get_state()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `tensors`. ValueError where they are not those of such a run."""
         weights = self._weights()
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
@@ -99,9 +107,11 @@ class Reached:
     """Of this phase that are done."""
     past: tuple[str, ...] = ()
     """Phases that were done before it."""
+    unit: str = "epoch"
+    """What `epochs` counts."""
 
     def __str__(self) -> str:
-        return f"epoch {self.epochs} of {self.phase}"
+        return f"{self.unit} {self.epochs} of {self.phase}"
 
 
 class Checkpoint:
@@ -125,7 +135,7 @@ class Checkpoint:
         """Whether the run that is taken up had finished this phase."""
         return self.reached is not None and phase in self.reached.past
 
-    def restore(self, phase: str, state: RunState) -> int:
+    def restore(self, phase: str, state: Resumable) -> int:
         """Puts `state` back to where the run was; the epochs of `phase` that are done."""
         if self.reached is None or self.reached.phase != phase or not self._tensors:
             return 0
@@ -138,7 +148,9 @@ class Checkpoint:
         self._tensors = {}
         return self.reached.epochs
 
-    def save(self, phase: str, epochs: int, state: RunState, *, last: bool) -> None:
+    def save(
+        self, phase: str, epochs: int, state: Resumable, *, last: bool, unit: str = "epoch"
+    ) -> None:
         """Keeps the first epoch of a phase, the last, and those between that are not too short."""
         continues = self.reached is not None and self.reached.phase == phase
         too_soon = time.monotonic() - self._saved_at < SECONDS_BETWEEN
@@ -147,7 +159,7 @@ class Checkpoint:
         past = self.reached.past if self.reached else ()
         if self.reached and self.reached.phase != phase:
             past = (*past, self.reached.phase)
-        reached = Reached(phase=phase, epochs=epochs, past=past)
+        reached = Reached(phase=phase, epochs=epochs, past=past, unit=unit)
         try:
             self._write(reached, safetensors.torch.save(state.tensors()))
         except OSError as error:
@@ -173,6 +185,7 @@ class Checkpoint:
             "phase": reached.phase,
             "epochs": reached.epochs,
             "past": list(reached.past),
+            "unit": reached.unit,
             "file": name,
             "sha256": digest,
         }
@@ -188,7 +201,10 @@ class Checkpoint:
             record = _read_record(self._record)
             self._tensors = _read_tensors(self.folder, record)
             self.reached = Reached(
-                phase=record["phase"], epochs=record["epochs"], past=tuple(record["past"])
+                phase=record["phase"],
+                epochs=record["epochs"],
+                past=tuple(record["past"]),
+                unit=record["unit"],
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             self._progress.note(

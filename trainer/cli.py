@@ -24,7 +24,7 @@ from model_store.command import (
 from trainer.presets import PRESETS, Shape
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
-    from trainer.request import AddTask
+    from trainer.request import AddTask, FromFile
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,6 +99,30 @@ def _size_options(one: argparse.ArgumentParser) -> None:
         sizes.add_argument(f"--{name}", metavar="N", type=int, help=what)
     one.add_argument(
         "--heads", metavar="K", type=int, help="attention heads of the new expert (later tasks: 1)"
+    )
+    given = one.add_argument_group("a pre-trained start (first task only)")
+    given.add_argument(
+        "--pretrained",
+        metavar="FILE",
+        type=Path,
+        help="begin with the weights of a vision transformer: safetensors, in timm's names",
+    )
+    given.add_argument(
+        "--unfreeze-last",
+        metavar="N",
+        type=int,
+        help="let the first task change its last N blocks (default: 0, none of it)",
+    )
+    given.add_argument(
+        "--normalise",
+        metavar="HOW",
+        help="what it was trained with: imagenet, half or M,M,M/S,S,S (default: half)",
+    )
+    given.add_argument(
+        "--attention-heads",
+        metavar="N",
+        type=int,
+        help="how many it has, which no file says (default: by the custom of its width)",
     )
 
 
@@ -273,6 +297,7 @@ def _request(options: argparse.Namespace) -> AddTask:
             head_width=options.head_width,
             heads=options.heads,
         ),
+        pretrained=_from_file(options),
         effort=Effort(
             epochs=options.epochs,
             batch_size=options.batch_size,
@@ -299,6 +324,20 @@ def _request(options: argparse.Namespace) -> AddTask:
         reason=options.reason,
         checkpoint=_checkpoint_folder(options),
     )
+
+
+def _from_file(options: argparse.Namespace) -> FromFile | None:
+    from model_store.errors import WrongUsage
+    from trainer.request import FromFile
+
+    names = ("unfreeze_last", "normalise", "attention_heads")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.pretrained is not None:
+        return FromFile(file=options.pretrained, **given)
+    if given:
+        option = next(iter(given)).replace("_", "-")
+        raise WrongUsage(f"--{option} is about a pre-trained file; give one with --pretrained")
+    return None
 
 
 def _checkpoint_folder(options: argparse.Namespace) -> Path:

@@ -12,18 +12,18 @@ from model_store import __version__
 from trainer.checkpoint import Configuration
 from trainer.data import LabelledImages
 from trainer.fit import Plan
-from trainer.learn import Student
 from trainer.request import AddTask
+from trainer.student import Student
 
 
 def configuration_of(
-    student: Student, *, images: LabelledImages, plan: Plan, request: AddTask
+    student: Student, *, images: LabelledImages, plan: Plan | None, request: AddTask
 ) -> Configuration:
     """By what it starts from and what it reads, not by where they lie: a folder may move."""
     network = student.network
     return {
         "software": __version__,
-        **asdict(plan),
+        **(asdict(plan) if plan else {}),
         "loss": request.loss,
         "augment": request.augment,
         "flip": request.flip,

@@ -15,13 +15,13 @@ from model_store.manifest import (
     geometry_of,
     total_bytes,
 )
+from model_store.record import timestamp
 from model_store.shard import shard_ref
-from model_store.store import timestamp
 from trainer.assess import assess
 from trainer.evaluate import in_batches
-from trainer.learn import Student
 from trainer.memory import herding_order, keep, merged, shrink
 from trainer.request import AddTask, Base
+from trainer.student import Student
 from trainer.task_data import TaskData
 
 Shards = dict[str, bytes]

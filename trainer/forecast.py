@@ -17,7 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model_store.codec import encode_classifier, encode_expert
 from model_store.network import Network
-from model_store.spec import NetworkSpec
+from model_store.spec import ExpertSpec, NetworkSpec
+from trainer.presets import HEADS_OF_A_LATER_TASK
 
 REPEATS = 5
 MIB = 1 << 20
@@ -97,7 +98,7 @@ def _with_one_more(spec: NetworkSpec) -> NetworkSpec:
     later = len(spec.tasks) > 1
     names = tuple(f"one more class {index}" for index in range(len(newest.classes)))
     # The first expert is the wide one: what follows it is narrow.
-    expert = newest.expert if later else replace(newest.expert, heads=1)
+    expert = newest.expert if later else ExpertSpec(heads=HEADS_OF_A_LATER_TASK)
     return spec.expand(replace(newest, name="one more task", classes=names, expert=expert))
 
 

@@ -1,92 +1,37 @@
-"""The student: the parent's network with one expert more, and how it learns a task."""
+"""How a student learns its task: which parameters, from which images, in which order."""
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+from torch import nn
 
-from model_store.codec import load_network
-from model_store.errors import DataRejected, WrongUsage
-from model_store.manifest import Preprocessing, Scalar
-from model_store.network import Network, choose_device
-from model_store.spec import ExpertSpec, TaskSpec, check_name
+from model_store.errors import DataRejected
+from model_store.manifest import Scalar
 from trainer.augment import Augmentation
 from trainer.checkpoint import Checkpoint
+from trainer.classifier import fit_classifier
 from trainer.data import LabelledImages
-from trainer.fit import Plan, fit
-from trainer.losses import Objective, Teacher, classification_named
+from trainer.fit import DrawEpoch, Plan, fit
+from trainer.losses import Objective, classification_named
 from trainer.progress import Progress
-from trainer.request import AddTask, Base
+from trainer.request import AddTask
+from trainer.student import Student
 from trainer.task_data import TaskData
-from trainer.tune import balanced, can_be_balanced, evened
+from trainer.tokens import read_tokens
+from trainer.tune import balanced, can_be_balanced, evened, side_by_side
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Student:
-    """The network that learns. Its teacher is the parent: the older experts and the old heads."""
-
-    network: Network
-    teacher: Teacher | None
-    preprocessing: Preprocessing
-    new_classes: tuple[str, ...]
-    """What is to be learnt; in an extension, classes that have more images now."""
-    extends: bool = False
-    """Whether it has no new expert, and only the classifier is tuned again."""
-
-
-def make_student(base: Base, *, request: AddTask, new_classes: tuple[str, ...]) -> Student:
-    teacher = None
-    if request.extend:
-        return _make_extending(base, request=request, classes=new_classes)
-    if base.parent is None:
-        network = Network(request.shape.first_network())
-        preprocessing = Preprocessing(image_size=network.spec.image_size)
-    else:
-        request.shape.check_agrees(base.parent.spec)
-        network = load_network(base.store.read_shard, base.parent)
-        preprocessing = base.parent.preprocessing
-        # The old experts stay in the network, so the old heads are all that is left to keep.
-        teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))
-    task = TaskSpec(
-        name=_task_name(base, request),
-        classes=new_classes,
-        expert=ExpertSpec(heads=request.shape.heads_of_next(network.spec)),
-    )
-    torch.manual_seed(request.seed)
-    network.expand(task)
-    device = choose_device(request.device)
-    network.to(device)
-    if teacher:
-        teacher.heads.to(device)
-    return Student(
-        network=network, teacher=teacher, preprocessing=preprocessing, new_classes=new_classes
-    )
-
-
-def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -> Student:
-    """The parent's network as it is; only its heads will change."""
-    if base.parent is None:
-        raise WrongUsage("--extend needs a version to extend, and the store has none")
-    if request.name is not None or request.shape.heads is not None:
-        raise WrongUsage("--extend adds neither task nor expert: --name and --heads do not fit it")
-    request.shape.check_agrees(base.parent.spec)
-    device = choose_device(request.device)
-    network = load_network(base.store.read_shard, base.parent).to(device)
-    teacher = Teacher(heads=copy.deepcopy(network.heads), classes=len(network.spec.classes))
-    network.heads.requires_grad_(True)
-    return Student(
-        network=network,
-        teacher=teacher,
-        preprocessing=base.parent.preprocessing,
-        new_classes=classes,
-        extends=True,
-    )
-
-
-def plan_of(student: Student, *, images: LabelledImages, request: AddTask) -> Plan:
-    return request.effort.plan(images=len(images), width=student.network.spec.width_of(0))
+def plan_of(student: Student, *, images: LabelledImages, request: AddTask) -> Plan | None:
+    """None where there is nothing to learn step by step: only the classifier is fitted."""
+    if not student.learns_by_steps:
+        return None
+    width = student.network.spec.width_of(0)
+    if student.on_pretrained:
+        new = sum(len(images.rows_of(name)) for name in student.new_classes)
+        return request.effort.plan_on_pretrained(epoch=min(2 * new, len(images)), width=width)
+    return request.effort.plan(images=len(images), width=width)
 
 
 def learn(
@@ -97,147 +42,190 @@ def learn(
     progress: Progress,
     checkpoint: Checkpoint | None = None,
 ) -> dict[str, Scalar]:
-    """Fits the newest expert and all heads, then tunes on balanced classes. Gives the figures."""
-    network = student.network
-    images = data.for_training
-    plan = plan_of(student, images=images, request=request)
-    progress.note(
-        f"learning {len(student.new_classes)} classes from {len(data.new)} images and "
-        f"{len(data.memory)} exemplars: {plan.epochs} epochs in batches of {plan.batch_size}, "
-        f"learning rate {plan.learning_rate:.2g}"
+    """Learns the newest expert, if it is to change, and all heads. Gives the figures."""
+    lesson = Lesson(
+        student=student,
+        data=data,
+        images=data.for_training,
+        request=request,
+        progress=progress,
+        checkpoint=checkpoint,
     )
-    if 0 < request.memory < len(network.spec.classes):
-        progress.note(
-            f"--memory {request.memory} is less than one image for each of "
-            f"{len(network.spec.classes)} classes, so none is kept"
-        )
+    lesson.say()
     if student.extends:
-        _tune_heads(student, data, request=request, progress=progress, checkpoint=checkpoint)
-    else:
-        _fit_expert(student, images, request=request, progress=progress, checkpoint=checkpoint)
-        if student.teacher and can_be_balanced(images, retired=data.retired):
-            _tune(student, data, request=request, progress=progress, checkpoint=checkpoint)
-    network.requires_grad_(False).eval()
-    return {
-        "images": len(data.new),
-        "exemplars": len(data.memory),
-        "epochs": plan.epochs,
-        "batch_size": plan.batch_size,
-        "learning_rate": plan.learning_rate,
-        "loss": request.loss,
-        "seed": request.seed,
-    }
+        lesson.refuse_missing()
+    if lesson.plan is not None:
+        lesson.learn_by_steps(lesson.plan)
+    figures = lesson.figures()
+    if student.on_pretrained:
+        figures["strength"] = lesson.fit_classifier()
+    student.network.requires_grad_(False).eval()
+    return {**figures, **student.origin}
 
 
-def _fit_expert(
-    student: Student,
-    images: LabelledImages,
-    *,
-    request: AddTask,
-    progress: Progress,
-    checkpoint: Checkpoint | None,
-) -> None:
-    network = student.network
-    auxiliary = network.auxiliary_head() if student.teacher else None
-    extra = list(auxiliary.parameters()) if auxiliary else []
-    fit(
-        network,
-        images,
-        parameters=[*network.learnable(), *extra],
-        objective=Objective(
-            classification=classification_named(request.loss),
-            teacher=student.teacher,
-            auxiliary=auxiliary,
-        ),
-        plan=plan_of(student, images=images, request=request),
-        augment=_augmentation(student, request),
-        preprocessing=student.preprocessing,
-        draw_epoch=evened(images, among=student.new_classes),
-        seed=request.seed,
-        name="learning",
-        progress=progress,
-        checkpoint=checkpoint,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """One student and what it learns from."""
 
+    student: Student
+    data: TaskData
+    images: LabelledImages
+    """All that is learnt from: new ones and exemplars."""
+    request: AddTask
+    progress: Progress
+    checkpoint: Checkpoint | None
 
-def _tune_heads(
-    student: Student,
-    data: TaskData,
-    *,
-    request: AddTask,
-    progress: Progress,
-    checkpoint: Checkpoint | None,
-) -> None:
-    """An extension: all classes alike, and no expert moves."""
-    images, heads = data.for_training, student.network.heads
-    missing = [
-        name
-        for name in images.classes
-        if name not in data.retired and not len(images.rows_of(name))
-    ]
-    if missing:
-        raise DataRejected(
-            f"the store keeps no images of {', '.join(map(repr, missing[:20]))}: tuning the "
-            "classifier without them would make it forget them; give images of all classes"
+    @property
+    def plan(self) -> Plan | None:
+        return plan_of(self.student, images=self.images, request=self.request)
+
+    def say(self) -> None:
+        plan, memory = self.plan, self.request.memory
+        classes = len(self.student.network.spec.classes)
+        effort = "only the classifier is fitted, and epochs, rate and augmentation do not count"
+        if plan is not None:
+            effort = (
+                f"{plan.epochs} epochs in batches of {plan.batch_size}, learning rate "
+                f"{plan.learning_rate:.2g}"
+            )
+        self.progress.note(
+            f"learning {len(self.student.new_classes)} classes from {len(self.data.new)} images "
+            f"and {len(self.data.memory)} exemplars: {effort}"
         )
-    fit(
-        student.network,
-        images,
-        parameters=list(heads.parameters()),
-        objective=Objective(classification=classification_named(request.loss)),
-        plan=plan_of(student, images=images, request=request),
-        augment=_augmentation(student, request),
-        preprocessing=student.preprocessing,
-        draw_epoch=balanced(images, retired=data.retired),
-        seed=request.seed,
-        name="extending",
-        progress=progress,
-        checkpoint=checkpoint,
-    )
+        if 0 < memory < classes:
+            self.progress.note(
+                f"--memory {memory} is less than one image for each of {classes} classes, so none "
+                "is kept"
+            )
 
+    def refuse_missing(self) -> None:
+        missing = [
+            name
+            for name in self.images.classes
+            if name not in self.data.retired and not len(self.images.rows_of(name))
+        ]
+        if missing:
+            raise DataRejected(
+                f"the store keeps no images of {', '.join(map(repr, missing[:20]))}: tuning the "
+                "classifier without them would make it forget them; give images of all classes"
+            )
 
-def _tune(
-    student: Student,
-    data: TaskData,
-    *,
-    request: AddTask,
-    progress: Progress,
-    checkpoint: Checkpoint | None,
-) -> None:
-    network, images = student.network, data.for_training
-    network.experts[-1].requires_grad_(False)
-    for parameter in network.tunable():
-        parameter.requires_grad_(True)
-    plan = plan_of(student, images=images, request=request)
-    fit(
-        network,
-        images,
-        parameters=network.tunable(),
-        objective=Objective(
-            classification=classification_named(request.loss), teacher=student.teacher
-        ),
-        plan=request.effort.tuning(plan),
-        augment=_augmentation(student, request),
-        preprocessing=student.preprocessing,
-        draw_epoch=balanced(images, retired=data.retired),
-        seed=request.seed + 1,
-        name="balancing",
-        progress=progress,
-        checkpoint=checkpoint,
-    )
+    def learn_by_steps(self, plan: Plan) -> None:
+        if self.student.extends:
+            self._extend(plan)
+            return
+        self._learn_expert(plan)
+        if self.student.teacher and can_be_balanced(self.images, retired=self.data.retired):
+            self._balance(plan)
 
+    def fit_classifier(self) -> float | None:
+        """All heads, on the tokens as they are now; its strength. None without images of all."""
+        if not can_be_balanced(self.images, retired=self.data.retired):
+            self.progress.note("without images of every class the classifier is not fitted again")
+            return None
+        network, images = self.student.network, self.images
+        tokens_NW = read_tokens(
+            network,
+            images,
+            preprocessing=self.student.preprocessing,
+            progress=self.progress,
+            checkpoint=self.checkpoint,
+        )
+        fitted = fit_classifier(
+            network,
+            tokens_NW,
+            images.labels_N,
+            answered=[
+                place for place, name in enumerate(images.classes) if name not in self.data.retired
+            ],
+            loss=classification_named(self.request.loss),
+        )
+        return fitted.strength
 
-def _augmentation(student: Student, request: AddTask) -> Augmentation:
-    return Augmentation.named(
-        request.augment, flip=request.flip, image_size=student.preprocessing.image_size
-    )
+    def figures(self) -> dict[str, Scalar]:
+        plan = self.plan
+        return {
+            "images": len(self.data.new),
+            "exemplars": len(self.data.memory),
+            "epochs": plan.epochs if plan else 0,
+            "batch_size": plan.batch_size if plan else None,
+            "learning_rate": plan.learning_rate if plan else None,
+            "loss": self.request.loss,
+            "seed": self.request.seed,
+        }
 
+    def _learn_expert(self, plan: Plan) -> None:
+        network = self.student.network
+        auxiliary = network.auxiliary_head() if self.student.teacher else None
+        extra = list(auxiliary.parameters()) if auxiliary else []
+        draw = side_by_side if self.student.on_pretrained else evened
+        self._fit(
+            "learning",
+            plan,
+            parameters=[*network.learnable(), *extra],
+            objective=Objective(
+                classification=classification_named(self.request.loss),
+                teacher=self.student.teacher,
+                auxiliary=auxiliary,
+            ),
+            draw_epoch=draw(self.images, among=self.student.new_classes),
+            seed=self.request.seed,
+        )
 
-def _task_name(base: Base, request: AddTask) -> str:
-    taken = {task.name for task in base.parent.tasks} if base.parent else set()
-    if request.name is not None:
-        if request.name in taken:
-            raise WrongUsage(f"there is a task named {request.name!r} already; give another --name")
-        return check_name(request.name, what="the task name")
-    name = request.data.resolve().name.strip() or "task"
-    return name if name not in taken else f"{name}-{len(taken) + 1}"
+    def _extend(self, plan: Plan) -> None:
+        """All classes alike, and no expert moves."""
+        self._fit(
+            "extending",
+            plan,
+            parameters=list(self.student.network.heads.parameters()),
+            objective=Objective(classification=classification_named(self.request.loss)),
+            draw_epoch=balanced(self.images, retired=self.data.retired),
+            seed=self.request.seed,
+        )
+
+    def _balance(self, plan: Plan) -> None:
+        network, most = self.student.network, None
+        if self.student.on_pretrained:  # as long as an epoch of learning, however many classes
+            most = 2 * len(self.data.new)
+        network.newest.requires_grad_(False)
+        for parameter in network.tunable():
+            parameter.requires_grad_(True)
+        self._fit(
+            "balancing",
+            self.request.effort.tuning(plan),
+            parameters=network.tunable(),
+            objective=Objective(
+                classification=classification_named(self.request.loss),
+                teacher=self.student.teacher,
+            ),
+            draw_epoch=balanced(self.images, retired=self.data.retired, most=most),
+            seed=self.request.seed + 1,
+        )
+
+    def _fit(
+        self,
+        name: str,
+        plan: Plan,
+        *,
+        parameters: Sequence[nn.Parameter],
+        objective: Objective,
+        draw_epoch: DrawEpoch,
+        seed: int,
+    ) -> None:
+        preprocessing = self.student.preprocessing
+        fit(
+            self.student.network,
+            self.images,
+            parameters=parameters,
+            objective=objective,
+            plan=plan,
+            augment=Augmentation.named(
+                self.request.augment, flip=self.request.flip, image_size=preprocessing.image_size
+            ),
+            preprocessing=preprocessing,
+            draw_epoch=draw_epoch,
+            seed=seed,
+            name=name,
+            progress=self.progress,
+            checkpoint=self.checkpoint,
+        )

@@ -5,8 +5,8 @@ B images, C classes so far, O of them old, N new in this task.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +18,29 @@ from model_store.network import Network
 EXPERTISE_WEIGHT = 0.1
 DISTILLATION_WEIGHT = 1.0
 
-Classification = Callable[[Tensor, Tensor], Tensor]
+
+class Classification(Protocol):
+    def __call__(
+        self, logits_BC: Tensor, labels_B: Tensor, *, weights_B: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a batch: the mean over its images, or their sum with these weights."""
 
 
-def cross_entropy(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
-    return F.cross_entropy(logits_BC, labels_B)
+def cross_entropy(
+    logits_BC: Tensor, labels_B: Tensor, *, weights_B: Tensor | None = None
+) -> Tensor:
+    if weights_B is None:
+        return F.cross_entropy(logits_BC, labels_B)
+    return weights_B @ F.cross_entropy(logits_BC, labels_B, reduction="none")
 
 
-def binary(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
-    """Each class for itself: this one or not. Summed over the classes, as a mean an image."""
+def binary(logits_BC: Tensor, labels_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
+    """Each class for itself: this one or not, summed over the classes."""
     asked = F.one_hot(labels_B, logits_BC.shape[1]).to(logits_BC.dtype)
-    return F.binary_cross_entropy_with_logits(logits_BC, asked, reduction="sum") / len(labels_B)
+    if weights_B is None:
+        return F.binary_cross_entropy_with_logits(logits_BC, asked, reduction="sum") / len(labels_B)
+    each_BC = F.binary_cross_entropy_with_logits(logits_BC, asked, reduction="none")
+    return weights_B @ each_BC.sum(dim=1)
 
 
 CLASSIFICATIONS: dict[str, Classification] = {"cross-entropy": cross_entropy, "binary": binary}

@@ -16,6 +16,10 @@ BATCH = 32
 RATE = 1e-3
 RATE_WIDTH = 128
 """The width for which RATE is meant; wider networks learn more slowly."""
+PRETRAINED_PASSES = 1600
+"""Images in all epochs together, for an expert that reads a pre-trained one; see ADR 15."""
+PRETRAINED_MIN_EPOCHS = 3
+PRETRAINED_BATCH = 16
 TUNING_STEPS_SHARE = 0.2
 TUNING_RATE_SHARE = 0.3
 
@@ -40,6 +44,16 @@ class Effort:
         return Plan(
             epochs=self.epochs or min(max(fitting, MIN_EPOCHS), MAX_EPOCHS),
             batch_size=batch_size,
+            learning_rate=self.learning_rate or RATE * math.sqrt(RATE_WIDTH / width),
+        )
+
+    def plan_on_pretrained(self, *, epoch: int, width: int) -> Plan:
+        """Where a pre-trained expert is read: `epoch` images an epoch, and fewer of them, since
+        every image is large and most of what can be known of it is known already."""
+        fitting = round(PRETRAINED_PASSES / epoch)
+        return Plan(
+            epochs=self.epochs or min(max(fitting, PRETRAINED_MIN_EPOCHS), MAX_EPOCHS),
+            batch_size=self.batch_size or PRETRAINED_BATCH,
             learning_rate=self.learning_rate or RATE * math.sqrt(RATE_WIDTH / width),
         )
 

@@ -17,6 +17,22 @@ from trainer.unknown import RATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FromFile:
+    """A pre-trained file to begin with."""
+
+    file: Path
+    normalise: str = "half"
+    unfreeze_last: int = 0
+    """Blocks that the first task may change; 0: none of its weights."""
+    attention_heads: int | None = None
+    """None: by the custom of its width."""
+
+    def __post_init__(self) -> None:
+        if self.unfreeze_last < 0:
+            raise WrongUsage(f"--unfreeze-last must be 0 or more, not {self.unfreeze_last}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddTask:
     """What `dne-train add-task` is asked."""
 
@@ -28,6 +44,7 @@ class AddTask:
     """More images for classes that exist, and no new task."""
     val_data: Path | None = None
     shape: Shape = field(default_factory=Shape)
+    pretrained: FromFile | None = None
     effort: Effort = field(default_factory=Effort)
     augment: str = "auto"
     flip: bool | None = None

@@ -19,14 +19,19 @@ def can_be_balanced(images: LabelledImages, *, retired: Collection[str] = ()) ->
     return all(len(rows) for rows in _by_class(images, retired))
 
 
-def balanced(images: LabelledImages, *, retired: Collection[str] = ()) -> DrawEpoch:
-    """An epoch is as many images of every class as the smallest class has, drawn anew each time.
+def balanced(
+    images: LabelledImages, *, retired: Collection[str] = (), most: int | None = None
+) -> DrawEpoch:
+    """An epoch is as many images of every class as the smallest class has, drawn anew each time,
+    and not many more than `most` in all.
 
     Undoes the bias against old classes, which have only exemplars.
     """
     by_class = _by_class(images, retired)
     counts = [len(rows) for rows in by_class]
     size = max(min(counts), min(ENOUGH_A_CLASS, round(sum(counts) / len(counts))))
+    if most is not None:
+        size = max(1, min(size, round(most / len(counts))))
 
     def draw(order: np.random.Generator) -> NDArray[np.int64]:
         return order.permutation(np.concatenate([_drawn(rows, size, order) for rows in by_class]))
@@ -45,6 +50,22 @@ def evened(images: LabelledImages, *, among: Collection[str]) -> DrawEpoch:
     def draw(order: np.random.Generator) -> NDArray[np.int64]:
         drawn = [_drawn(rows, size, order) for rows in by_class]
         return order.permutation(np.concatenate([others, *drawn]))
+
+    return draw
+
+
+def side_by_side(images: LabelledImages, *, among: Collection[str]) -> DrawEpoch:
+    """An epoch is the images of the classes `among`, in equal shares, and as many others: it does
+    not grow with what was learnt before."""
+    by_class = [rows for name in among if len(rows := images.rows_of(name))]
+    places = [images.classes.index(name) for name in among]
+    others = np.flatnonzero(~np.isin(images.labels_N, places)).astype(np.int64)
+    size = round(sum(map(len, by_class)) / max(1, len(by_class)))
+    beside = min(len(others), sum(map(len, by_class)))
+
+    def draw(order: np.random.Generator) -> NDArray[np.int64]:
+        drawn = [_drawn(rows, size, order) for rows in by_class]
+        return order.permutation(np.concatenate([order.permutation(others)[:beside], *drawn]))
 
     return draw
 

@@ -91,6 +91,7 @@ class Expert(nn.Module):
         if not self.token_in_sequence:
             self.class_block = Block(spec, index=index)
         self.norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        self._learns_from: int | None = None
         nn.init.xavier_uniform_(self.patch_embed.weight.data.flatten(1))
         nn.init.trunc_normal_(self.position, std=POSITION_STD)
         nn.init.trunc_normal_(self.token, std=TOKEN_STD)
@@ -122,3 +123,17 @@ class Expert(nn.Module):
         """From now on a constant: no gradients, evaluation mode."""
         self.requires_grad_(False)
         self.eval()
+
+    def fix(self, *, but_last: int = 0) -> None:
+        """For weights that were learnt elsewhere: learning changes the last few blocks at most."""
+        self.freeze()
+        self._learns_from = len(self.blocks) - but_last
+        for parameter in self.learnable():
+            parameter.requires_grad_(True)
+
+    def learnable(self) -> list[nn.Parameter]:
+        """What learning the expert's own task may change: everything, unless it was fixed."""
+        if self._learns_from is None:
+            return list(self.parameters())
+        blocks = self.blocks[self._learns_from :]
+        return [*blocks.parameters(), *self.norm.parameters()] if len(blocks) else []

@@ -85,13 +85,17 @@ class Network(nn.Module):
         return _task_head(self.spec.token_width, 1 + len(newest.classes)).to(self.device)
 
     def learnable(self) -> list[nn.Parameter]:
-        """What learning a task may change: the newest expert and all task heads."""
-        return [*self.experts[-1].parameters(), *self.heads.parameters()]
+        """What learning a task may change: the newest expert, unless fixed, and all task heads."""
+        return [*self.newest.learnable(), *self.heads.parameters()]
 
     def tunable(self) -> list[nn.Parameter]:
         """What balanced tuning may change: the newest token, its last block, and all heads."""
-        newest = self._experts()[-1]
+        newest = self.newest
         return [newest.token, *newest.last_block.parameters(), *self.heads.parameters()]
+
+    @property
+    def newest(self) -> Expert:
+        return self._experts()[-1]
 
     def experts_before_newest(self) -> list[Expert]:
         return self._experts()[:-1]

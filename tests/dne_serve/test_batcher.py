@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
 
-from dne_serve.batcher import Batcher, QueueFull, Stopped
+from dne_serve.batcher import Batcher, QueueFull, Stopped, Ticket
 
 LONG_S = 10.0
 
@@ -51,6 +52,31 @@ def keep_busy(batcher: Batcher[str, int, int], doubler: Doubler) -> None:
     doubler.busy.clear()
     batcher.submit("warm", items=[0])
     assert doubler.busy.wait(LONG_S)
+
+
+def test_a_batch_tells_how_long_its_tickets_waited_and_it_ran(doubler: Doubler) -> None:
+    told: list[tuple[list[str], list[int], int]] = []
+
+    def on_ran(tickets: Sequence[Ticket[str, int, int]], began_ns: int, ended_ns: int) -> None:
+        waits = [began_ns - ticket.arrived_ns for ticket in tickets]
+        told.append(([ticket.key for ticket in tickets], waits, ended_ns - began_ns))
+
+    batcher = Batcher[str, int, int](doubler, max_batch=4, max_queue=8, on_ran=on_ran)
+    batcher.start()
+    keep_busy(batcher, doubler)
+    answers = batcher.submit("v1", items=[1, 2])
+    [bad] = batcher.submit("bad", items=[3])
+    time.sleep(0.02)
+    doubler.gate.set()
+    assert [answer.result(LONG_S) for answer in answers] == [2, 4]
+    with pytest.raises(ValueError, match="a bad batch"):
+        bad.result(LONG_S)
+    batcher.stop()
+    (warm, _, held_ns), (keys, waits, ran_ns) = told
+    assert (warm, keys) == (["warm"], ["v1", "v1"])
+    assert held_ns >= 20_000_000
+    assert all(wait >= 20_000_000 for wait in waits)
+    assert 0 < ran_ns < held_ns
 
 
 def test_a_lone_ticket_is_taken_at_once(batcher: Batcher[str, int, int], doubler: Doubler) -> None:

@@ -93,6 +93,23 @@ def test_it_serves_what_the_channel_names(
     assert reloader.record == store.head("production")
 
 
+def test_what_is_withdrawn_stays_away_until_it_is_followed_again(
+    store: Store, digits: Manifest, reloader: Reloader, engine: FakeEngine, residents: Residents
+) -> None:
+    reloader.poll()
+    engine.kept = [2]
+    reloader.withdraw()
+    assert (served(residents), residents.count, engine.kept) == (None, 0, [])
+    store.rollback(channel="production", to=1, actor="tests", reason="")
+    reloader.poll()
+    assert served(residents) is None
+    reloader.follow()
+    assert served(residents) == 1
+    store.resume(channel="production", actor="tests", reason="")
+    reloader.poll()
+    assert served(residents) == 2
+
+
 def test_another_channel_does_not_move_it(
     store: Store, letters: Manifest, reloader: Reloader, residents: Residents
 ) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from model_store.errors import ImageRejected, ImageTooLarge
 from model_store.manifest import Preprocessing
-from model_store.preprocess import encode_png, normalise, read_pixels
+from model_store.preprocess import encode_png, fit_pixels, normalise, read_pixels
 
 SMALL = Preprocessing(image_size=8)
 HOSTILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "hostile-images"
@@ -27,6 +27,12 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
 def test_pixels_survive_png_exactly() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
     assert np.array_equal(read_pixels(encode_png(pixels), SMALL), pixels)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 31), (30, 8), (1, 1)])
+def test_pixels_are_fitted_as_an_image_of_them_is(size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    assert np.array_equal(fit_pixels(pixels, SMALL), read_pixels(encode_png(pixels), SMALL))
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])

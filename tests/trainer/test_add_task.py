@@ -16,10 +16,10 @@ from tests.trainer.folders import SHAPE, Listening, asked, write_classes
 from trainer.add_task import Outcome, add_task
 from trainer.data import list_classes
 from trainer.learn import learn as learn_task
-from trainer.learn import make_student
 from trainer.plan import Effort
 from trainer.presets import Shape
 from trainer.request import AddTask, base_of
+from trainer.student import make_student
 from trainer.task_data import read_task_data
 
 LATER = Shape()
@@ -101,7 +101,7 @@ def test_learning_leaves_old_experts_bit_for_bit_as_they_were(
     parent = learn(asked(store, letters)).manifest
     request = asked(store, digits, shape=LATER, effort=Effort(epochs=3, learning_rate=0.01))
     base, listing = base_of(request), list_classes(digits)
-    student = make_student(base, request=request, new_classes=listing.names)
+    student = make_student(base, request=request, new_classes=listing.names, progress=Listening())
     data = read_task_data(
         listing,
         base=base,

@@ -1,0 +1,38 @@
+"""The paper's task attention as its equations stand: what the folded form is measured against.
+
+A key and a value for every source head, one product or einsum each and no loop over heads.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_store.network import Network
+from model_store.network.layers import TaskAttention
+
+
+class LiteralTaskAttention(TaskAttention):
+    def forward(self, sources: Sequence[Tensor]) -> Tensor:
+        joined = torch.cat(tuple(sources), dim=-1)
+        n_BPHD = joined.view(*joined.shape[:2], -1, self.reads)
+        query_BPKD = F.linear(n_BPHD[..., -self.heads :, :], self.query)
+        key_BPHD = F.linear(n_BPHD, self.key)
+        value_BPHE = torch.einsum("bphd,hde->bphe", n_BPHD, self.value).add_(self.value_bias)
+        scores_BPKH = torch.einsum("bpkd,bphd->bpkh", query_BPKD, key_BPHD)
+        attention_BPKH = torch.softmax(scores_BPKH * self.reads**-0.5, dim=-1)
+        attention_BPKH *= self.scale[:, None]
+        return torch.einsum("bpkh,bphe->bpke", attention_BPKH, value_BPHE).flatten(-2)
+
+
+def literal(network: Network) -> Network:
+    """A copy of the network that computes its task attention as the paper writes it."""
+    made = copy.deepcopy(network)
+    for module in made.modules():
+        if isinstance(module, TaskAttention):
+            module.__class__ = LiteralTaskAttention
+    return made

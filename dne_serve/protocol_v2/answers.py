@@ -1,0 +1,158 @@
+"""The outputs of the model: what a request may have back of the logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dne_serve.engine import Floats, Resident
+from dne_serve.predictor import is_unknown, probabilities_of
+from dne_serve.problems import Malformed
+from dne_serve.protocol_v2.schemas import Datatype, RequestOutput
+from dne_serve.protocol_v2.tensors import Output
+
+
+class Answers:
+    """What is known of a request's images. Nothing is computed before it is asked for."""
+
+    def __init__(self, resident: Resident, logits: Sequence[Floats]) -> None:
+        self.resident = resident
+        self._rows = logits
+
+    @cached_property
+    def logits_NC(self) -> Floats:
+        return np.stack(self._rows).astype(np.float32, copy=False)
+
+    @cached_property
+    def exact_NC(self) -> NDArray[np.float64]:
+        return np.stack([probabilities_of(self.resident, row) for row in self._rows])
+
+    @property
+    def probabilities_NC(self) -> Floats:
+        return self.exact_NC.astype(np.float32)
+
+    @cached_property
+    def best_N(self) -> list[int]:
+        return [int(index) for index in self.exact_NC.argmax(axis=1)]
+
+    @property
+    def labels(self) -> list[str]:
+        return [self.resident.labels[index] for index in self.best_N]
+
+    @property
+    def tasks(self) -> list[str]:
+        return [self.resident.tasks[index] for index in self.best_N]
+
+    @property
+    def scores_N(self) -> Floats:
+        return np.asarray(self.exact_NC.max(axis=1), dtype=np.float32)
+
+    @property
+    def unknown_N(self) -> NDArray[np.bool_]:
+        return np.array([is_unknown(self.resident, row) for row in self._rows], dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """One output that may be asked for."""
+
+    name: str
+    datatype: Datatype
+    content: str
+    by_class: bool = False
+    """[N, classes]; otherwise [N]."""
+    read: Callable[[Answers], NDArray[Any] | Sequence[str]]
+
+    def shape(self, images: int, classes: int) -> tuple[int, ...]:
+        return (images, classes) if self.by_class else (images,)
+
+
+OUTPUTS: dict[str, Offer] = {
+    offer.name: offer
+    for offer in (
+        Offer(
+            name="label",
+            datatype="BYTES",
+            content="the likeliest class",
+            read=lambda answers: answers.labels,
+        ),
+        Offer(
+            name="score",
+            datatype="FP32",
+            content="its calibrated probability",
+            read=lambda answers: answers.scores_N,
+        ),
+        Offer(
+            name="task",
+            datatype="BYTES",
+            content="the task that the class was learnt in",
+            read=lambda answers: answers.tasks,
+        ),
+        Offer(
+            name="unknown",
+            datatype="BOOL",
+            content="whether the image is probably of none of the classes",
+            read=lambda answers: answers.unknown_N,
+        ),
+        Offer(
+            name="probabilities",
+            datatype="FP32",
+            content="of every class, calibrated, in the order of the classes",
+            by_class=True,
+            read=lambda answers: answers.probabilities_NC,
+        ),
+        Offer(
+            name="logits",
+            datatype="FP32",
+            content="of every class, as the network gives them, in the order of the classes",
+            by_class=True,
+            read=lambda answers: answers.logits_NC,
+        ),
+    )
+}
+
+
+def check_requested(outputs: Sequence[RequestOutput]) -> None:
+    """Refuses what cannot be answered, before any image is decoded."""
+    names = [output.name for output in outputs]
+    if len(set(names)) != len(names):
+        raise Malformed("an output is asked for twice")
+    for output in outputs:
+        offer = OUTPUTS.get(output.name)
+        if offer is None:
+            raise Malformed(f"no output {output.name[:64]!r}: there are {', '.join(OUTPUTS)}")
+        if output.parameters.shared_memory_region is not None:
+            raise Malformed("shared memory is not offered: outputs come in the answer")
+        if output.parameters.classification and not offer.by_class:
+            raise Malformed(
+                f"output {offer.name!r} has no value for each class: classification is of "
+                f"{' or '.join(name for name, one in OUTPUTS.items() if one.by_class)}"
+            )
+
+
+def output_of(answers: Answers, *, name: str, classification: int = 0) -> Output:
+    """`classification` > 0: the names of that many likeliest classes instead of all values."""
+    offer = OUTPUTS[name]
+    values = offer.read(answers)
+    if classification and isinstance(values, np.ndarray):
+        return _classified(name, values, labels=answers.resident.labels, count=classification)
+    images, classes = len(answers.best_N), len(answers.resident.labels)
+    return Output(
+        name=name, datatype=offer.datatype, shape=offer.shape(images, classes), values=values
+    )
+
+
+def _classified(name: str, values_NC: NDArray[Any], *, labels: Sequence[str], count: int) -> Output:
+    """The classification extension: `value:index:label`, the highest value first."""
+    order_NK = np.argsort(-values_NC, axis=1, kind="stable")[:, :count]
+    texts = [
+        f"{row[index]:.6f}:{index}:{labels[index]}"
+        for row, order in zip(values_NC, order_NK, strict=True)
+        for index in order
+    ]
+    return Output(name=name, datatype="BYTES", shape=order_NK.shape, values=texts)

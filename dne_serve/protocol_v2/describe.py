@@ -1,0 +1,219 @@
+"""What the server says of itself, its model and that model's versions. Loads nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from dne_serve.problems import NotReady, tell
+from dne_serve.protocol_v2.answers import OUTPUTS
+from dne_serve.protocol_v2.images import ANY, INPUTS
+from dne_serve.protocol_v2.schemas import (
+    BatchStatistics,
+    ConfigAnswer,
+    ConfigInput,
+    ConfigOutput,
+    ConfigValue,
+    DurationAnswer,
+    IndexRow,
+    InferenceStatistics,
+    LogAnswer,
+    ModelAnswer,
+    ModelStatistics,
+    ServerAnswer,
+    TensorAnswer,
+)
+from dne_serve.serving import Serving
+from dne_serve.statistics import Duration
+from model_store import __version__
+from model_store.errors import DneError
+from model_store.manifest import Manifest
+
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "statistics",
+)
+CONFIG_TYPES = {
+    "BYTES": "TYPE_STRING",
+    "UINT8": "TYPE_UINT8",
+    "FP32": "TYPE_FP32",
+    "BOOL": "TYPE_BOOL",
+}
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def server() -> ServerAnswer:
+    return ServerAnswer(name="dne-serve", version=__version__, extensions=list(EXTENSIONS))
+
+
+def why_not_ready(serving: Serving) -> NotReady:
+    missing = f"channel {serving.settings.channel} names no version yet"
+    return NotReady(serving.error or missing)
+
+
+def manifest_of(serving: Serving, version: int | None) -> Manifest:
+    """Of any version in the store; without a number, of the one that is served."""
+    if version is not None:
+        return serving.open_store().manifest(version)
+    if serving.residents.served is None:
+        raise why_not_ready(serving)
+    return serving.residents.served.manifest
+
+
+def model(serving: Serving, manifest: Manifest) -> ModelAnswer:
+    preprocessing = manifest.preprocessing
+    return ModelAnswer(
+        name=serving.settings.model_name,
+        versions=[str(number) for number in serving.open_store().versions()],
+        platform=_platform(serving),
+        inputs=[
+            TensorAnswer(
+                name=one.name,
+                datatype=one.datatype,
+                shape=list(one.shape(preprocessing)),
+                parameters={"content": one.content(preprocessing)},
+            )
+            for one in INPUTS.values()
+        ],
+        outputs=[
+            TensorAnswer(
+                name=offer.name,
+                datatype=offer.datatype,
+                shape=list(offer.shape(ANY, len(_labels(manifest)))),
+                parameters={"content": offer.content},
+            )
+            for offer in OUTPUTS.values()
+        ],
+    )
+
+
+def config(serving: Serving, manifest: Manifest) -> ConfigAnswer:
+    """In the words of a Triton model configuration. 0 as the batch size: shapes are whole."""
+    preprocessing = manifest.preprocessing
+    told = {
+        "labels": json.dumps(_labels(manifest), ensure_ascii=False),
+        "version": str(manifest.version),
+        "image_size": str(preprocessing.image_size),
+        "mean": json.dumps(preprocessing.mean),
+        "std": json.dumps(preprocessing.std),
+        "max_images": str(serving.settings.max_images),
+    }
+    return ConfigAnswer(
+        name=serving.settings.model_name,
+        platform=_platform(serving),
+        backend=serving.engine.backend,
+        version_policy={"all": {}},
+        max_batch_size=0,
+        input=[
+            ConfigInput(
+                name=one.name,
+                data_type=CONFIG_TYPES[one.datatype],
+                dims=list(one.shape(preprocessing)),
+                optional=True,
+            )
+            for one in INPUTS.values()
+        ],
+        output=[
+            ConfigOutput(
+                name=offer.name,
+                data_type=CONFIG_TYPES[offer.datatype],
+                dims=list(offer.shape(ANY, len(_labels(manifest)))),
+            )
+            for offer in OUTPUTS.values()
+        ],
+        parameters={name: ConfigValue(string_value=value) for name, value in told.items()},
+    )
+
+
+def index(serving: Serving, *, only_ready: bool) -> list[IndexRow]:
+    """Every version in the store; one that cannot be read does not hide the others."""
+    rows = [row(serving, number) for number in serving.open_store().versions()]
+    return [one for one in rows if one.state == "READY" or not only_ready]
+
+
+def row(serving: Serving, version: int) -> IndexRow:
+    reason = ""
+    try:
+        check_ready(serving, version)
+    except DneError as error:
+        reason = tell(error)
+    return IndexRow(
+        name=serving.settings.model_name,
+        version=str(version),
+        state="UNAVAILABLE" if reason else "READY",
+        reason=reason,
+    )
+
+
+def check_ready(serving: Serving, version: int | None) -> None:
+    """Raises what would keep a request from being answered, as far as is known without loading.
+
+    A version in the store need not be in memory to be ready: the request that names it loads it.
+    """
+    if serving.reloader.withdrawn or (version is None and serving.residents.served is None):
+        raise why_not_ready(serving)
+    if version is None:
+        return
+    manifest = manifest_of(serving, version)
+    if serving.trust is not None:
+        serving.trust.check(manifest)
+    failure = serving.reloader.failure
+    if failure is not None and failure.record is not None and failure.record.target == version:
+        raise NotReady(tell(failure.error))
+
+
+def statistics(serving: Serving, version: int) -> ModelStatistics:
+    found = serving.statistics.of(version)
+    nothing = DurationAnswer(count=0, ns=0)
+    return ModelStatistics(
+        name=serving.settings.model_name,
+        version=str(version),
+        last_inference=found.last_answer_ms,
+        inference_count=found.images,
+        execution_count=sum(batch.count for batch in found.batches.values()),
+        inference_stats=InferenceStatistics(
+            success=_duration(found.success),
+            fail=_duration(found.fail),
+            queue=_duration(found.queue),
+            compute_input=_duration(found.decode),
+            compute_infer=_duration(found.run),
+            compute_output=nothing,
+            cache_hit=nothing,
+            cache_miss=nothing,
+        ),
+        batch_stats=[
+            BatchStatistics(
+                batch_size=size,
+                compute_input=nothing,
+                compute_infer=_duration(batch),
+                compute_output=nothing,
+            )
+            for size, batch in sorted(found.batches.items())
+        ],
+    )
+
+
+def log(serving: Serving) -> LogAnswer:
+    verbosity = LEVELS.index(serving.settings.log_level)
+    return LogAnswer(
+        log_info=verbosity <= LEVELS.index("info"),
+        log_warnings=verbosity <= LEVELS.index("warning"),
+        log_errors=True,
+        log_verbose_level=int(serving.settings.log_level == "debug"),
+    )
+
+
+def _duration(found: Duration) -> DurationAnswer:
+    return DurationAnswer(count=found.count, ns=found.ns)
+
+
+def _labels(manifest: Manifest) -> Sequence[str]:
+    """The classes that are answered, in the order of the outputs."""
+    return [label for task in manifest.tasks for label in manifest.without_retired(task.classes)]
+
+
+def _platform(serving: Serving) -> str:
+    return f"dne_{serving.engine.backend}"

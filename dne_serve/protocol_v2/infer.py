@@ -1,0 +1,120 @@
+"""Inference: a request's tensors to images, its logits to tensors. One request has one version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from dne_serve.engine import Floats, Resident
+from dne_serve.protocol_v2 import describe, scopes
+from dne_serve.protocol_v2.answers import OUTPUTS, Answers, check_requested, output_of
+from dne_serve.protocol_v2.body import HEADER_LENGTH, Asked, pack, unpack
+from dne_serve.protocol_v2.images import pictures_of
+from dne_serve.protocol_v2.openapi import INFER_ANSWER, INFER_BODY, refusals
+from dne_serve.protocol_v2.schemas import InferenceAnswer, RequestOutput, ResponseOutput
+from dne_serve.protocol_v2.scopes import ThisModel, Version
+from dne_serve.protocol_v2.tensors import encode
+from dne_serve.routes import Parts
+from dne_serve.serving import Serving
+from dne_serve.uploads import Picture
+from model_store.manifest import Preprocessing
+
+SMALL_BYTES = 32 << 10
+"""A body up to this size is read on the event loop: a trip to a thread would take longer."""
+
+router = scopes.predict()
+
+
+@router.post(
+    "/models/{model}/infer",
+    dependencies=[ThisModel],
+    openapi_extra=INFER_BODY,
+    responses={**INFER_ANSWER, **refusals(400, 404, 413, 415, 422, 503)},
+)
+async def infer(request: Request, serving: Parts) -> Response:
+    """Classes of one or many images, by the served version."""
+    return await _infer(request, serving, version=None)
+
+
+@router.post(
+    "/models/{model}/versions/{version}/infer",
+    dependencies=[ThisModel],
+    openapi_extra=INFER_BODY,
+    responses={**INFER_ANSWER, **refusals(400, 404, 413, 415, 422, 503)},
+)
+async def infer_by_version(request: Request, serving: Parts, version: Version) -> Response:
+    """Classes of one or many images, by any version in the store."""
+    return await _infer(request, serving, version=version)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    """The bytes of a request and what is needed to read them."""
+
+    data: bytes
+    header_length: str | None
+
+    def read(self, preprocessing: Preprocessing, *, max_images: int) -> tuple[Asked, list[Picture]]:
+        """Raises whatever is wrong with them, before an image is decoded."""
+        asked = unpack(self.data, header_length=self.header_length)
+        check_requested(asked.outputs)
+        pictures = pictures_of(asked.tensors, preprocessing=preprocessing, max_images=max_images)
+        return asked, pictures
+
+
+async def _infer(request: Request, serving: Serving, *, version: int | None) -> Response:
+    resident = await _resolve(serving, version)
+    body = _Body(
+        data=b"".join([chunk async for chunk in request.stream()]),
+        header_length=request.headers.get(HEADER_LENGTH),
+    )
+    asked, pictures = await _read(body, serving, resident.manifest.preprocessing)
+    logits = await serving.predictor.logits(resident, pictures=pictures)
+    return _answer(asked, resident, logits, model_name=serving.settings.model_name)
+
+
+async def _resolve(serving: Serving, version: int | None) -> Resident:
+    if serving.reloader.withdrawn or (version is None and serving.residents.served is None):
+        raise describe.why_not_ready(serving)
+    return await serving.predictor.resolve(version)
+
+
+async def _read(
+    body: _Body, serving: Serving, preprocessing: Preprocessing
+) -> tuple[Asked, list[Picture]]:
+    def read() -> tuple[Asked, list[Picture]]:
+        return body.read(preprocessing, max_images=serving.settings.max_images)
+
+    return read() if len(body.data) <= SMALL_BYTES else await run_in_threadpool(read)
+
+
+def _answer(
+    asked: Asked, resident: Resident, logits: Sequence[Floats], *, model_name: str
+) -> Response:
+    answers = Answers(resident, logits)
+    heads, encoded = [], []
+    for wanted in asked.outputs or [RequestOutput(name=name) for name in OUTPUTS]:
+        parameters = wanted.parameters
+        output = output_of(answers, name=wanted.name, classification=parameters.classification)
+        binary = asked.binary if parameters.binary_data is None else parameters.binary_data
+        values = encode(output, binary=binary)
+        heads.append(
+            ResponseOutput(
+                name=output.name,
+                shape=list(output.shape),
+                datatype=output.datatype,
+                parameters=None
+                if values.binary is None
+                else {"binary_data_size": len(values.binary)},
+                data=values.data,
+            )
+        )
+        encoded.append(values)
+    answer = InferenceAnswer(
+        model_name=model_name, model_version=str(resident.version), id=asked.id, outputs=heads
+    )
+    return pack(answer, outputs=encoded)

@@ -1,0 +1,106 @@
+"""The routes of the model repository: which versions there are, and which are in memory."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+
+from dne_serve.auth import actor_of
+from dne_serve.problems import Malformed
+from dne_serve.protocol_v2 import describe, scopes
+from dne_serve.protocol_v2.body import Model, parse
+from dne_serve.protocol_v2.openapi import INDEX_BODY, LOAD_BODY, refusals
+from dne_serve.protocol_v2.schemas import (
+    IndexRequest,
+    IndexRow,
+    LoadConfig,
+    LoadRequest,
+    StateAnswer,
+)
+from dne_serve.protocol_v2.scopes import ThisModel
+from dne_serve.routes import Parts
+
+log = logging.getLogger("dne_serve.protocol_v2")
+
+read = scopes.read()
+admin = scopes.admin()
+
+
+@read.post("/repository/index", openapi_extra=INDEX_BODY, responses=refusals(400, 413, 503))
+async def repository_index(request: Request, serving: Parts) -> list[IndexRow]:
+    """Every version in the store, and whether it can be asked for."""
+    asked = await _read(request, IndexRequest)
+    return await run_in_threadpool(describe.index, serving, only_ready=asked.ready)
+
+
+@admin.post(
+    "/repository/models/{model}/load",
+    dependencies=[ThisModel],
+    openapi_extra=LOAD_BODY,
+    responses=refusals(400, 404, 413, 503),
+)
+async def load(request: Request, serving: Parts) -> StateAnswer:
+    """Serves what the channel names now, and brings the versions of `config` into memory."""
+    versions = _versions(await _read(request, LoadRequest), most=serving.settings.max_resident)
+    await run_in_threadpool(serving.load)
+    if serving.residents.served is None:
+        raise describe.why_not_ready(serving)
+    for version in versions:
+        await serving.predictor.resolve(version)
+    log.info("loaded for %s: the channel's head and %s", actor_of(request), versions or "no more")
+    return StateAnswer(name=serving.settings.model_name, state="READY", reason="")
+
+
+@admin.post(
+    "/repository/models/{model}/unload",
+    dependencies=[ThisModel],
+    openapi_extra=LOAD_BODY,
+    responses=refusals(400, 404, 413, 503),
+)
+async def unload(request: Request, serving: Parts) -> StateAnswer:
+    """Serves nothing, until the model is loaded or the channel is moved through this server."""
+    asked = await _read(request, LoadRequest)
+    _refuse_other(asked.parameters, than="unload_dependents")
+    await run_in_threadpool(serving.withdraw)
+    log.warning("unloaded for %s", actor_of(request))
+    return StateAnswer(
+        name=serving.settings.model_name, state="UNAVAILABLE", reason=serving.error or ""
+    )
+
+
+async def _read(request: Request, model: type[Model]) -> Model:
+    """Whatever type it claims: clients claim none. An empty body asks for nothing special."""
+    body = await request.body()
+    return parse(body or b"{}", model)
+
+
+def _versions(asked: LoadRequest, *, most: int) -> list[int]:
+    """What a `config` names beside the channel's head, as Triton's version policy does."""
+    _refuse_other(asked.parameters, than="config")
+    config = asked.parameters.get("config")
+    if config is None:
+        return []
+    if not isinstance(config, str):
+        raise Malformed("config is a model configuration as JSON in a string")
+    try:
+        versions = parse(config.encode(), LoadConfig).version_policy.specific.versions
+    except Malformed as error:
+        raise Malformed(
+            f"config: {error}; of a model configuration, only a version_policy that names "
+            "specific versions is understood"
+        ) from error
+    if len(versions) > most:
+        raise Malformed(f"at most {most} versions are kept in memory besides the served one")
+    return versions
+
+
+def _refuse_other(parameters: dict[str, Any], *, than: str) -> None:
+    other = sorted(parameters.keys() - {than})
+    if other:
+        raise Malformed(
+            f"parameter {other[0][:64]!r} is not known: versions come from the store, and only "
+            f"{than!r} is understood here"
+        )

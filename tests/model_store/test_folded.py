@@ -1,0 +1,261 @@
+"""The folded form: the same logits as the reference, whatever the network looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.literal import literal
+from model_store.network import Network
+from model_store.network.flops import folded_flops, reference_flops
+from model_store.network.fold import FoldedExpert, fold_expert
+from model_store.network.folded import FoldedNetwork, Lineage
+from model_store.network.run import Part, stack_up
+from model_store.network.stack import Stack
+from model_store.network.views import Scratch
+from model_store.spec import NetworkSpec
+from tests.model_store.networks import GEOMETRY, IN_SEQUENCE, grown, images, task
+
+GEOMETRIES = st.builds(
+    NetworkSpec,
+    image_size=st.just(8),
+    patch_size=st.sampled_from([2, 4, 8]),
+    depth=st.integers(1, 3),
+    head_width=st.sampled_from([4, 8, 12]),
+    mlp_ratio=st.integers(1, 4),
+    qkv_bias=st.booleans(),
+    token=st.sampled_from(["class-attention", "in-sequence"]),
+)
+HEADS = st.lists(
+    st.tuples(st.integers(1, 4), st.sampled_from([0, 1, 2, 4])), min_size=1, max_size=6
+)
+
+
+def random_network(geometry: NetworkSpec, heads: Sequence[tuple[int, int]], seed: int) -> Network:
+    """`heads`: those of each task's expert, and into how many its own attention is cut."""
+    torch.manual_seed(seed)
+    network = Network(geometry)
+    for index, (count, attention_heads) in enumerate(heads):
+        network.expand(task(f"task{index}", heads=count, attention_heads=attention_heads))
+        with torch.no_grad():
+            for parameter in network.learnable():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return network.eval()
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest number."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def folded_experts(network: Network) -> list[FoldedExpert]:
+    return [
+        fold_expert(expert.state_dict(), spec=network.spec, index=index)
+        for index, expert in enumerate(network.experts)
+    ]
+
+
+@settings(max_examples=40)
+@given(geometry=GEOMETRIES, heads=HEADS, seed=st.integers(0, 1000), batch=st.integers(1, 4))
+def test_the_folded_form_is_the_same_function_for_any_spec(
+    geometry: NetworkSpec, heads: list[tuple[int, int]], seed: int, batch: int
+) -> None:
+    network = random_network(geometry, heads, seed).double()
+    x = images(batch, seed=seed).double()
+    with torch.no_grad():
+        assert relative_error(FoldedNetwork.of(network)(x), network(x)) <= 1e-8
+
+
+@settings(max_examples=20)
+@given(geometry=GEOMETRIES, width=st.sampled_from([16, 32]), heads=HEADS, seed=st.integers(0, 1000))
+def test_in_single_precision_logits_stay_within_a_hundred_thousandth(
+    geometry: NetworkSpec, width: int, heads: list[tuple[int, int]], seed: int
+) -> None:
+    network = random_network(replace(geometry, head_width=width), heads, seed)
+    x = images(2, seed=seed)
+    with torch.no_grad():
+        assert relative_error(FoldedNetwork.of(network)(x), network(x)) <= 1e-5
+
+
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+def test_many_tasks_whose_parameters_are_far_from_the_start_stay_as_close_to_the_truth(
+    geometry: NetworkSpec,
+) -> None:
+    reference, folded = [], []
+    for seed in range(8):
+        network = grown([2, 1, 1, 1, 2, 2, 1, 4, 4], geometry=geometry, seed=seed)
+        x = images(3, seed=seed)
+        with torch.no_grad():
+            found, plain = FoldedNetwork.of(network)(x), network(x)
+            truth = network.double()(x.double())
+        reference.append(relative_error(plain, truth))
+        folded.append(relative_error(found, truth))
+    assert sum(folded) <= 1.5 * sum(reference)
+
+
+def test_logits_of_a_network_that_was_trained_are_those_of_the_reference() -> None:
+    network = Network(replace(GEOMETRY, qkv_bias=True))
+    labels = torch.arange(12) % 2
+    for index, heads in enumerate([3, 1, 2, 1]):
+        network.expand(task(f"task{index}", heads=heads))
+        optimiser = torch.optim.AdamW(network.learnable(), lr=3e-3)
+        for step in range(12):
+            x = images(12, seed=step) + labels[:, None, None, None]
+            loss = torch.nn.functional.cross_entropy(network(x), labels + 2 * index)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    with torch.no_grad():
+        assert relative_error(FoldedNetwork.of(network)(x), network(x)) <= 1e-5
+
+
+def test_a_version_is_read_off_the_pass_of_a_longer_one() -> None:
+    network = grown([2, 1, 2, 2, 1], noise=0.1)
+    x = images(4)
+    with torch.no_grad():
+        token = FoldedNetwork.of(network).lineage.token(x)
+        for count in range(1, 5):
+            older = Network.assemble(
+                network.spec.until(count),
+                list(network.experts)[:count],
+                list(grown([2, 1, 2, 2, 1][:count], seed=7).heads),
+            )
+            expected = older(x)
+            assert relative_error(FoldedNetwork.of(older).classify(token), expected) <= 1e-5
+
+
+def test_old_slices_stay_when_an_expert_is_written_next_to_them() -> None:
+    network = grown([2, 1, 1, 1], noise=0.1)
+    experts = folded_experts(network)
+    x = images(3)
+    (part,) = stack_up(experts[:2])
+    older = Lineage(network.spec, first=experts[0], parts=[part])
+    before = older.token(x)
+    for expert in experts[2:]:
+        part.stack.append(expert)
+    longer = Lineage(
+        network.spec, first=experts[0], parts=[Part(stack=part.stack, count=part.stack.count)]
+    )
+    assert part.stack.count == 3
+    assert relative_error(older.token(x), before) <= 1e-5
+    assert relative_error(longer.token(x)[:, : before.shape[1]], before) <= 1e-5
+    with torch.no_grad():
+        expected = torch.cat(network.token_slices(x), dim=-1)
+    assert relative_error(longer.token(x), expected) <= 1e-5
+
+
+def test_room_is_made_once_for_several_experts() -> None:
+    experts = folded_experts(grown([2, 1, 1, 1, 1], noise=0.1))
+    stack = Stack(before=2, heads=1, attention_heads=1, blocks=3)
+    places = []
+    for expert in experts[1:]:
+        for _ in stack.appending(expert.edges, expert.blocks, room=2):
+            pass
+        places.append(stack.blocks[0].narrow[0].data_ptr())
+    assert len(set(places[:3])) == 1
+    assert places[3] != places[2]
+
+
+def test_branches_share_the_experts_before_the_fork() -> None:
+    trunk = grown([2, 1], noise=0.1)
+    x, scratch = images(3), Scratch()
+    experts = folded_experts(trunk)
+    (shared,) = stack_up(experts)
+    lineages = []
+    for seed, heads in ((1, 1), (2, 2)):
+        branch = Network.assemble(trunk.spec, list(trunk.experts), list(trunk.heads))
+        torch.manual_seed(seed)
+        branch.expand(task(f"branch{seed}", heads=heads))
+        newest = folded_experts(branch)[-1]
+        stack = Stack(before=3, heads=heads, attention_heads=heads, blocks=3)
+        stack.append(newest)
+        parts = [shared, Part(stack=stack, count=1)]
+        lineage = Lineage(branch.spec, first=experts[0], parts=parts, scratch=scratch)
+        with torch.no_grad():
+            expected = torch.cat(branch.token_slices(x), dim=-1)
+        lineages.append((lineage, expected))
+    for lineage, expected in lineages * 2:
+        assert relative_error(lineage.token(x), expected) <= 1e-5
+
+
+def test_an_expert_that_was_not_finished_leaves_no_trace() -> None:
+    network = grown([2, 1, 1], noise=0.1)
+    experts = folded_experts(network)
+    stranger = folded_experts(grown([2, 1, 1], seed=9))[-1]
+    (part,) = stack_up(experts[:2])
+    half = part.stack.appending(stranger.edges, stranger.blocks, room=1)
+    next(half)
+    part.stack.append(experts[2])
+    lineage = Lineage(
+        network.spec, first=experts[0], parts=[Part(stack=part.stack, count=part.stack.count)]
+    )
+    x = images(3)
+    with torch.no_grad():
+        expected = torch.cat(network.token_slices(x), dim=-1)
+    assert relative_error(lineage.token(x), expected) <= 1e-5
+
+
+def test_passes_of_any_size_and_mode_may_follow_each_other() -> None:
+    network = grown([2, 1, 2], noise=0.1)
+    with torch.inference_mode():
+        folded = FoldedNetwork.of(network)
+        assert relative_error(folded(images(2)), network(images(2))) <= 1e-5
+    assert relative_error(folded(images(5)), network(images(5)).detach()) <= 1e-5
+    with torch.no_grad():
+        assert relative_error(folded(images(2)), network(images(2))) <= 1e-5
+    with torch.inference_mode():
+        assert relative_error(folded(images(7)), network(images(7))) <= 1e-5
+
+
+def test_folding_keeps_nothing_of_the_weights_it_was_given() -> None:
+    network = grown([2, 1, 2], noise=0.1)
+    x = images(3)
+    with torch.no_grad():
+        expected = network(x)
+        folded = FoldedNetwork.of(network)
+        for parameter in network.parameters():
+            parameter.zero_()
+    assert relative_error(folded(x), expected) <= 1e-5
+
+
+def added_product_flops(
+    x: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...], **kwargs: object
+) -> int:
+    return 2 * a[0] * a[1] * b[1]
+
+
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+@pytest.mark.parametrize("heads", [[3], [3, 1], [4, 2]])
+def test_flops_are_those_that_torch_counts(geometry: NetworkSpec, heads: list[int]) -> None:
+    network = grown(heads, geometry=geometry)
+    counts = []
+    with torch.no_grad():
+        for run in (literal(network), FoldedNetwork.of(network)):
+            # torch counts attention where it is made of products.
+            counter = FlopCounterMode(
+                display=False, custom_mapping={torch.ops.aten.addmm_: added_product_flops}
+            )
+            with sdpa_kernel(SDPBackend.MATH), counter:
+                run(images(1))
+            counts.append(counter.get_total_flops())
+    # What torch cannot know to be half of a product: scaling and mixing element by element.
+    sources, own = sum(heads), heads[-1]
+    rows = geometry.positions * (geometry.depth - (geometry.token == "in-sequence")) + 1
+    elementwise = rows * 3 * own * sources * geometry.head_width if len(heads) > 1 else 0
+    assert reference_flops(network.spec) == counts[0]
+    assert folded_flops(network.spec) == counts[1] + elementwise
+
+
+def test_the_folded_form_needs_less_than_half_at_26_tasks() -> None:
+    spec = NetworkSpec(image_size=32, patch_size=4, depth=5)
+    for index in range(26):
+        spec = spec.expand(task(f"task{index}", heads=1 if index else 12))
+    assert folded_flops(spec) <= 0.5 * reference_flops(spec)
