@@ -12,6 +12,7 @@ from model_store.store import Store
 from tests.abuse.victim import Victim, serving
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.faults.conftest import Row, table
+from tests.live_server import TOKEN
 
 AbuseRow = Callable[[str, str, str], None]
 """`abuse_row(name, how, result)`: what was done to the server, how, and what came of it."""
@@ -30,7 +31,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def victim(models: Path) -> Iterator[Victim]:
     """`dne-serve` with its defaults, in a process of its own that all tests must leave alive."""
-    with serving("--store", str(models)) as victim:
+    admin = {"DNE_ADMIN_TOKEN": TOKEN}
+    with serving("--store", str(models), environment=admin) as victim:
         yield victim
         assert victim.is_alive()
 

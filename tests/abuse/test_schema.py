@@ -19,6 +19,8 @@ from tests.dne_serve.conftest import publish_digits, publish_letters
 
 pytest.importorskip("schemathesis", reason="THE OPENAPI DOCUMENT WAS NOT TRIED: no schemathesis")
 
+# Of all names that a path may hold, this one leads on; others are tried where it is not given.
+CONFIG = '[parameters]\n"path.model" = "dne"\n'
 # Bytes that fit the schema of an upload need not be an image, so they may be refused.
 UNFIT = "positive_data_acceptance"
 
@@ -30,7 +32,8 @@ class Run:
 
 
 def fuzzed(victim: Victim, folder: Path, *options: str, token: str | None = None) -> Run:
-    """Every check of every operation; what it finds fails the test."""
+    """Every check of every operation; what it finds fails the test. One worker: with two,
+    CPython 3.11 may fail while hypothesis looks at sources ("AST constructor recursion")."""
     report = folder / "report.json"
     header = ["--header", f"Authorization: Bearer {token}"] if token else []
     done = subprocess.run(
@@ -75,7 +78,9 @@ def test_schema_campaign(tmp_path: Path, abuse_row: AbuseRow, doors: str, sends:
     made = new_token(f"tests={scopes}")
     token = made.secret if sends == "a token" else None
     with serving("--store", store.location, environment={"DNE_TOKENS": made.line}) as victim:
-        run = fuzzed(victim, tmp_path, "--max-examples", "300", token=token)
+        if token:
+            (tmp_path / "schemathesis.toml").write_text(CONFIG)
+        run = fuzzed(victim, tmp_path, "--max-examples", "100", token=token)
         assert server_errors(victim, made.secret) == 0
     abuse_row(
         f"schemathesis, {doors} routes",
