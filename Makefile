@@ -6,7 +6,7 @@ READY := .venv/ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-faults test-contracts check format clean
+.PHONY: help demo test test-faults test-abuse test-contracts check format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -19,6 +19,9 @@ test: $(READY) ## the default tests: under five minutes on two cores
 
 test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/faults
+
+test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up requests: minutes, and a table at the end
+	$(BIN)/python -m pytest -q -m slow tests/abuse
 
 test-contracts: $(READY) ## break each contract of the design on purpose and see its test fail
 	$(BIN)/python tests/broken_on_purpose.py

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Mount
 from starlette.types import Receive, Send
 from starlette.types import Scope as Request
@@ -40,10 +41,17 @@ class ScopedRoute(APIRoute):
             options |= {"openapi_extra": extra, "responses": answers}
         super().__init__(path, endpoint, **options)
 
+    def _methods_here(self, scope: Request) -> list[str]:
+        """Of all routes with this path: another method is another route."""
+        routes = every_route(scope["app"].routes)
+        here = [one for one in routes if isinstance(one, APIRoute) and one.path == self.path]
+        return sorted({method for route in here for method in route.methods or ()})
+
     async def handle(self, scope: Request, receive: Receive, send: Send) -> None:
         if self.methods and scope["method"] not in self.methods:
-            await super().handle(scope, receive, send)  # 405 is said to everybody
-        elif self.needs is Scope.ADMIN:
+            # Said to everybody, token or not.
+            raise HTTPException(405, headers={"Allow": ", ".join(self._methods_here(scope))})
+        if self.needs is Scope.ADMIN:
             async with audited(scope, send) as watched:
                 _judge(scope, needs=self.needs)
                 await super().handle(scope, receive, watched)

@@ -41,6 +41,7 @@ PREDICT_BODY = {
                 "schema": {
                     "type": "object",
                     "required": [FIELD],
+                    "additionalProperties": False,
                     "properties": {
                         FIELD: {"type": "array", "minItems": 1, "items": BINARY["schema"]}
                     },

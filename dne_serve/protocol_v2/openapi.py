@@ -44,10 +44,18 @@ def _whole(schema: dict[str, Any]) -> dict[str, Any]:
             return node
         if "$ref" in node:
             return resolved(definitions[node["$ref"].rpartition("/")[2]])
-        return {key: resolved(value) for key, value in node.items()}
+        return _with_nulls({key: resolved(value) for key, value in node.items()})
 
     made: dict[str, Any] = resolved(schema)
     return made
+
+
+def _with_nulls(node: dict[str, Any]) -> dict[str, Any]:
+    """What may be left out may also be null: `schemas.Asked` takes both for the same."""
+    for name, schema in node.get("properties", {}).items():
+        if name not in node.get("required", ()):
+            schema["nullable"] = True
+    return node
 
 
 INDEX_BODY = body_of(IndexRequest, required=False)

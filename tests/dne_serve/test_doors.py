@@ -170,6 +170,13 @@ def test_the_token_is_judged_before_the_body_is_sent(guarded: Live, path: str, k
         assert connection.recv(12) == b"HTTP/1.1 401"
 
 
+def test_a_method_that_is_not_offered_is_405_with_all_that_are(guarded: Live) -> None:
+    answer = guarded.http.delete("/predict")
+    assert_problem(answer, 405)
+    assert answer.headers["allow"] == "POST"
+    assert guarded.http.delete("/v2/logging").headers["allow"] == "GET, POST"
+
+
 def test_a_broken_body_without_a_token_is_401_not_400(guarded: Live) -> None:
     headers = {"Content-Type": "application/json"}
     assert_problem(guarded.http.post("/rollback", content=b"{", headers=headers), 401)

@@ -61,10 +61,10 @@ def pytest_terminal_summary(
         terminalreporter.write_line(line)
 
 
-def table(rows: list[Row]) -> list[str]:
+def table(rows: list[Row], *, kind: str = "fault") -> list[str]:
     """The rows as a table that reads as text and as Markdown."""
     cells = [
-        ("fault", "how", "result", "s"),
+        (kind, "how", "result", "s"),
         *((row.name, row.how, row.result, f"{row.seconds:.0f}") for row in rows),
     ]
     widths = [max(len(line[column]) for line in cells) for column in range(4)]
