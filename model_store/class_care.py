@@ -93,6 +93,7 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
                     named(one): {named(answer): count for answer, count in answers.items()}
                     for one, answers in parent.metrics.confusion.items()
                 },
+                agreement=parent.metrics.agreement,
             ),
         }
 

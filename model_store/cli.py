@@ -87,9 +87,21 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
         subparser.add_argument(
             "--reason", metavar="T", default="", help="why; kept in the channel's history"
         )
-    export = add("export-onnx", export_version, help="write a version as an ONNX file")
+    export = add("export-onnx", export_version, help="write a version as ONNX files")
     _add_version(export)
-    export.add_argument("--out", metavar="DIR", type=Path, required=True, help="where to write it")
+    export.add_argument(
+        "--precision",
+        choices=["fp32", "int8"],
+        default="fp32",
+        help="of the large products: int8 is smaller and faster, and answers nearly the same",
+    )
+    export.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        required=True,
+        help="where to write them: versions in one folder share their experts",
+    )
     if not quick:
         from model_store.care_commands import add_class_care_commands
         from model_store.housekeeping import add_housekeeping_commands
@@ -231,11 +243,18 @@ def export_version(options: argparse.Namespace) -> int:
     # Here and not above: it imports torch, which no other command needs or should wait for.
     from model_store.onnx import export_onnx
 
-    path = export_onnx(store, options.number, out=options.out)
+    exported = export_onnx(store, options.number, out=options.out, precision=options.precision)
     if options.json:
-        print_json({"version": options.number, "path": str(path), "bytes": path.stat().st_size})
+        print_json(
+            {
+                "version": options.number,
+                "path": str(exported.path),
+                "bytes": exported.total_bytes,
+                "written_bytes": exported.written_bytes,
+            }
+        )
     else:
-        print(f"version {options.number} is in {path}")
+        print(f"version {options.number} is in {exported.path}, with the files that it names")
     return EXIT_OK
 
 

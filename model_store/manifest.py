@@ -300,6 +300,8 @@ def _body(draft: Draft) -> dict[str, Any]:
         del body["metrics"]["confusion"]
     if draft.network.token == "class-attention":
         del body["network"]["token"]
+    if not draft.metrics.agreement:
+        del body["metrics"]["agreement"]
     for task in body["tasks"]:
         if task["attention_heads"] is None:
             del task["attention_heads"]

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(max_length=2000)]
+Reduced = Literal["bf16", "int8"]
+"""Precisions below single precision."""
 
 
 class Record(BaseModel):
@@ -110,3 +112,6 @@ class Metrics(Record):
     """How often images of a class (outer) were taken for a class (inner); zeros are left out.
     Kept because the images may be forgotten. Not written where there is nothing."""
     gate: Gate | None = None
+    agreement: dict[Reduced, Share] = {}
+    """How often the answer in this precision was that in single precision. Not written where it
+    is empty, as in versions from before it was measured."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from model_store.quality import Accuracy, Calibration, Metrics, Unknown
+from trainer.agree import agreement_of
 from trainer.calibrate import calibrate
 from trainer.evaluate import Judged, in_batches, judged_by
 from trainer.gate import Candidate, Limits, decide
@@ -59,6 +60,12 @@ def assess(
             source=data.source if images else "none",
             confusion=judged.confusion() if images else {},
             gate=gate,
+            agreement=agreement_of(
+                student.network,
+                images=data.judged_by,
+                judged=judged,
+                preprocessing=student.preprocessing,
+            ),
         ),
         calibration=calibrate(judged, older=older, newest=newest),
         unknown=fit_threshold(judged.logits_NC, rate=unknown_rate),

@@ -325,6 +325,21 @@ def test_a_damaged_record_does_not_hide_that_the_next_one_was_written(
 # Starting
 
 
+def test_export_onnx_says_where_the_graph_is_and_what_was_written(
+    store: Store, tmp_path: Path, capsys: Capture
+) -> None:
+    told = []
+    for version, precision in (("2", "fp32"), ("3", "fp32"), ("3", "int8")):
+        where = ["--out", str(tmp_path / "onnx"), "--precision", precision]
+        assert main(["export-onnx", version, *where, "--store", store.location, "--json"]) == 0
+        told.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    first, second, small = told
+    assert first["written_bytes"] == first["bytes"]
+    assert second["written_bytes"] < second["bytes"]
+    assert Path(second["path"]).name == "version-00000003.onnx"
+    assert Path(small["path"]).name == "version-00000003.int8.onnx"
+
+
 @pytest.mark.parametrize(
     "arguments", [["list"], ["verify"], ["show", "1"], ["rollback", "--to", "1"]]
 )

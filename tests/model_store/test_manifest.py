@@ -129,3 +129,16 @@ def test_a_shard_that_is_named_twice_counts_once() -> None:
     assert total_bytes((*manifest.model_shards, *manifest.model_shards)) == sum(
         ref.bytes for ref in manifest.model_shards
     )
+
+
+def test_agreement_is_written_only_where_it_was_measured() -> None:
+    draft = prepare().draft
+    before = encode(draft, version=1)
+    assert b"agreement" not in before
+    measured = draft.model_copy(
+        update={"metrics": draft.metrics.model_copy(update={"agreement": {"int8": 0.995}})}
+    )
+    sealed = encode(measured, version=1)
+    assert b'"agreement":{"int8":0.995}' in sealed
+    assert decode("a version", sealed, version=1).metrics.agreement == {"int8": 0.995}
+    assert decode("a version", before, version=1).metrics.agreement == {}

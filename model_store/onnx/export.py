@@ -1,0 +1,103 @@
+"""Writes a version into a folder, beside others that share its experts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from model_store.codec import load_network
+from model_store.errors import WriteFailed
+from model_store.manifest import Manifest
+from model_store.onnx.model import OnnxPrecision, onnx_model, weights_of
+from model_store.onnx.weights import DataFile, pack
+from model_store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """`path` is the graph. `total_bytes`: it and the files that it refers to; `written_bytes`:
+    those of them that were not there before."""
+
+    path: Path
+    written_bytes: int
+    total_bytes: int
+
+
+def export_onnx(
+    store: Store, version: int, *, out: Path, precision: OnnxPrecision = "fp32"
+) -> Exported:
+    """Writes `out/version-NNNNNNNN.onnx`, in 8 bits `version-NNNNNNNN.int8.onnx`, after the data
+    files that it refers to. Every file is whole or not there, and one that is there already is
+    hashed again, not trusted."""
+    manifest = store.manifest(version)
+    weights = weights_of(load_network(store.read_shard, manifest), precision=precision)
+    files = {part: pack(arrays) for part, arrays in weights.parts.items()}
+    model = onnx_model(
+        weights,
+        files=files,
+        metadata={**_metadata(manifest), "precision": precision},
+        places=manifest.places,
+    )
+    ending = "onnx" if precision == "fp32" else f"{precision}.onnx"
+    path = out / f"version-{version:08d}.{ending}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        written = [_keep(out / file.name, file) for file in files.values()]
+        graph_bytes = _write_graph(path, model)
+    except OSError as error:
+        raise WriteFailed(f"cannot write {path}: {error.strerror}") from error
+    return Exported(
+        path=path,
+        written_bytes=sum(written) + graph_bytes,
+        total_bytes=sum(len(file.data) for file in files.values()) + graph_bytes,
+    )
+
+
+def _keep(path: Path, file: DataFile) -> int:
+    """The bytes that had to be written."""
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == path.stem:
+        return 0
+    with _replacing(path) as temporary:
+        temporary.write_bytes(file.data)
+    return len(file.data)
+
+
+def _write_graph(path: Path, model: onnx.ModelProto) -> int:
+    data = model.SerializeToString(deterministic=True)
+    with _replacing(path) as temporary:
+        temporary.write_bytes(data)
+        onnx.checker.check_model(temporary)  # by its path: it looks for the data files there
+    return len(data)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file to write that takes the name of `path` when all went well."""
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    temporary = Path(name)
+    try:
+        os.close(handle)
+        yield temporary
+        temporary.chmod(0o644)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _metadata(manifest: Manifest) -> dict[str, str]:
+    return {
+        "version": str(manifest.version),
+        "digest": manifest.digest,
+        "classes": json.dumps(manifest.classes, ensure_ascii=False),
+        "preprocessing": manifest.preprocessing.model_dump_json(),
+        "temperature": repr(manifest.calibration.temperature),
+    }

@@ -1,0 +1,147 @@
+"""From arrays to an ONNX model that refers to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from model_store.network import Network
+from model_store.network.fold import fold_expert
+from model_store.onnx.graph import GraphOf
+from model_store.onnx.quantise import quantised
+from model_store.onnx.runs import runs_of
+from model_store.onnx.weights import (
+    Arrays,
+    DataFile,
+    classifier_arrays,
+    expert_arrays,
+)
+from model_store.onnx.writer import Writer
+from model_store.spec import NetworkSpec
+
+OPSET = 20  # the first with Gelu
+IR_VERSION = 10  # what runtimes of the last years read
+
+OnnxPrecision = Literal["fp32", "int8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """The arrays of a version by where they belong: `experts.0`, `experts.1` … and `heads`."""
+
+    spec: NetworkSpec
+    parts: Mapping[str, Arrays]
+
+    def named(self) -> Arrays:
+        """Every array by its name in the graph."""
+        return {
+            f"{part}.{name}": array
+            for part, arrays in self.parts.items()
+            for name, array in arrays.items()
+        }
+
+
+def weights_of(network: Network, *, precision: OnnxPrecision = "fp32") -> Weights:
+    """Folds a network that was loaded."""
+    spec = network.spec
+    parts = {
+        f"experts.{index}": arrays_of_expert(
+            expert.state_dict(), spec=spec, index=index, precision=precision
+        )
+        for index, expert in enumerate(network.experts)
+    }
+    return Weights(spec=spec, parts={**parts, "heads": arrays_of_heads(network)})
+
+
+def arrays_of_expert(
+    state: Mapping[str, Tensor], *, spec: NetworkSpec, index: int, precision: OnnxPrecision = "fp32"
+) -> Arrays:
+    """What an expert is in every version that has it: it depends on the expert's own shard, and
+    of `spec` on nothing that is younger."""
+    (run,) = (run for run in runs_of(spec) if index in run.experts)
+    with torch.inference_mode(False), torch.no_grad():
+        folded = fold_expert(state, spec=spec, index=index)
+        arrays = expert_arrays(folded, before=run.before, token=spec.token)
+    return quantised(arrays, is_first=run.is_first) if precision == "int8" else arrays
+
+
+def arrays_of_heads(network: Network) -> Arrays:
+    state, tasks = network.heads.state_dict(), range(len(network.spec.tasks))
+    with torch.no_grad():
+        return classifier_arrays(
+            torch.cat([state[f"{task}.weight"] for task in tasks]),
+            torch.cat([state[f"{task}.bias"] for task in tasks]),
+        )
+
+
+def onnx_model(
+    weights: Weights,
+    *,
+    files: Mapping[str, DataFile],
+    metadata: Mapping[str, str],
+    places: Sequence[int] | None = None,
+) -> onnx.ModelProto:
+    """The graph, with every weight in the file of its part. With `places` only those logits are
+    given, in that order."""
+    writer = Writer()
+    for part, arrays in weights.parts.items():
+        for name, array in arrays.items():
+            file = files[part]
+            writer.declare(f"{part}.{name}", array, location=file.name, offset=file.offsets[name])
+    spec = weights.spec
+    logits = GraphOf(writer, spec).logits()
+    if places is not None and len(places) < len(spec.classes):
+        logits = writer.op("Gather", logits, writer.integers(*places), axis=1)
+    writer.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
+    size, classes = spec.image_size, len(places or spec.classes)
+    graph = helper.make_graph(
+        writer.nodes,
+        "dne",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, size, size])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])],
+        writer.initializers,
+    )
+    model = helper.make_model(
+        graph,
+        producer_name="dne-serve",
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+    )
+    helper.set_model_props(model, dict(metadata))
+    return model
+
+
+def network_to_onnx(
+    network: Network,
+    *,
+    metadata: Mapping[str, str],
+    places: Sequence[int] | None = None,
+    precision: OnnxPrecision = "fp32",
+) -> onnx.ModelProto:
+    """A model that holds its weights itself."""
+    weights = weights_of(network, precision=precision)
+    model = onnx_model(weights, files=in_memory(weights), metadata=metadata, places=places)
+    inline(model, weights.named())
+    onnx.checker.check_model(model)
+    return model
+
+
+def in_memory(weights: Weights, *, name: str = "") -> dict[str, DataFile]:
+    """Stands for files where none are written."""
+    return {
+        part: DataFile(name=name, data=b"", offsets=dict.fromkeys(arrays, 0))
+        for part, arrays in weights.parts.items()
+    }
+
+
+def inline(model: onnx.ModelProto, arrays: Arrays) -> None:
+    """Puts these weights into the model itself."""
+    for tensor in model.graph.initializer:
+        if tensor.name in arrays:
+            tensor.CopyFrom(numpy_helper.from_array(arrays[tensor.name], tensor.name))

@@ -1,0 +1,140 @@
+"""What an exported expert consists of: arrays with names, and the bytes of a file.
+
+An expert's arrays follow from its folded form and from how many heads were there before the run
+that it stands in (`network/run.py`), and so from its lineage alone: all versions that have the
+expert have the same arrays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model_store.network.fold import (
+    FoldedAttention,
+    FoldedBlock,
+    FoldedExpert,
+    FoldedLinear,
+    FoldedReading,
+)
+from model_store.spec import Token
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+
+ALIGNMENT = 64
+"""Bytes. Runtimes use an array where it lies in a mapped file if it begins at a cache line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """Arrays one after the other. The file is named by the SHA-256 of its bytes."""
+
+    name: str
+    data: bytes
+    offsets: Mapping[str, int]
+
+
+def pack(arrays: Arrays) -> DataFile:
+    """The file that holds these arrays, in this order."""
+    parts: list[bytes] = []
+    offsets: dict[str, int] = {}
+    end = 0
+    for name, array in arrays.items():
+        offsets[name] = end
+        padding = -array.nbytes % ALIGNMENT
+        parts += [array.tobytes(), bytes(padding)]
+        end += array.nbytes + padding
+    data = b"".join(parts)
+    return DataFile(name=f"{hashlib.sha256(data).hexdigest()}.bin", data=data, offsets=offsets)
+
+
+def classifier_arrays(weight_YC: Tensor, bias_Y: Tensor) -> Arrays:
+    return {"weight": _array(weight_YC.T), "bias": _array(bias_Y)}
+
+
+def expert_arrays(expert: FoldedExpert, *, before: int, token: Token) -> Arrays:
+    """`before`: the heads of the lineage before the run of this expert; 0 for the first."""
+    arrays = dict(_expert(expert, before=before))
+    if token == "in-sequence":
+        del arrays["token"]  # it is in `position`
+    return arrays
+
+
+def _expert(expert: FoldedExpert, *, before: int) -> Iterator[tuple[str, Array]]:
+    edges = expert.edges
+    yield "embed", _array(edges.embed_IC)
+    yield "position", _array(edges.position_PC)
+    yield "token", _array(edges.token_C)
+    yield "norm.weight", _array(edges.norm_weight_C)
+    yield "norm.bias", _array(edges.norm_bias_C)
+    *others, last = expert.blocks
+    for number, block in enumerate(others):
+        yield from _block(block, f"blocks.{number}", before, _attention(block.attention))
+    reading = _last_attention(last.attention, heads=expert.attention_heads)
+    yield from _block(last, "blocks.last", before, reading)
+
+
+def _block(
+    block: FoldedBlock, name: str, before: int, attention: Arrays
+) -> Iterator[tuple[str, Array]]:
+    for part, array in attention.items():
+        yield f"{name}.attention.{part}", array
+    yield f"{name}.norm.weight", _array(block.norm_weight_C)
+    yield f"{name}.norm.bias", _array(block.norm_bias_C)
+    for part, layer in (("widen", block.widen), ("narrow", block.narrow)):
+        for inner, array in _layer(layer, before=before if part == "narrow" else None).items():
+            yield f"{name}.{part}.{inner}", array
+
+
+def _attention(attention: FoldedAttention) -> Arrays:
+    # Only queries have a bias; with zeros after it the product and the sum are one operation.
+    none = torch.zeros(2 * len(attention.query_bias_C), dtype=attention.query_bias_C.dtype)
+    return {
+        "qkv.weight": _array(attention.qkv_CX),
+        "qkv.bias": _array(torch.cat((attention.query_bias_C, none))),
+        "out.weight": _array(attention.out_CC),
+        "out.bias": _array(attention.out_bias_C),
+    }
+
+
+def _last_attention(attention: FoldedAttention, *, heads: int) -> Arrays:
+    """For one query: keys are read through [heads, width, C], values through [heads, C, width]."""
+    query_CC, key_CC, value_CC = attention.qkv_CX.chunk(3, dim=1)
+    by_head = (len(query_CC), heads, -1)
+    return {
+        "query.weight": _array(query_CC),
+        "query.bias": _array(attention.query_bias_C),
+        "key": _array(key_CC.reshape(by_head).permute(1, 2, 0)),
+        "value": _array(value_CC.reshape(by_head).permute(1, 0, 2)),
+        "out.weight": _array(attention.out_CC),
+        "out.bias": _array(attention.out_bias_C),
+    }
+
+
+def _layer(layer: FoldedLinear | FoldedReading, *, before: int | None) -> Arrays:
+    """The values of a reading layer: one matrix for all sources where `before` is None, else a
+    matrix a source, those of sources before the run and in it apart."""
+    if isinstance(layer, FoldedLinear):
+        return {"weight": _array(layer.weight_IO), "bias": _array(layer.bias_O)}
+    value_HDE = layer.value_HDE
+    values = (
+        {"value": _array(value_HDE.flatten(0, 1))}
+        if before is None
+        else {"before": _array(value_HDE[:before]), "own": _array(value_HDE[before:])}
+    )
+    # A lone head has its scale in its values.
+    scale = {"scale": _array(layer.scale_K)} if len(layer.scale_K) > 1 else {}
+    bias = _array(layer.value_bias_HE)
+    return {"ask": _array(layer.ask_DD), **values, "bias": bias, **scale}
+
+
+def _array(tensor: Tensor) -> Array:
+    return np.ascontiguousarray(tensor.detach().cpu().numpy())

@@ -1,0 +1,96 @@
+"""Collects the nodes and constants of an ONNX graph, and names what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from model_store.onnx.weights import Array
+
+
+class Writer:
+    """Weights are named here and kept elsewhere; constants are small and stand in the graph."""
+
+    def __init__(self) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.initializers: list[onnx.TensorProto] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._declared: set[str] = set()
+        self._once: dict[tuple[str, str], list[str]] = {}
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{kind}_{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, list(inputs), [name], **attributes))
+        return name
+
+    def ops(self, kind: str, *inputs: str, count: int, **attributes: Any) -> list[str]:
+        """A node that gives several values."""
+        names = [f"{kind}_{len(self.nodes)}_{part}" for part in range(count)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
+        return names
+
+    def once(self, kind: str, value: str, *, count: int) -> list[str]:
+        """As `ops` without attributes; the same node for the same value."""
+        if (kind, value) not in self._once:
+            self._once[kind, value] = self.ops(kind, value, count=count)
+        return self._once[kind, value]
+
+    def declare(self, name: str, array: Array, *, location: str, offset: int) -> None:
+        """A weight: its type, its shape, and the file and place of its bytes."""
+        tensor = TensorProto(
+            name=name,
+            dims=array.shape,
+            data_type=helper.np_dtype_to_tensor_dtype(array.dtype),
+            data_location=TensorProto.EXTERNAL,
+        )
+        place = {"location": location, "offset": str(offset), "length": str(array.nbytes)}
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=value)
+        self.initializers.append(tensor)
+        self._declared.add(name)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a weight of this name."""
+        return name in self._declared
+
+    def constant(self, array: NDArray[np.float32] | NDArray[np.int64]) -> str:
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"constant_{len(self._constants)}"
+            self.initializers.append(numpy_helper.from_array(array, name))
+            self._constants[key] = name
+        return self._constants[key]
+
+    def integers(self, *values: int) -> str:
+        return self.constant(np.asarray(values, dtype=np.int64))
+
+    def reshape(self, value: str, *shape: int) -> str:
+        return self.op("Reshape", value, self.integers(*shape))
+
+    def transpose(self, value: str, *order: int) -> str:
+        return self.op("Transpose", value, perm=list(order))
+
+    def split(self, value: str, *, parts: int, axis: int) -> list[str]:
+        return self.ops("Split", value, count=parts, axis=axis, num_outputs=parts)
+
+    def first(self, value: str, *, end: int, axis: int, begin: int = 0) -> str:
+        """The places from `begin` to `end` on an axis."""
+        bounds = (self.integers(one) for one in (begin, end, axis))
+        return self.op("Slice", value, *bounds)
+
+    def stack(self, values: Sequence[str], *, axis: int = 0) -> str:
+        """Values of equal shape along a new axis."""
+        return self.join([self.op("Unsqueeze", v, self.integers(axis)) for v in values], axis=axis)
+
+    def join(self, values: Sequence[str], *, axis: int) -> str:
+        return values[0] if len(values) == 1 else self.op("Concat", *values, axis=axis)
+
+    def normalised(self, value: str, *, width: int, eps: float) -> str:
+        """Without scale and bias."""
+        ones = self.constant(np.ones(width, dtype=np.float32))
+        return self.op("LayerNormalization", value, ones, axis=-1, epsilon=eps)

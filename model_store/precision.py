@@ -1,0 +1,216 @@
+"""Which precision a version may be computed in, and which is fastest on this machine.
+
+A reduced precision is used only where two things are known: a child process has shown that its
+instructions run here (virtual machines advertise some that kill the process), and the version's
+manifest says that its answers agree with those of single precision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+from model_store.cache import cache_folder
+from model_store.errors import WrongUsage
+from model_store.quality import Reduced
+
+Precision = Literal["fp32", "bf16", "int8"]
+Asked = Literal["auto", "fp32", "bf16", "int8"]
+
+MIN_AGREEMENT = 0.99
+TRIAL_S = 60.0
+REMEMBERED = "precision.json"
+MAX_REMEMBERED_BYTES = 1 << 16
+
+log = logging.getLogger("model_store.precision")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What a child process found out about a precision on this machine. `speedup` is over single
+    precision, and 0 where it does not run; then `reason` says why."""
+
+    runs: bool
+    speedup: float = 0.0
+    reason: str = ""
+    lasting: bool = True
+    """Whether it would come out the same next time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """`refused`: why a precision that was asked for, or could have been faster, is not used."""
+
+    precision: Precision
+    refused: tuple[str, ...] = ()
+
+
+def choose(
+    agreement: Mapping[Reduced, float],
+    *,
+    asked: Asked,
+    offered: Sequence[Reduced],
+    try_out: Callable[[Reduced], Trial],
+) -> Choice:
+    """The precision for a version with this agreement, of those that the backend has.
+
+    `auto` is the fastest that may be used. One that was asked for is used if it may be, however
+    fast it is; else single precision is.
+    """
+    wanted = tuple(one for one in offered if asked in ("auto", one))
+    refused: list[str] = []
+    passed: dict[Reduced, Trial] = {}
+    for one in wanted:
+        reason = disagreement(one, agreement)
+        trial = None if reason else try_out(one)
+        if trial is not None and trial.runs:
+            passed[one] = trial
+        else:
+            refused.append(reason or f"{one} does not run here: {trial.reason if trial else ''}")
+    best = max(passed, key=lambda one: passed[one].speedup, default=None)
+    if best is None or (asked == "auto" and passed[best].speedup <= 1):
+        return Choice(precision="fp32", refused=tuple(refused))
+    return Choice(precision=best, refused=tuple(refused))
+
+
+def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str | None:
+    """Why a version may not be computed in a precision; None where it may."""
+    share = agreement.get(precision)
+    if share is None:
+        return f"{precision} was not compared with single precision when it was published"
+    if share < MIN_AGREEMENT:
+        return (
+            f"{precision} agrees with single precision on {share:.1%} of held-out images only, "
+            f"and {MIN_AGREEMENT:.0%} are needed"
+        )
+    return None
+
+
+def refuse_unless_it_runs(asked: Asked, *, offered: Sequence[Reduced], backend: str) -> None:
+    """For a precision that was asked for by name: WrongUsage where it cannot be had."""
+    if asked == "auto" or asked == "fp32":
+        return
+    if asked not in offered:
+        raise WrongUsage(f"precision {asked} was asked for, and the backend {backend} has none")
+    trial = try_out(asked)
+    if not trial.runs:
+        raise WrongUsage(f"precision {asked} was asked for, and does not run here: {trial.reason}")
+
+
+def try_out(precision: Reduced) -> Trial:
+    """Whether a precision runs on this machine, and how fast: from memory, or by trying it."""
+    path, machine = cache_folder() / REMEMBERED, _machine()
+    known = _remembered(path)
+    found = known.get(machine, {}).get(precision)
+    if found is not None:
+        return found
+    trial = try_in_child([sys.executable, "-m", "model_store.onnx.trial", precision])
+    log.info("precision %s: %s", precision, trial)
+    if trial.lasting:
+        _remember(path, {**known, machine: {**known.get(machine, {}), precision: trial}})
+    return trial
+
+
+def try_in_child(command: Sequence[str], *, timeout_s: float = TRIAL_S) -> Trial:
+    """Runs a command that ends with the speed-up on its last line, and outlives its death."""
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Trial(runs=False, reason=f"it took longer than {timeout_s:g} s", lasting=False)
+    except OSError as error:
+        return Trial(runs=False, reason=f"it cannot be tried: {error.strerror}", lasting=False)
+    if ended.returncode < 0:
+        number = -ended.returncode
+        reason = f"the processor or the system ended it ({_signal_name(number)})"
+        return Trial(runs=False, reason=reason, lasting=number == signal.SIGILL)
+    try:
+        speedup = float(ended.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        told = ended.stderr.strip().splitlines() or ["it said nothing"]
+        return Trial(runs=False, reason=told[-1][:200], lasting=False)
+    return Trial(runs=True, speedup=round(speedup, 3))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+Known = Mapping[str, Mapping[str, Trial]]
+"""By machine and precision."""
+
+
+def _remembered(path: Path) -> Known:
+    """What earlier starts found out. Whatever is wrong with it costs a trial."""
+    try:
+        with path.open("rb") as file:
+            told = json.loads(file.read(MAX_REMEMBERED_BYTES))
+        return {
+            machine: {name: _trial(one) for name, one in trials.items()}
+            for machine, trials in told.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        log.warning("%s cannot be used, and precisions are tried again: %s", path, error)
+        return {}
+
+
+def _trial(told: Mapping[str, object]) -> Trial:
+    runs, speedup, reason = (told.get(name) for name in ("runs", "speedup", "reason"))
+    if not (
+        isinstance(runs, bool) and isinstance(speedup, int | float) and isinstance(reason, str)
+    ):
+        raise TypeError("a trial is written in another way")
+    return Trial(runs=runs, speedup=float(speedup), reason=reason)
+
+
+def _remember(path: Path, known: Known) -> None:
+    text = json.dumps(
+        {
+            machine: {name: _told(trial) for name, trial in trials.items()}
+            for machine, trials in known.items()
+        }
+    )
+    unfinished = path.with_name(f"tmp-{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished.write_text(text)
+        unfinished.replace(path)
+    except OSError as error:
+        log.warning("%s cannot be written: %s", path, error.strerror)
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _told(trial: Trial) -> dict[str, object]:
+    return {name: value for name, value in asdict(trial).items() if name != "lasting"}
+
+
+def _machine() -> str:
+    """All that the outcome of a trial depends on, as a digest: it tells nobody whose it is."""
+    facts = [platform.machine(), str(os.cpu_count()), os.environ.get("ONEDNN_MAX_CPU_ISA", "")]
+    for package in ("torch", "onnxruntime", "onnxruntime-gpu"):
+        with suppress(PackageNotFoundError):
+            facts.append(f"{package} {version(package)}")
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        facts += sorted({line for line in lines if line.startswith(("model name", "flags"))})
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
