@@ -386,7 +386,7 @@ def test_load_brings_the_versions_of_a_policy_into_memory(live: Live) -> None:
         {"config": '{"max_batch_size": 4}'},
         {"config": '{"version_policy": {"latest": {"num_versions": 2}}}'},
         {"config": '{"version_policy": {"specific": {"versions": [0]}}}'},
-        {"config": '{"version_policy": {"specific": {"versions": [1, 1, 1, 1, 1]}}}'},
+        {"config": f'{{"version_policy": {{"specific": {{"versions": {[1] * 1001}}}}}}}'},
         {"files": {"file:1/model.onnx": b"abc"}},
     ],
 )
