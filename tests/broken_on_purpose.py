@@ -87,6 +87,14 @@ BREAKS = (
         "tests/dne_serve/test_reloader.py::test_a_request_keeps_the_version_it_began_with",
     ),
     Break(
+        "6 a request of the Open Inference Protocol has one version",
+        "dne_serve/protocol_v2/infer.py",
+        "    logits = await serving.predictor.logits(resident, pictures=pictures)\n",
+        "    logits = await serving.predictor.logits(resident, pictures=pictures)\n"
+        "    resident = await _resolve(serving, version)\n",
+        "tests/dne_serve/test_protocol_v2.py::test_a_request_keeps_the_version_it_began_with",
+    ),
+    Break(
         "7 a failed load keeps the old version",
         "dne_serve/reloader.py",
         "            self._remember(head, error)\n            raise\n",

@@ -206,8 +206,10 @@ def test_a_version_published_elsewhere_appears_by_itself(watched: Watched, live:
 
 def test_the_documentation_renders(watched: Watched, live: Live) -> None:
     watched.page.goto(f"{live.url}/docs")
-    operations = watched.page.locator(".opblock")
-    playwright.expect(operations).to_have_count(10)
+    paths = live.http.get("/openapi.json").json()["paths"]
+    operations = sum(map(len, paths.values()))
+    assert operations > 10
+    playwright.expect(watched.page.locator(".opblock")).to_have_count(operations)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
