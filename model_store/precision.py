@@ -99,17 +99,6 @@ def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str 
     return None
 
 
-def refuse_unless_it_runs(asked: Asked, *, offered: Sequence[Reduced], backend: str) -> None:
-    """For a precision that was asked for by name: WrongUsage where it cannot be had."""
-    if asked == "auto" or asked == "fp32":
-        return
-    if asked not in offered:
-        raise WrongUsage(f"precision {asked} was asked for, and the backend {backend} has none")
-    trial = try_out(asked)
-    if not trial.runs:
-        raise WrongUsage(f"precision {asked} was asked for, and does not run here: {trial.reason}")
-
-
 def try_out(precision: Reduced) -> Trial:
     """Whether a precision runs on this machine, and how fast: from memory, or by trying it."""
     path, machine = cache_folder() / REMEMBERED, _machine()
@@ -122,6 +111,23 @@ def try_out(precision: Reduced) -> Trial:
     if trial.lasting:
         _remember(path, {**known, machine: {**known.get(machine, {}), precision: trial}})
     return trial
+
+
+def refuse_unless_it_runs(
+    asked: Asked,
+    *,
+    offered: Sequence[Reduced],
+    backend: str,
+    try_out: Callable[[Reduced], Trial] = try_out,
+) -> None:
+    """For a precision that was asked for by name: WrongUsage where it cannot be had."""
+    if asked == "auto" or asked == "fp32":
+        return
+    if asked not in offered:
+        raise WrongUsage(f"precision {asked} was asked for, and the backend {backend} has none")
+    trial = try_out(asked)
+    if not trial.runs:
+        raise WrongUsage(f"precision {asked} was asked for, and does not run here: {trial.reason}")
 
 
 def try_in_child(command: Sequence[str], *, timeout_s: float = TRIAL_S) -> Trial:
