@@ -119,6 +119,7 @@ def serve(settings: Settings, *, as_json: bool) -> int:
             device=settings.device,
             threads=settings.threads,
             max_batch=settings.max_batch,
+            precision=settings.precision,
         )
         config = server_config(create_app(settings, engine=engine), settings)
         # Whoever reads the announcement may connect at once: the kernel holds it until we accept.

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dne_serve.precision import Precisions
 from model_store.errors import StoreError, WrongUsage
 from model_store.manifest import Manifest, ShardRef
+from model_store.precision import Asked
 from model_store.preprocess import Pixels, normalise
+from model_store.quality import Reduced
 from model_store.shard import check_shard, expected_tensors
 
 if TYPE_CHECKING:  # torch takes seconds to import: only `choose_engine` does it
@@ -156,7 +159,7 @@ class OnnxEngine:
 
     backend = "onnx"
 
-    def __init__(self, *, device: str, threads: int | None) -> None:
+    def __init__(self, *, device: str, threads: int | None, precision: Asked = "fp32") -> None:
         if importlib.util.find_spec("onnxruntime") is None:
             raise WrongUsage(
                 "the backend onnx needs onnxruntime: install dne-serve[onnx], or dne-serve[gpu]"
@@ -168,9 +171,12 @@ class OnnxEngine:
             raise WrongUsage("device cuda was asked for, and onnxruntime has no CUDA provider here")
         self.device = "cuda" if has_cuda and device != "cpu" else "cpu"
         self._threads = threads
+        offered: tuple[Reduced, ...] = ("int8",) if self.device == "cpu" else ()
+        self._precisions = Precisions(precision, offered=offered, backend=self.backend)
         self.experts: dict[str, Expert] = {}
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
+        self._precisions.of(manifest)  # here, because the engine thread must not wait for it
         needed = [ref for ref in manifest.model_shards if ref.sha256 not in self.experts]
         return Fetched(manifest=manifest, shards=_read(manifest, needed, read))
 
@@ -178,17 +184,19 @@ class OnnxEngine:
         import onnxruntime
 
         from model_store.codec import load_network
-        from model_store.onnx import network_to_onnx
+        from model_store.onnx.model import OnnxPrecision, network_to_onnx
 
         network = load_network(
             lambda ref: fetched.shards[ref.sha256], fetched.manifest, known=self.experts
         )
         yield
+        chosen = self._precisions.of(fetched.manifest)
+        precision: OnnxPrecision = "int8" if chosen == "int8" else "fp32"
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads or 0  # 0: as many as there are cores
         gpu = ["CUDAExecutionProvider"] if self.device == "cuda" else []
         session = onnxruntime.InferenceSession(
-            network_to_onnx(network, metadata={}).SerializeToString(),
+            network_to_onnx(network, metadata={}, precision=precision).SerializeToString(),
             options,
             providers=[*gpu, "CPUExecutionProvider"],
         )
@@ -205,9 +213,17 @@ class OnnxEngine:
         yield
 
 
-def choose_engine(backend: str, *, device: str, threads: int | None, max_batch: int = 1) -> Engine:
+def choose_engine(
+    backend: str,
+    *,
+    device: str,
+    threads: int | None,
+    max_batch: int = 1,
+    precision: Asked = "auto",
+) -> Engine:
     if backend == "onnx":
-        return OnnxEngine(device=device, threads=threads)
+        return OnnxEngine(device=device, threads=threads, precision=precision)
+    Precisions(precision, offered=(), backend=backend)  # torch computes in single precision
     return TorchEngine(device=device, threads=threads, max_batch=max_batch)
 
 

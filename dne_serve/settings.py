@@ -20,6 +20,7 @@ from dne_serve.rules import parse_rules
 from model_store.channel import ChannelName
 from model_store.errors import WrongUsage
 from model_store.manifest import first_reason
+from model_store.precision import Asked
 from model_store.signing import Trust, load_trust
 
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]
@@ -53,6 +54,11 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     backend: Literal["torch", "onnx"] = Field("torch", description="what runs the network")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where it runs")
+    precision: Asked = Field(
+        "auto",
+        description="auto, fp32, bf16 or int8; a reduced one computes only versions whose answers "
+        "it was found to leave as they are",
+    )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="threads of the engine (default: what the backend chooses)"
     )

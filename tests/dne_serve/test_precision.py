@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,11 @@ from tests.dne_serve.test_engine import images
 pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
 
 FAST = Trial(runs=True, speedup=2.0)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DNE_CACHE", str(tmp_path / "cache"))
 
 
 def agreeing(manifest: Manifest, share: float) -> Manifest:
