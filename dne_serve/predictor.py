@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
 
 from dne_serve.batcher import QueueFull
-from dne_serve.engine import Floats, Resident
+from dne_serve.companions import By, Chosen, Companions
+from dne_serve.engine import Answers, Floats, Query, Resident, joined
 from dne_serve.problems import NotReady
 from dne_serve.residents import ImageBatcher, Residents
 from dne_serve.schemas import PredictAnswer, Prediction, Score
 from dne_serve.uploads import Upload
-from model_store.errors import ImageRejected
+from model_store.errors import DneError, ImageRejected
 from model_store.preprocess import Pixels, read_pixels
 from model_store.store import Store
+
+log = logging.getLogger("dne_serve.predictor")
 
 
 class Predictor:
@@ -25,45 +29,105 @@ class Predictor:
         open_store: Callable[[], Store],
         *,
         residents: Residents,
+        companions: Companions,
         batcher: ImageBatcher,
         decoders: Executor,
         loaders: Executor,
         max_pixels: int,
         max_queue: int,
+        on_answered: Callable[[By, int], None] = lambda by, images: None,
+        on_compared: Callable[[int, int], None] = lambda same, other: None,
     ) -> None:
         self._open_store = open_store
         self._residents = residents
+        self._companions = companions
         self._batcher = batcher
         self._decoders = decoders
         self._loaders = loaders
         self._max_pixels = max_pixels
         self._max_queue = max_queue
+        self._on_answered = on_answered
+        self._on_compared = on_compared
+        self._comparing: set[asyncio.Task[None]] = set()
         self._decoding = 0  # touched on the event loop only
 
-    async def resolve(self, version: int | None) -> Resident:
+    async def resolve(self, version: int | None) -> Chosen:
         """The one version that a request is answered by, whatever the channel does meanwhile."""
         if version is None:
             served = self._residents.served
             if served is None:
                 raise NotReady("no version is served yet")
-            return served
+            return self._companions.choose(served)
         found = self._residents.find_version(version)
-        if found is not None:
-            return found
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._loaders, self._load, version)
+        if found is None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._loaders, self._load, version)
+        return Chosen(resident=found, by="asked")
 
     async def predict(
-        self, resident: Resident, *, uploads: Sequence[Upload], top_k: int
+        self, chosen: Chosen, *, uploads: Sequence[Upload], top_k: int
     ) -> PredictAnswer:
+        resident = chosen.resident
         pixels = await self._decode(resident, uploads)
-        tickets = self._batcher.submit(resident, items=pixels)
-        logits = await asyncio.gather(*map(asyncio.wrap_future, tickets))
+        logits = await self._ask(chosen, pixels)
         predictions = [
             _prediction(resident, filename=upload.filename, logits=row, top_k=top_k)
             for upload, row in zip(uploads, logits, strict=True)
         ]
-        return PredictAnswer(version=resident.version, predictions=predictions)
+        self._on_answered(chosen.by, len(uploads))
+        canary = chosen.by == "canary"
+        return PredictAnswer(version=resident.version, canary=canary, predictions=predictions)
+
+    async def _ask(self, chosen: Chosen, pixels: Sequence[Pixels]) -> list[Floats]:
+        """The logits of the version that answers. A shadow of its lineage is asked in the same
+        pass; another one on its own, after the answer."""
+        resident, shadow = chosen.resident, chosen.shadow
+        wider = joined(resident, shadow) if shadow else None
+        if shadow and wider:
+            both = await self._submit(wider, pixels, (resident, shadow))
+            logits = [_given(own) for own, _ in both]
+            self._compare(resident, logits, shadow, [other for _, other in both])
+            return logits
+        logits = [_given(own) for (own,) in await self._submit(resident, pixels, (resident,))]
+        if shadow:
+            task = asyncio.create_task(self._ask_apart(resident, logits, shadow, pixels))
+            self._comparing.add(task)  # the event loop itself holds on to no task
+            task.add_done_callback(self._comparing.discard)
+        return logits
+
+    async def _submit(
+        self, widest: Resident, pixels: Sequence[Pixels], residents: tuple[Resident, ...]
+    ) -> list[Answers]:
+        queries = [Query(pixels=one, residents=residents) for one in pixels]
+        tickets = self._batcher.submit(widest, items=queries)
+        return await asyncio.gather(*map(asyncio.wrap_future, tickets))
+
+    async def _ask_apart(
+        self,
+        resident: Resident,
+        logits: Sequence[Floats],
+        shadow: Resident,
+        pixels: Sequence[Pixels],
+    ) -> None:
+        try:
+            answers = await self._submit(shadow, pixels, (shadow,))
+        except DneError as error:  # nobody waits for it
+            log.debug("the shadow was not asked: %s", error)
+            return
+        self._compare(resident, logits, shadow, [one for (one,) in answers])
+
+    def _compare(
+        self,
+        resident: Resident,
+        logits: Sequence[Floats],
+        shadow: Resident,
+        others: Sequence[Floats | None],
+    ) -> None:
+        same = sum(
+            other is not None and resident.labels[own.argmax()] == shadow.labels[other.argmax()]
+            for own, other in zip(logits, others, strict=True)
+        )
+        self._on_compared(same, len(logits) - same)
 
     def _load(self, version: int) -> Resident:
         store = self._open_store()
@@ -92,6 +156,11 @@ class Predictor:
 
     def _read(self, resident: Resident, data: bytes) -> Pixels:
         return read_pixels(data, resident.manifest.preprocessing, max_pixels=self._max_pixels)
+
+
+def _given(logits: Floats | None) -> Floats:
+    assert logits is not None  # the engine fails a ticket whose own version is unusable
+    return logits
 
 
 def _checked(

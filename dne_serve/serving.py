@@ -6,17 +6,16 @@ import functools
 from concurrent.futures import ThreadPoolExecutor
 
 from dne_serve.auth import AdminDoor
-from dne_serve.batcher import Batcher
-from dne_serve.engine import Engine, Floats, Resident
+from dne_serve.companions import Companions
+from dne_serve.engine import Engine, joined
 from dne_serve.metrics import Metrics
 from dne_serve.predictor import Predictor
 from dne_serve.problems import NotServed, tell
 from dne_serve.reloader import Reloader
-from dne_serve.residents import Limits, Residents
+from dne_serve.residents import ImageBatcher, Limits, Residents
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings
 from model_store.channel import ChannelRecord
-from model_store.preprocess import Pixels
 from model_store.store import Store
 
 
@@ -30,11 +29,12 @@ class Serving:
         self.open_store = functools.cache(functools.partial(Store.open, settings.store))
         self._decoders = ThreadPoolExecutor(settings.decode_threads, "decode")
         self._loaders = ThreadPoolExecutor(1, "load")
-        self.batcher = Batcher[Resident, Pixels, Floats](
+        self.batcher = ImageBatcher(
             engine.run,
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             on_batch=self.metrics.ran,
+            join=joined,
         )
         trust = settings.read_trust()
         self.residents = Residents(
@@ -47,9 +47,13 @@ class Serving:
             ),
             admit=trust.check if trust else None,
         )
+        self.companions = Companions(
+            settings.read_canary(), settings.shadow, residents=self.residents
+        )
         self.reloader = Reloader(
             self.open_store,
             residents=self.residents,
+            beside=lambda: self.companions.load(self.open_store),
             channel=settings.channel,
             poll_s=settings.poll_seconds,
             on_swap=self.metrics.swapped,
@@ -58,11 +62,14 @@ class Serving:
         self.predictor = Predictor(
             self.open_store,
             residents=self.residents,
+            companions=self.companions,
             batcher=self.batcher,
             decoders=self._decoders,
             loaders=self._loaders,
             max_pixels=settings.max_pixels,
             max_queue=settings.max_queue,
+            on_answered=self.metrics.answered,
+            on_compared=self.metrics.compared,
         )
         self.metrics.watch(
             queue=lambda: self.batcher.depth,
