@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from model_store.codec import ShardWeights
 from model_store.manifest import Manifest
@@ -27,8 +28,8 @@ from model_store.network.views import Scratch
 from model_store.spec import ExpertSpec, NetworkSpec
 
 ROOM = 2
-"""Experts for which a stack has room when it is made. More would be idle memory; making room is
-cheap, as it goes matrix by matrix."""
+"""Experts for which room is made beside those that are there. More would be idle memory; making
+room is cheap, as it goes matrix by matrix."""
 MOST_ROOM = 2 * ROOM
 """Room beyond this is given back."""
 
@@ -56,17 +57,22 @@ class BankedVersion:
     network: FoldedNetwork
     device: torch.device
 
-    def forward(self, images: Floats) -> Floats:
-        with torch.inference_mode():
-            logits = self.network(torch.from_numpy(images).to(self.device))
-        found: Floats = logits.cpu().numpy()
-        return found
-
     def covers(self, other: object) -> bool:
         """Whether a pass of this version computes all that `other` reads."""
         if not isinstance(other, BankedVersion) or len(other.experts) > len(self.experts):
             return False
         return self.experts[len(other.experts) - 1] is other.experts[-1]
+
+    def run(self, images: Floats) -> Tensor:
+        """The token: [N, channels of all experts]."""
+        with torch.inference_mode():
+            return self.network.lineage.token(torch.from_numpy(images).to(self.device))
+
+    def logits(self, passed: Tensor, rows: Sequence[int]) -> Floats:
+        with torch.inference_mode():
+            token = passed if len(rows) == len(passed) else passed[list(rows)]
+            found: Floats = self.network.classify(token).cpu().numpy()
+        return found
 
 
 class ExpertBank:
@@ -114,6 +120,11 @@ class ExpertBank:
                 yield from self._truncate(stack)
 
     @property
+    def experts(self) -> int:
+        """How many are in memory."""
+        return len(self._held)
+
+    @property
     def bytes(self) -> int:
         """Memory for experts, with the room for more."""
         held = list(self._held.values())
@@ -140,8 +151,10 @@ class ExpertBank:
             )
             return Held(None, first=first)
         stack = yield from self._stack_after(before, spec=spec, index=index)
-        alike = _alike(spec, index)
-        yield from stack.appending(edges, blocks, room=alike - 1 + ROOM)
+        following = _alike(spec, index) - 1
+        # A lone expert may be a branch that never grows.
+        room = following + (ROOM if stack.count or following else 0)
+        yield from stack.appending(edges, blocks, room=room)
         return Held(before, stack=stack, slot=stack.count - 1)
 
     def _stack_after(

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from model_store.errors import DneError
@@ -51,7 +52,7 @@ class Call:
 class Batcher(Generic[Key, Item, Answer]):
     def __init__(
         self,
-        run: Callable[[Key, Sequence[Item]], Sequence[Answer]],
+        run: Callable[[Key, Sequence[Item]], Sequence[Answer | Exception]],
         *,
         max_batch: int,
         max_queue: int,
@@ -59,8 +60,12 @@ class Batcher(Generic[Key, Item, Answer]):
         on_ran: Callable[
             [Sequence[Ticket[Key, Item, Answer]], int, int], None
         ] = lambda tickets, began_ns, ended_ns: None,
+        join: Callable[[Key, Key], Key | None] = lambda one, other: one if one == other else None,
     ) -> None:
+        """`join` gives the key under which tickets of two keys go in one batch; None: they do not.
+        An exception among the answers of `run` belongs to its own ticket."""
         self._run = run
+        self._join = join
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._on_batch = on_batch
@@ -123,32 +128,36 @@ class Batcher(Generic[Key, Item, Answer]):
             self._changed.wait_for(lambda: self._stopping or self._calls or self._tickets)
             if self._stopping:
                 return False
-            call = self._calls.popleft() if self._calls else None
-            batch = [] if call else self._take()
-        if call:
-            _answer(call)
-        elif batch:
-            self._answer_batch(batch)
+            if self._calls:
+                work: Callable[[], None] = partial(_answer, self._calls.popleft())
+            else:
+                work = partial(self._answer_batch, *self._take())
+        work()
         return True
 
-    def _take(self) -> list[Ticket[Key, Item, Answer]]:
-        """The oldest ticket and those of its key, oldest first. The others keep their place."""
+    def _take(self) -> tuple[Key, list[Ticket[Key, Item, Answer]]]:
+        """The oldest ticket and those that can join it, oldest first, and the key of all. The
+        others keep their place."""
         key = self._tickets[0].key
         batch: list[Ticket[Key, Item, Answer]] = []
         others: deque[Ticket[Key, Item, Answer]] = deque()
         for ticket in self._tickets:
-            if ticket.key != key or len(batch) == self._max_batch:
+            joined = None if len(batch) == self._max_batch else self._join(key, ticket.key)
+            if joined is None:
                 others.append(ticket)
             elif ticket.answer.set_running_or_notify_cancel():
                 batch.append(ticket)
+                key = joined
         self._tickets = others
-        return batch
+        return key, batch
 
-    def _answer_batch(self, batch: list[Ticket[Key, Item, Answer]]) -> None:
+    def _answer_batch(self, key: Key, batch: list[Ticket[Key, Item, Answer]]) -> None:
+        if not batch:  # all were cancelled
+            return
         try:
             self._on_batch(len(batch))
             began_ns = time.perf_counter_ns()
-            answers = list(self._run(batch[0].key, [ticket.item for ticket in batch]))
+            answers = list(self._run(key, [ticket.item for ticket in batch]))
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(batch)} items gave {len(answers)} answers")
             self._on_ran(batch, began_ns, time.perf_counter_ns())
@@ -157,7 +166,10 @@ class Batcher(Generic[Key, Item, Answer]):
                 ticket.answer.set_exception(error)
             return
         for ticket, answer in zip(batch, answers, strict=True):
-            ticket.answer.set_result(answer)
+            if isinstance(answer, Exception):
+                ticket.answer.set_exception(answer)
+            else:
+                ticket.answer.set_result(answer)
 
 
 def _answer(call: Call) -> None:

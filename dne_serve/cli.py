@@ -69,10 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
         if name in ENVIRONMENT_ONLY:
             continue
         default = "" if field.default in (None, "") else f" (default: {field.default})"
-        option, help = (
-            f"--{name.replace('_', '-')}",
-            f"{field.description}{default}".replace("%", "%%"),
-        )
+        option = f"--{name.replace('_', '-')}"
+        help = f"{field.description}{default}".replace("%", "%%")  # which argparse would read
         if field.annotation is bool:
             # With its opposite, because the environment may have switched it on.
             parser.add_argument(

@@ -6,24 +6,19 @@ Work that could hold the engine thread for long comes in steps: between two of t
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.precision import Precisions
-from model_store.errors import StoreError, WrongUsage
+from model_store.errors import StoreError
 from model_store.manifest import Manifest, ShardRef
 from model_store.precision import Asked
 from model_store.preprocess import Pixels, normalise
-from model_store.quality import Reduced
 from model_store.shard import check_shard, expected_tensors
-
-if TYPE_CHECKING:  # torch takes seconds to import: only `choose_engine` does it
-    from model_store.network import Expert
 
 Floats = NDArray[np.float32]
 ReadShard = Callable[[ShardRef], bytes]
@@ -48,10 +43,18 @@ class Fetched:
 
 
 class Model(Protocol):
-    """A version as its engine runs it."""
+    """A version as its engine runs it, in two halves: one pass over the images, which may serve
+    several versions, and a little work for each of them."""
 
-    def forward(self, images: Floats) -> Floats:
-        """Normalised images [N, 3, S, S] to logits [N, classes], those of retired classes too."""
+    def covers(self, other: Model) -> bool:
+        """Whether a pass of this version has what `other` needs for its logits."""
+
+    def run(self, images: Floats) -> Any:
+        """One pass over normalised images [N, 3, S, S]."""
+
+    def logits(self, passed: Any, rows: Sequence[int]) -> Floats:
+        """[rows, classes], those of retired classes too, from a pass of a version that covers
+        this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -80,6 +83,18 @@ class Resident:
         return self.manifest.version
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Query:
+    """An image, the version that answers, and others that are asked what they would have said."""
+
+    pixels: Pixels
+    residents: tuple[Resident, ...]
+
+
+Answers = tuple[Floats | None, ...]
+"""The logits of each version that was asked; None where another than the first is unusable."""
+
+
 class Engine(Protocol):
     backend: str
     device: str
@@ -90,8 +105,9 @@ class Engine(Protocol):
     def load(self, fetched: Fetched) -> Steps[Resident]:
         """Builds the version and runs it once, so that the first request is as fast as the next."""
 
-    def run(self, resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
-        """The logits of each image, in order: one for each of the resident's labels."""
+    def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers | Exception]:
+        """For each query, in order, one logit for each of a resident's labels. `widest` covers all
+        residents of all queries: one pass over the images is enough."""
 
     def retain(self, residents: Iterable[Resident]) -> Steps[None]:
         """Lets go of the experts that none of `residents` uses."""
@@ -107,112 +123,6 @@ def finish(steps: Steps[Result]) -> Result:
             return result
 
 
-class TorchEngine:
-    backend = "torch"
-
-    def __init__(self, *, device: str, threads: int | None, max_batch: int = 1) -> None:
-        """`max_batch`: images in a batch at most, for which memory is set aside."""
-        from dne_serve.bank import ExpertBank
-        from model_store.network import choose_device
-
-        self._device = choose_device(device)
-        self._threads = threads
-        self._max_batch = max_batch
-        self.bank = ExpertBank(device=self._device)
-        self.device = str(self._device)
-
-    def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
-        known = self.bank.known(manifest)
-        needed = manifest.model_shards[len(known) :]
-        return Fetched(manifest=manifest, shards=_read(manifest, needed, read), known=known)
-
-    def load(self, fetched: Fetched) -> Steps[Resident]:
-        import torch
-
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)  # counts for the calling thread
-        version = yield from self.bank.load(
-            fetched.manifest, known=fetched.known, shards=fetched.shards
-        )
-        version.network.lineage.reserve(self._max_batch)
-        yield
-        return _warmed(Resident.of(fetched.manifest, model=version))
-
-    def run(self, resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
-        return _run(resident, pixels)
-
-    def retain(self, residents: Iterable[Resident]) -> Steps[None]:
-        yield from self.bank.reclaim()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OnnxModel:
-    session: Any
-
-    def forward(self, images: Floats) -> Floats:
-        logits: Floats = self.session.run(["logits"], {"images": images})[0]
-        return logits
-
-
-class OnnxEngine:
-    """The same network as an ONNX graph, written from the same experts."""
-
-    backend = "onnx"
-
-    def __init__(self, *, device: str, threads: int | None, precision: Asked = "fp32") -> None:
-        if importlib.util.find_spec("onnxruntime") is None:
-            raise WrongUsage(
-                "the backend onnx needs onnxruntime: install dne-serve[onnx], or dne-serve[gpu]"
-            )
-        import onnxruntime  # type: ignore[import-untyped]
-
-        has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-        if device == "cuda" and not has_cuda:
-            raise WrongUsage("device cuda was asked for, and onnxruntime has no CUDA provider here")
-        self.device = "cuda" if has_cuda and device != "cpu" else "cpu"
-        self._threads = threads
-        offered: tuple[Reduced, ...] = ("int8",) if self.device == "cpu" else ()
-        self._precisions = Precisions(precision, offered=offered, backend=self.backend)
-        self.experts: dict[str, Expert] = {}
-
-    def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
-        self._precisions.of(manifest)  # here, because the engine thread must not wait for it
-        needed = [ref for ref in manifest.model_shards if ref.sha256 not in self.experts]
-        return Fetched(manifest=manifest, shards=_read(manifest, needed, read))
-
-    def load(self, fetched: Fetched) -> Steps[Resident]:
-        import onnxruntime
-
-        from model_store.codec import load_network
-        from model_store.onnx.model import OnnxPrecision, network_to_onnx
-
-        network = load_network(
-            lambda ref: fetched.shards[ref.sha256], fetched.manifest, known=self.experts
-        )
-        yield
-        chosen = self._precisions.of(fetched.manifest)
-        precision: OnnxPrecision = "int8" if chosen == "int8" else "fp32"
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads or 0  # 0: as many as there are cores
-        gpu = ["CUDAExecutionProvider"] if self.device == "cuda" else []
-        session = onnxruntime.InferenceSession(
-            network_to_onnx(network, metadata={}, precision=precision).SerializeToString(),
-            options,
-            providers=[*gpu, "CPUExecutionProvider"],
-        )
-        yield
-        return _warmed(Resident.of(fetched.manifest, model=OnnxModel(session)))
-
-    def run(self, resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
-        return _run(resident, pixels)
-
-    def retain(self, residents: Iterable[Resident]) -> Steps[None]:
-        used = {task.expert.sha256 for one in residents for task in one.manifest.tasks}
-        for digest in self.experts.keys() - used:
-            del self.experts[digest]
-        yield
-
-
 def choose_engine(
     backend: str,
     *,
@@ -221,15 +131,21 @@ def choose_engine(
     max_batch: int = 1,
     precision: Asked = "auto",
 ) -> Engine:
+    """Imported here, because torch and onnxruntime take seconds."""
     if backend == "onnx":
+        from dne_serve.onnx_engine import OnnxEngine
+
         return OnnxEngine(device=device, threads=threads, precision=precision)
     Precisions(precision, offered=(), backend=backend)  # torch computes in single precision
+    from dne_serve.torch_engine import TorchEngine
+
     return TorchEngine(device=device, threads=threads, max_batch=max_batch)
 
 
-def _read(
+def read_checked(
     manifest: Manifest, needed: Iterable[ShardRef], read: ReadShard
 ) -> MutableMapping[str, bytes]:
+    """The bytes of these shards by digest, after every check that does not need torch."""
     shards = {}
     for ref in needed:
         shards[ref.sha256] = data = read(ref)
@@ -237,16 +153,55 @@ def _read(
     return shards
 
 
-def _warmed(resident: Resident) -> Resident:
-    size = resident.manifest.preprocessing.image_size
-    _run(resident, [np.zeros((size, size, 3), dtype=np.uint8)])
-    return resident
+def joined(one: Resident, other: Resident) -> Resident | None:
+    """The one of two versions whose pass answers for both; None where there is none."""
+    if one is other:
+        return one
+    if one.manifest.preprocessing != other.manifest.preprocessing:
+        return None
+    if one.model.covers(other.model):
+        return one
+    return other if other.model.covers(one.model) else None
 
 
-def _run(resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
-    logits = resident.model.forward(normalise(np.stack(pixels), resident.manifest.preprocessing))
-    if not np.isfinite(logits).all():
-        raise ModelUnusable(f"version {resident.version} gives logits that are not finite")
+def answer_all(widest: Resident, queries: Sequence[Query]) -> list[Answers | Exception]:
+    """A version that gives logits that are not finite fails its own images, and no others."""
+    pixels = np.stack([query.pixels for query in queries])
+    passed = widest.model.run(normalise(pixels, widest.manifest.preprocessing))
+    rows: dict[Resident, list[int]] = {}
+    for row, query in enumerate(queries):
+        for resident in query.residents:
+            rows.setdefault(resident, []).append(row)
+    found: dict[tuple[Resident, int], Floats | None] = {}
+    for resident, chosen in rows.items():
+        logits = _logits(resident, passed, chosen)
+        found |= {(resident, row): one for row, one in zip(chosen, logits, strict=True)}
+    return [
+        _answers(query, [found[one, row] for one in query.residents])
+        for row, query in enumerate(queries)
+    ]
+
+
+def _logits(resident: Resident, passed: Any, rows: Sequence[int]) -> list[Floats | None]:
+    logits = resident.model.logits(passed, rows)
+    finite = [bool(np.isfinite(row).all()) for row in logits]
     if resident.manifest.retired:
         logits = logits[:, list(resident.manifest.places)]
-    return list(logits)
+    return [row if fine else None for row, fine in zip(logits, finite, strict=True)]
+
+
+def _answers(query: Query, logits: Sequence[Floats | None]) -> Answers | Exception:
+    if logits[0] is None:
+        version = query.residents[0].version
+        return ModelUnusable(f"version {version} gives logits that are not finite")
+    return tuple(logits)
+
+
+def warmed(resident: Resident) -> Resident:
+    """The version after one pass, which shows its logits to be finite."""
+    size = resident.manifest.preprocessing.image_size
+    pixels = np.zeros((size, size, 3), dtype=np.uint8)
+    (answer,) = answer_all(resident, [Query(pixels=pixels, residents=(resident,))])
+    if isinstance(answer, Exception):
+        raise answer
+    return resident

@@ -1,4 +1,4 @@
-"""What Prometheus sees. Labels are routes and statuses only: nothing a client can make up."""
+"""What Prometheus sees. Labels are few and fixed: nothing a client can make up."""
 
 from __future__ import annotations
 
@@ -41,6 +41,18 @@ class Metrics:
         self.batch_images = Histogram(
             "dne_batch_images", "Images in a batch.", buckets=BATCHES, registry=new
         )
+        self.answered_images = Counter(
+            "dne_answered_images",
+            "Images answered, by the served version, the canary, or one that was asked for.",
+            ("by",),
+            registry=new,
+        )
+        self.shadow_images = Counter(
+            "dne_shadow_images",
+            "Images on which the shadow would have given the same label, or another.",
+            ("label",),
+            registry=new,
+        )
         self.queue_images = Gauge(
             "dne_queue_images", "Images that wait for the engine.", registry=new
         )
@@ -81,6 +93,13 @@ class Metrics:
     def ran(self, images: int) -> None:
         self.batch_images.observe(images)
         self.images.inc(images)
+
+    def answered(self, by: str, images: int) -> None:
+        self.answered_images.labels(by).inc(images)
+
+    def compared(self, same: int, other: int) -> None:
+        self.shadow_images.labels("same").inc(same)
+        self.shadow_images.labels("other").inc(other)
 
     def swapped(self, version: int) -> None:
         self.swaps.inc()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 
 import numpy as np
 
 from dne_serve.batcher import QueueFull
+from dne_serve.companions import By, Chosen, Companions
 from dne_serve.decoding import Decoder
-from dne_serve.engine import Floats, Resident
+from dne_serve.engine import Answers, Floats, Query, Resident, joined
 from dne_serve.guard import Guard
 from dne_serve.patience import Patience
 from dne_serve.problems import NotReady
@@ -18,9 +20,11 @@ from dne_serve.residents import ImageBatcher, Residents
 from dne_serve.schemas import PredictAnswer, Prediction, Score
 from dne_serve.statistics import Statistics
 from dne_serve.uploads import Picture
-from model_store.errors import ImageRejected
+from model_store.errors import DneError, ImageRejected
 from model_store.preprocess import Pixels
 from model_store.store import Store
+
+log = logging.getLogger("dne_serve.predictor")
 
 
 class Predictor:
@@ -29,6 +33,7 @@ class Predictor:
         open_store: Callable[[], Store],
         *,
         residents: Residents,
+        companions: Companions,
         batcher: ImageBatcher,
         decoder: Decoder,
         loaders: Executor,
@@ -36,9 +41,12 @@ class Predictor:
         statistics: Statistics,
         max_queue: int,
         max_wait_s: float,
+        on_answered: Callable[[By, int], None] = lambda by, images: None,
+        on_compared: Callable[[int, int], None] = lambda same, other: None,
     ) -> None:
         self._open_store = open_store
         self._residents = residents
+        self._companions = companions
         self._batcher = batcher
         self._decoder = decoder
         self._loaders = loaders
@@ -46,34 +54,39 @@ class Predictor:
         self._statistics = statistics
         self._max_queue = max_queue
         self._max_wait_s = max_wait_s
+        self._on_answered = on_answered
+        self._on_compared = on_compared
+        self._comparing: set[asyncio.Task[None]] = set()
         self._decoding = 0  # touched on the event loop only
 
-    async def resolve(self, version: int | None) -> Resident:
+    async def resolve(self, version: int | None) -> Chosen:
         """The one version that a request is answered by, whatever the channel does meanwhile."""
         if version is None:
             served = self._residents.served
             if served is None:
                 raise NotReady("no version is served yet")
-            return served
+            return self._companions.choose(served)
         found = self._residents.find_version(version)
-        if found is not None:
-            return found
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._loaders, self._load, version)
+        if found is None:
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._loaders, self._load, version)
+        return Chosen(resident=found, by="asked")
 
     async def predict(
-        self, resident: Resident, *, uploads: Sequence[Picture], top_k: int
+        self, chosen: Chosen, *, uploads: Sequence[Picture], top_k: int
     ) -> PredictAnswer:
-        logits = await self.logits(resident, pictures=uploads)
+        resident = chosen.resident
+        logits = await self.logits(chosen, pictures=uploads)
         predictions = [
             _prediction(resident, filename=upload.filename, logits=row, top_k=top_k)
             for upload, row in zip(uploads, logits, strict=True)
         ]
-        return PredictAnswer(version=resident.version, predictions=predictions)
+        canary = chosen.by == "canary"
+        return PredictAnswer(version=resident.version, canary=canary, predictions=predictions)
 
-    async def logits(self, resident: Resident, *, pictures: Sequence[Picture]) -> list[Floats]:
-        """One for each of the resident's labels, of each picture, in order."""
-        version = resident.version
+    async def logits(self, chosen: Chosen, *, pictures: Sequence[Picture]) -> list[Floats]:
+        """One for each of the labels of the version that answers, of each picture, in order."""
+        resident, version = chosen.resident, chosen.resident.version
         with (
             self._guard.request(version),
             self._statistics.request(version, images=len(pictures)),
@@ -81,10 +94,65 @@ class Predictor:
             patience = Patience(self._max_wait_s)
             with self._statistics.decoding(version):
                 pixels = await patience.result(self._decode(resident, pictures))
-            logits = await patience.answers(self._batcher.submit(resident, items=pixels))
+            logits = await self._ask(chosen, pixels, patience)
         unknown = sum(is_unknown(resident, row) for row in logits)
         self._guard.answered(version, images=len(logits), unknown=unknown)
+        self._on_answered(chosen.by, len(logits))
         return logits
+
+    async def _ask(
+        self, chosen: Chosen, pixels: Sequence[Pixels], patience: Patience
+    ) -> list[Floats]:
+        """The logits of the version that answers. A shadow of its lineage is asked in the same
+        pass; another one on its own, after the answer."""
+        resident, shadow = chosen.resident, chosen.shadow
+        wider = joined(resident, shadow) if shadow else None
+        if shadow and wider:
+            both = await patience.answers(self._submit(wider, pixels, (resident, shadow)))
+            logits = [_given(own) for own, _ in both]
+            self._compare(resident, logits, shadow, [other for _, other in both])
+            return logits
+        alone = await patience.answers(self._submit(resident, pixels, (resident,)))
+        logits = [_given(own) for (own,) in alone]
+        if shadow:
+            task = asyncio.create_task(self._ask_apart(resident, logits, shadow, pixels))
+            self._comparing.add(task)  # the event loop itself holds on to no task
+            task.add_done_callback(self._comparing.discard)
+        return logits
+
+    def _submit(
+        self, widest: Resident, pixels: Sequence[Pixels], residents: tuple[Resident, ...]
+    ) -> list[Future[Answers]]:
+        queries = [Query(pixels=one, residents=residents) for one in pixels]
+        return self._batcher.submit(widest, items=queries)
+
+    async def _ask_apart(
+        self,
+        resident: Resident,
+        logits: Sequence[Floats],
+        shadow: Resident,
+        pixels: Sequence[Pixels],
+    ) -> None:
+        try:
+            tickets = self._submit(shadow, pixels, (shadow,))
+            answers = await asyncio.gather(*map(asyncio.wrap_future, tickets))
+        except DneError as error:  # nobody waits for it
+            log.debug("the shadow was not asked: %s", error)
+            return
+        self._compare(resident, logits, shadow, [one for (one,) in answers])
+
+    def _compare(
+        self,
+        resident: Resident,
+        logits: Sequence[Floats],
+        shadow: Resident,
+        others: Sequence[Floats | None],
+    ) -> None:
+        same = sum(
+            other is not None and resident.labels[own.argmax()] == shadow.labels[other.argmax()]
+            for own, other in zip(logits, others, strict=True)
+        )
+        self._on_compared(same, len(logits) - same)
 
     def _load(self, version: int) -> Resident:
         store = self._open_store()
@@ -107,6 +175,11 @@ class Predictor:
             _checked(result, place=place, of=len(pictures), filename=picture.filename)
             for place, (picture, result) in enumerate(zip(pictures, results, strict=True), start=1)
         ]
+
+
+def _given(logits: Floats | None) -> Floats:
+    assert logits is not None  # the engine fails a ticket whose own version is unusable
+    return logits
 
 
 def _checked(

@@ -49,14 +49,18 @@ class Reloader:
         residents: Residents,
         channel: str,
         poll_s: float,
+        beside: Callable[[], None] = lambda: None,
         on_swap: Callable[[int], None] = lambda version: None,
         on_failed_load: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`beside` is called after each look at the channel, for versions that stand beside the
+        served one."""
         self._open_store = open_store
         self._residents = residents
         self._channel = channel
         self._poll_s = poll_s
+        self._beside = beside
         self._on_swap = on_swap
         self._on_failed_load = on_failed_load
         self._clock = clock
@@ -103,14 +107,17 @@ class Reloader:
     def _loop(self) -> None:
         while not self._stop.is_set():
             self.poll()
-            self._sweep()
+            self._care()
             self._stop.wait(self._poll_s)
 
-    def _sweep(self) -> None:
+    def _care(self) -> None:
+        """The served version comes first; then those beside it, and those that may leave."""
         try:
+            if self._residents.served is not None:
+                self._beside()
             self._residents.sweep()
         except Exception as error:  # it is tried again, and the loop must not end
-            log.error("versions that nobody needs could not leave: %s", error, exc_info=error)
+            log.error("the versions in memory could not be cared for: %s", error, exc_info=error)
 
     def _follow(self, *, patient: bool) -> None:
         head: ChannelRecord | None = None

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol
 
 from dne_serve.batcher import Batcher
-from dne_serve.engine import Engine, Floats, Resident, Result, Steps
+from dne_serve.engine import Answers, Engine, Query, Resident, Result, Steps
 from model_store.errors import DneError
 from model_store.manifest import Manifest, ShardRef, total_bytes
-from model_store.preprocess import Pixels
 
-ImageBatcher = Batcher[Resident, Pixels, Floats]
+ImageBatcher = Batcher[Resident, Query, Answers]
 
 
 class NoRoom(DneError):

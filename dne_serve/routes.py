@@ -102,9 +102,9 @@ async def predict(
     version: AnyVersion = None,
 ) -> PredictAnswer:
     """Classes of one or many images: a form's `files`, base64 in JSON, or one as the raw body."""
-    resident = await serving.predictor.resolve(version)
+    chosen = await serving.predictor.resolve(version)
     uploads = await read_uploads(request, max_images=serving.settings.max_images)
-    return await serving.predictor.predict(resident, uploads=uploads, top_k=top_k)
+    return await serving.predictor.predict(chosen, uploads=uploads, top_k=top_k)
 
 
 @reading.get("/versions", responses=problems(503))
@@ -196,6 +196,8 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
         record=record.number if record else None,
         backend=serving.engine.backend,
         device=serving.engine.device,
+        canary=serving.companions.ready("canary"),
+        shadow=serving.companions.ready("shadow"),
         error=serving.error,
     )
 

@@ -48,9 +48,11 @@ class Prediction(BaseModel):
 
 
 class PredictAnswer(BaseModel):
-    """All images of a request are answered by one version, in the order sent."""
+    """All images of a request are answered by one version, in the order sent. `canary`: by the
+    version that stands beside the served one for a share of the requests."""
 
     version: int
+    canary: bool
     predictions: list[Prediction]
 
 
@@ -149,7 +151,8 @@ class HealthAnswer(BaseModel):
 
 
 class ReadyAnswer(BaseModel):
-    """`error` says why the channel's head is not what is served."""
+    """`error` says why the channel's head is not what is served. `canary` and `shadow` are the
+    versions that stand beside it; null where there is none, or it is not loaded yet."""
 
     version: int
     channel: str
@@ -157,6 +160,8 @@ class ReadyAnswer(BaseModel):
     record: int | None
     backend: str
     device: str
+    canary: int | None
+    shadow: int | None
     error: str | None
 
 

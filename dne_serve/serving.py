@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dne_serve.audit import Audit
 from dne_serve.auth import Door
-from dne_serve.batcher import Batcher
+from dne_serve.companions import Companions
 from dne_serve.decoding import Decoder
-from dne_serve.engine import Engine, Floats, Resident
+from dne_serve.engine import Engine, joined
 from dne_serve.guard import Guard
 from dne_serve.memory import MemoryCheck
 from dne_serve.metrics import Metrics
 from dne_serve.predictor import Predictor
 from dne_serve.problems import NotServed, tell
 from dne_serve.reloader import Reloader
-from dne_serve.residents import Limits, Residents
+from dne_serve.residents import ImageBatcher, Limits, Residents
 from dne_serve.rules import parse_rules
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings, listed
@@ -25,7 +25,6 @@ from dne_serve.tokens import TokenSource
 from model_store.channel import ChannelRecord
 from model_store.command import current_actor
 from model_store.manifest import Manifest
-from model_store.preprocess import Pixels
 from model_store.store import Store
 
 
@@ -45,12 +44,13 @@ class Serving:
             max_pixels=settings.max_pixels,
         )
         self._loaders = ThreadPoolExecutor(1, "load")
-        self.batcher = Batcher[Resident, Pixels, Floats](
+        self.batcher = ImageBatcher(
             engine.run,
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             on_batch=self.metrics.ran,
             on_ran=self.statistics.ran,
+            join=joined,
         )
         self.trust = settings.read_trust()
         self._memory = MemoryCheck(lambda: self.residents.manifests)
@@ -73,9 +73,13 @@ class Serving:
             least=settings.guard_least,
             on_return=self._returned,
         )
+        self.companions = Companions(
+            settings.read_canary(), settings.shadow, residents=self.residents
+        )
         self.reloader = Reloader(
             self.open_store,
             residents=self.residents,
+            beside=lambda: self.companions.load(self.open_store),
             channel=settings.channel,
             poll_s=settings.poll_seconds,
             on_swap=self._swapped,
@@ -84,6 +88,7 @@ class Serving:
         self.predictor = Predictor(
             self.open_store,
             residents=self.residents,
+            companions=self.companions,
             batcher=self.batcher,
             decoder=self._decoder,
             loaders=self._loaders,
@@ -91,6 +96,8 @@ class Serving:
             statistics=self.statistics,
             max_queue=settings.max_queue,
             max_wait_s=settings.max_wait_seconds,
+            on_answered=self.metrics.answered,
+            on_compared=self.metrics.compared,
         )
         self.metrics.watch(
             queue=lambda: self.batcher.depth,

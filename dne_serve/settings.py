@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -19,7 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from dne_serve.rules import parse_rules
 from model_store.channel import ChannelName
 from model_store.errors import WrongUsage
-from model_store.manifest import first_reason
+from model_store.manifest import MAX_VERSION, first_reason
 from model_store.precision import Asked
 from model_store.signing import Trust, load_trust
 
@@ -36,6 +37,23 @@ def _not_stats(name: str) -> str:
 ModelName = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), AfterValidator(_not_stats)
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    version: int
+    share: float
+
+    @classmethod
+    def parse(cls, text: str) -> Canary:
+        """`7=5%`: version 7 answers five of a hundred requests."""
+        found = re.fullmatch(r"([0-9]{1,10})=([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text, re.ASCII)
+        if found is None:
+            raise WrongUsage(f"canary {text!r} is not of the form VERSION=SHARE%, such as 7=5%")
+        version, percent = int(found[1]), float(found[2])
+        if not 1 <= version <= MAX_VERSION or not 0 < percent <= 100:
+            raise WrongUsage(f"canary {text!r} names no version, or no share of the requests")
+        return cls(version=version, share=percent / 100)
 
 
 class Settings(BaseSettings):
@@ -77,6 +95,12 @@ class Settings(BaseSettings):
     )
     idle_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(
         600, description="a version that nobody has asked for in this time leaves the memory"
+    )
+    canary: str | None = Field(
+        None, description="VERSION=SHARE%: a version that answers a share of the requests"
+    )
+    shadow: Annotated[int, Field(ge=1, le=MAX_VERSION)] | None = Field(
+        None, description="a version that is compared with the served one, and answers nobody"
     )
     poll_seconds: Seconds = Field(0.25, description="how often the channel is looked at")
     grace_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
@@ -186,6 +210,9 @@ class Settings(BaseSettings):
         if token is not None and not re.fullmatch(r"[!-~]+", token):
             raise WrongUsage("the admin token must be ASCII text without spaces")
         return token
+
+    def read_canary(self) -> Canary | None:
+        return Canary.parse(self.canary) if self.canary is not None else None
 
     def read_trust(self) -> Trust | None:
         """Who may publish; None when anybody may. A change counts from the next start."""

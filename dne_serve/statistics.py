@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dne_serve.batcher import Ticket
-from dne_serve.engine import Resident
+from dne_serve.engine import Query, Resident
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,13 +91,13 @@ class Statistics:
             self._row(version).decode.add(time.perf_counter_ns() - began)
 
     def ran(
-        self, tickets: Sequence[Ticket[Resident, Any, Any]], began_ns: int, ended_ns: int
+        self, tickets: Sequence[Ticket[Resident, Query, Any]], began_ns: int, ended_ns: int
     ) -> None:
         """A batch was run. Its tickets need not be of one version."""
         sizes: dict[int, int] = {}
         with self._lock:
             for ticket in tickets:
-                version = ticket.key.version
+                version = ticket.item.residents[0].version
                 sizes[version] = sizes.get(version, 0) + 1
                 row = self._row(version)
                 row.queue.add(began_ns - ticket.arrived_ns)

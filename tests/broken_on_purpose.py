@@ -113,7 +113,7 @@ BREAKS = (
     ),
     Break(
         "9 loading costs the delta",
-        "dne_serve/engine.py",
+        "dne_serve/torch_engine.py",
         "needed = manifest.model_shards[len(known) :]",
         "needed = manifest.model_shards",
         "tests/dne_serve/test_reloader.py::test_loading_the_next_version_reads_only_the_delta",

@@ -18,9 +18,10 @@ import uvicorn
 from PIL import Image
 
 from dne_serve.app import create_app
-from dne_serve.engine import Engine, TorchEngine
+from dne_serve.engine import Engine
 from dne_serve.serving import Serving
 from dne_serve.settings import Settings
+from dne_serve.torch_engine import TorchEngine
 from dne_serve.wire import server_config
 from model_store.channel import ChannelRecord
 

@@ -9,6 +9,7 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from dne_serve.companions import Chosen
 from dne_serve.engine import Floats, Resident
 from dne_serve.protocol_v2 import describe, scopes
 from dne_serve.protocol_v2.answers import OUTPUTS, Answers, check_requested, output_of
@@ -67,17 +68,18 @@ class _Body:
 
 
 async def _infer(request: Request, serving: Serving, *, version: int | None) -> Response:
-    resident = await _resolve(serving, version)
+    chosen = await _resolve(serving, version)
+    resident = chosen.resident
     body = _Body(
         data=b"".join([chunk async for chunk in request.stream()]),
         header_length=request.headers.get(HEADER_LENGTH),
     )
     asked, pictures = await _read(body, serving, resident.manifest.preprocessing)
-    logits = await serving.predictor.logits(resident, pictures=pictures)
+    logits = await serving.predictor.logits(chosen, pictures=pictures)
     return _answer(asked, resident, logits, model_name=serving.settings.model_name)
 
 
-async def _resolve(serving: Serving, version: int | None) -> Resident:
+async def _resolve(serving: Serving, version: int | None) -> Chosen:
     if serving.reloader.withdrawn or (version is None and serving.residents.served is None):
         raise describe.why_not_ready(serving)
     return await serving.predictor.resolve(version)

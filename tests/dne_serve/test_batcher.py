@@ -195,3 +195,44 @@ def test_stopping_finishes_the_batch_under_way_and_fails_what_is_queued(
         queued.result(LONG_S)
     with pytest.raises(Stopped):
         batcher.submit("v1", items=[3])
+
+
+def test_tickets_whose_keys_join_go_in_one_batch_under_the_key_of_all(doubler: Doubler) -> None:
+    """Keys that begin alike join, and the longest is the key of all."""
+
+    def join(one: str, other: str) -> str | None:
+        longer, shorter = sorted((one, other), key=len, reverse=True)
+        return longer if longer.startswith(shorter) else None
+
+    batcher = Batcher[str, int, int](doubler, max_batch=4, max_queue=8, join=join)
+    batcher.start()
+    try:
+        keep_busy(batcher, doubler)
+        tickets = [
+            *batcher.submit("v1", items=[1]),
+            *batcher.submit("v1.2", items=[2]),
+            *batcher.submit("v1.3", items=[3]),
+            *batcher.submit("v1.2.5", items=[4, 5]),
+            *batcher.submit("v1", items=[6]),
+        ]
+        doubler.gate.set()
+        assert [ticket.result(LONG_S) for ticket in tickets] == [2, 4, 6, 8, 10, 12]
+        assert doubler.batches[1:] == [("v1.2.5", [1, 2, 4, 5]), ("v1.3", [3, 6])]
+    finally:
+        batcher.stop()
+
+
+def test_an_exception_among_the_answers_belongs_to_its_own_ticket() -> None:
+    def run(key: str, items: Sequence[int]) -> list[int | Exception]:
+        return [ValueError("odd") if item % 2 else item for item in items]
+
+    batcher = Batcher[str, int, int](run, max_batch=4, max_queue=8)
+    batcher.start()
+    try:
+        tickets = batcher.submit("v1", items=[2, 3, 4])
+        assert tickets[0].result(LONG_S) == 2
+        with pytest.raises(ValueError, match="odd"):
+            tickets[1].result(LONG_S)
+        assert tickets[2].result(LONG_S) == 4
+    finally:
+        batcher.stop()

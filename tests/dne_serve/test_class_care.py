@@ -7,23 +7,22 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dne_serve.engine import Engine, OnnxEngine, Resident, TorchEngine, finish
+from dne_serve.engine import Engine, finish
+from dne_serve.onnx_engine import OnnxEngine
+from dne_serve.torch_engine import TorchEngine
 from model_store.class_care import Care, rename_class, retire_class
 from model_store.manifest import Manifest
 from model_store.store import Store
+from tests.dne_serve.asking import ask, load, noise
 from tests.live_server import Live, png, wait_for
 
 pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
 
-IMAGES = [np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8) for i in range(20)]
+IMAGES = noise(20)
 
 
 def care(store: Store) -> Care:
     return Care(store=store, channel="production", actor="tests")
-
-
-def load(engine: Engine, store: Store, manifest: Manifest) -> Resident:
-    return finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
 
 
 @pytest.mark.parametrize("make", [TorchEngine, OnnxEngine])
@@ -38,7 +37,7 @@ def test_the_logits_of_the_other_classes_are_the_same_bits(
     after = finish(engine.load(fetched))
     assert after.labels == ("a", "b", "1", "2")
     assert after.tasks == ("letters", "letters", "digits", "digits")
-    old, new = (np.stack(engine.run(one, IMAGES)) for one in (before, after))
+    old, new = (ask(engine, one, IMAGES) for one in (before, after))
     assert (old.argmax(axis=1) == 2).any()  # the retired class did win
     assert new.tobytes() == np.ascontiguousarray(old[:, [0, 1, 3, 4]]).tobytes()
 
@@ -51,7 +50,7 @@ def test_a_rename_changes_no_logit(
     engine = make(device="cpu", threads=1)
     before, after = (load(engine, store, one) for one in (digits, child))
     assert after.labels == ("a", "b", "zero", "1", "2")
-    old, new = (np.stack(engine.run(one, IMAGES)) for one in (before, after))
+    old, new = (ask(engine, one, IMAGES) for one in (before, after))
     assert new.tobytes() == old.tobytes()
 
 

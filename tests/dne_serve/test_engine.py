@@ -7,18 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engine import (
-    Engine,
-    ModelUnusable,
-    OnnxEngine,
-    Resident,
-    TorchEngine,
-    choose_engine,
-    finish,
-)
+from dne_serve.engine import ModelUnusable, choose_engine, finish
+from dne_serve.onnx_engine import OnnxEngine
+from dne_serve.torch_engine import TorchEngine
 from model_store.errors import WrongUsage
 from model_store.manifest import Manifest
 from model_store.store import Store
+from tests.dne_serve.asking import ask, load, noise
 from tests.live_server import live_server, png
 from tests.tiny_versions import publish_tiny
 
@@ -28,22 +23,13 @@ ENGINES = [TorchEngine, OnnxEngine]
 MakeEngine = Callable[..., TorchEngine | OnnxEngine]
 
 
-def load(engine: Engine, store: Store, manifest: Manifest) -> Resident:
-    return finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
-
-
-def images(count: int) -> list[np.ndarray[tuple[int, ...], np.dtype[np.uint8]]]:
-    shape = (8, 8, 3)
-    return [np.random.default_rng(i).integers(0, 256, shape, dtype=np.uint8) for i in range(count)]
-
-
 @pytest.mark.parametrize("batch", [1, 3, 17])
 def test_onnx_gives_the_answers_of_torch(store: Store, digits: Manifest, batch: int) -> None:
     third = publish_tiny(store, tasks=[("greek", ["alpha", "beta"])], parent=digits, seed=5)
     logits = []
     for make in ENGINES:
         engine = make(device="cpu", threads=1)
-        logits.append(np.stack(engine.run(load(engine, store, third), images(batch))))
+        logits.append(ask(engine, load(engine, store, third), noise(batch)))
     torch_logits, onnx_logits = logits
     assert torch_logits.shape == (batch, 7)
     assert np.abs(torch_logits - onnx_logits).max() <= 1e-4
@@ -56,14 +42,14 @@ def test_a_version_that_shares_experts_costs_its_delta(
 ) -> None:
     engine = make(device="cpu", threads=1)
     first = load(engine, store, letters)
-    before = np.stack(engine.run(first, images(4)))
+    before = ask(engine, first, noise(4))
     fetched = engine.fetch(digits, read=store.read_shard)
     assert fetched.shards.keys() == {digits.tasks[1].expert.sha256, digits.classifier.sha256}
     second = finish(engine.load(fetched))
-    np.testing.assert_allclose(np.stack(engine.run(first, images(4))), before, atol=1e-5)
+    np.testing.assert_allclose(ask(engine, first, noise(4)), before, atol=1e-5)
 
     finish(engine.retain([first]))
-    assert len(engine.run(second, images(1))) == 1  # requests under way still hold it
+    assert len(ask(engine, second, noise(1))) == 1  # requests under way still hold it
     del second, fetched
     finish(engine.retain([first]))
     assert engine.fetch(digits, read=store.read_shard).shards.keys() == {

@@ -75,6 +75,8 @@ def test_ready_says_what_serves(live: Live) -> None:
         "record": 2,
         "backend": "torch",
         "device": "cpu",
+        "canary": None,
+        "shadow": None,
         "error": None,
     }
 

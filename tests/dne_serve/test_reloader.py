@@ -7,15 +7,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engine import Fetched, Floats, ReadShard, Resident, Steps
+from dne_serve.engine import Answers, Fetched, Floats, Model, Query, ReadShard, Resident, Steps
 from dne_serve.reloader import Reloader
 from dne_serve.residents import ImageBatcher, Limits, NoRoom, Residents, bytes_of
 from model_store.errors import ShardCorrupt, StoreNotFound
 from model_store.manifest import Manifest, ShardRef
-from model_store.preprocess import Pixels
 from model_store.store import Store
 from tests.live_server import Live, live_server, png, wait_for
 from tests.tiny_versions import flip_last_bit, promote, publish_tiny
+
+
+class FakeModel:
+    """A version that answers nothing."""
+
+    def covers(self, other: Model) -> bool:
+        return other is self
+
+    def run(self, images: Floats) -> Floats:
+        raise NotImplementedError
+
+    def logits(self, passed: Floats, rows: Sequence[int]) -> Floats:
+        raise NotImplementedError
 
 
 class FakeEngine:
@@ -36,13 +48,10 @@ class FakeEngine:
     def load(self, fetched: Fetched) -> Steps[Resident]:
         yield
         self.loaded.append(fetched.manifest.version)
-        return Resident.of(fetched.manifest, model=self)
+        return Resident.of(fetched.manifest, model=FakeModel())
 
-    def forward(self, images: Floats) -> Floats:
-        return images
-
-    def run(self, resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
-        return [np.zeros(len(resident.labels), dtype=np.float32) for _ in pixels]
+    def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers]:
+        return [(np.zeros(len(widest.labels), dtype=np.float32),) for _ in queries]
 
     def retain(self, residents: Iterable[Resident]) -> Steps[None]:
         yield
@@ -305,7 +314,8 @@ def test_the_engine_answers_between_the_steps_of_a_load(
     class Slow(FakeEngine):
         def load(self, fetched: Fetched) -> Steps[Resident]:
             for _ in range(3):
-                [answer] = batcher.submit(first, items=[np.zeros((8, 8, 3), dtype=np.uint8)])
+                query = Query(pixels=np.zeros((8, 8, 3), dtype=np.uint8), residents=(first,))
+                [answer] = batcher.submit(first, items=[query])
                 yield
                 answered.append(answer.done())
             return (yield from super().load(fetched))

@@ -1,0 +1,32 @@
+"""One engine, one version, some images: what a batch of a lone version is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dne_serve.engine import Engine, Floats, Query, Resident, finish
+from model_store.manifest import Manifest
+from model_store.preprocess import Pixels
+from model_store.store import Store
+
+
+def load(engine: Engine, store: Store, manifest: Manifest) -> Resident:
+    return finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
+
+
+def ask(engine: Engine, resident: Resident, pixels: Sequence[Pixels]) -> Floats:
+    """The logits, a row an image."""
+    queries = [Query(pixels=one, residents=(resident,)) for one in pixels]
+    rows = []
+    for answer in engine.run(resident, queries):
+        if isinstance(answer, Exception):
+            raise answer
+        rows.append(answer[0])
+    return np.stack(rows)
+
+
+def noise(count: int, *, size: int = 8) -> list[Pixels]:
+    shape = (size, size, 3)
+    return [np.random.default_rng(i).integers(0, 256, shape, dtype=np.uint8) for i in range(count)]

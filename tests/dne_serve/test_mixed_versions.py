@@ -1,0 +1,130 @@
+"""One batch for several versions: one pass, and every answer that of its own version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dne_serve.bank import BankedVersion
+from dne_serve.engine import Engine, Floats, ModelUnusable, Query, Resident, joined
+from dne_serve.onnx_engine import OnnxEngine
+from dne_serve.torch_engine import TorchEngine
+from model_store.manifest import Manifest
+from model_store.store import Store
+from tests.dne_serve.asking import ask, load, noise
+from tests.tiny_versions import publish_tiny
+
+
+@pytest.fixture
+def engine() -> TorchEngine:
+    return TorchEngine(device="cpu", threads=1, max_batch=8)
+
+
+def publish_next(store: Store, parent: Manifest, name: str, *, spread: float = 1.0) -> Manifest:
+    tasks = [(name, [f"{name}-{i}" for i in range(3)])]
+    return publish_tiny(store, tasks=tasks, parent=parent, seed=len(name), spread=spread)
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The images of every pass over experts."""
+    counted: list[int] = []
+    run = BankedVersion.run
+
+    def counting(self: BankedVersion, images: Floats) -> object:
+        counted.append(len(images))
+        return run(self, images)
+
+    monkeypatch.setattr(BankedVersion, "run", counting)
+    return counted
+
+
+def test_versions_of_a_lineage_are_answered_by_one_pass(
+    engine: TorchEngine, store: Store, digits: Manifest, letters: Manifest, passes: list[int]
+) -> None:
+    greek = publish_next(store, digits, "greek")
+    residents = [load(engine, store, one) for one in (letters, digits, greek)]
+    pixels = noise(9)
+    alone = [ask(engine, one, pixels) for one in residents]
+    queries = [
+        Query(pixels=one, residents=(residents[place % 3],)) for place, one in enumerate(pixels)
+    ]
+    passes.clear()
+    answers = engine.run(residents[2], queries)
+    assert passes == [9]
+    for place, answer in enumerate(answers):
+        assert isinstance(answer, tuple)
+        assert answer[0] is not None
+        expected = alone[place % 3][place]
+        assert answer[0].shape == expected.shape
+        np.testing.assert_allclose(answer[0], expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_one_image_is_answered_by_several_versions_in_the_order_asked(
+    engine: TorchEngine, store: Store, digits: Manifest, letters: Manifest, passes: list[int]
+) -> None:
+    first, second = (load(engine, store, one) for one in (letters, digits))
+    (image,) = noise(1)
+    passes.clear()
+    (answer,) = engine.run(second, [Query(pixels=image, residents=(first, second, first))])
+    assert passes == [1]
+    assert isinstance(answer, tuple)
+    assert [len(one) for one in answer if one is not None] == [2, 5, 2]
+    np.testing.assert_array_equal(answer[0], answer[2])
+
+
+def test_versions_join_where_one_begins_with_the_experts_of_the_other(
+    engine: TorchEngine, store: Store, digits: Manifest, letters: Manifest
+) -> None:
+    trunk, main, branch = (
+        load(engine, store, one) for one in (letters, digits, publish_next(store, letters, "side"))
+    )
+    assert joined(trunk, main) is main
+    assert joined(main, trunk) is main
+    assert joined(branch, trunk) is branch
+    assert joined(main, branch) is None
+    other_pixels = digits.preprocessing.model_copy(update={"mean": (0.1, 0.2, 0.3)})
+    odd = Resident.of(digits.model_copy(update={"preprocessing": other_pixels}), model=main.model)
+    assert joined(trunk, odd) is None  # its pixels are not theirs
+
+
+@pytest.mark.parametrize("make", [TorchEngine, OnnxEngine])
+def test_a_version_without_finite_logits_fails_its_own_images_only(
+    make: Callable[..., Engine], store: Store, digits: Manifest
+) -> None:
+    if make is OnnxEngine:
+        pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
+    engine = make(device="cpu", threads=1)
+    sound = load(engine, store, digits)
+    broken = Resident.of(digits, model=Overflowing(sound))
+    pixels = noise(3)
+    queries = [
+        Query(pixels=pixels[0], residents=(sound,)),
+        Query(pixels=pixels[1], residents=(broken,)),
+        Query(pixels=pixels[2], residents=(sound, broken)),
+    ]
+    own, failed, both = engine.run(sound, queries)
+    assert isinstance(own, tuple)
+    assert own[0] is not None
+    assert isinstance(failed, ModelUnusable)
+    assert isinstance(both, tuple)
+    assert both[0] is not None
+    assert both[1] is None
+
+
+class Overflowing:
+    """A version whose classifier overflows."""
+
+    def __init__(self, sound: Resident) -> None:
+        self._sound = sound.model
+
+    def covers(self, other: object) -> bool:
+        return False
+
+    def run(self, images: Floats) -> object:
+        return self._sound.run(images)
+
+    def logits(self, passed: object, rows: list[int]) -> Floats:
+        return np.full_like(self._sound.logits(passed, rows), np.inf)
