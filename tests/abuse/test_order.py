@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dne_serve.engine import Floats, Resident, TorchEngine
-from model_store.preprocess import Pixels
+from dne_serve.engine import Answers, Floats, Query, Resident
+from dne_serve.torch_engine import TorchEngine
 from model_store.store import Store
 from tests.abuse.conftest import AbuseRow
 from tests.dne_serve.conftest import publish_digits, publish_letters
@@ -46,12 +46,15 @@ class Telling(TorchEngine):
         self.chance = random.Random(0)
         self.batches = 0
 
-    def run(self, resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
+    def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers | Exception]:
         self.batches += 1
         time.sleep(self.chance.choice((0, 0, 0.001, 0.004)))
-        if any(image[0, 0, 1] == BAD for image in pixels):
+        if any(query.pixels[0, 0, 1] == BAD for query in queries):
             raise RuntimeError("a bad image is in the batch")
-        return [_logits(int(image[0, 0, 0]), len(resident.labels)) for image in pixels]
+        return [
+            tuple(_logits(int(query.pixels[0, 0, 0]), len(one.labels)) for one in query.residents)
+            for query in queries
+        ]
 
 
 def _logits(name: int, classes: int) -> Floats:

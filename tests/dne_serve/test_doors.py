@@ -19,9 +19,9 @@ from starlette.staticfiles import StaticFiles
 from dne_serve.app import create_app
 from dne_serve.auth import Scope
 from dne_serve.doors import RouteWithoutScope, every_route, scope_of, scoped
-from dne_serve.engine import TorchEngine
 from dne_serve.settings import Settings
 from dne_serve.tokens import NewToken, new_token
+from dne_serve.torch_engine import TorchEngine
 from model_store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.live_server import TOKEN, Live, assert_problem, live_server, png

@@ -9,15 +9,15 @@ import pytest
 
 from dne_serve.batcher import QueueFull
 from dne_serve.cli import main
-from dne_serve.engine import Floats, ModelUnusable, Resident, TorchEngine
+from dne_serve.engine import Answers, ModelUnusable, Query, Resident
 from dne_serve.guard import Guard
 from dne_serve.problems import Malformed, WaitedTooLong
 from dne_serve.rules import parse_rules
 from dne_serve.settings import load_settings
+from dne_serve.torch_engine import TorchEngine
 from model_store.channel import ChannelRecord, Mode
 from model_store.errors import ChannelMoved, ImageRejected, StoreError, WrongUsage
 from model_store.manifest import Manifest
-from model_store.preprocess import Pixels
 from model_store.quality import Unknown
 from model_store.store import Store
 from tests.live_server import Live, live_server, png, wait_for
@@ -234,10 +234,10 @@ class Failing(TorchEngine):
         super().__init__(device="cpu", threads=1)
         self.fails = threading.Event()
 
-    def run(self, resident: Resident, pixels: Sequence[Pixels]) -> Sequence[Floats]:
-        if resident.version == 2 and self.fails.is_set():
+    def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers | Exception]:
+        if widest.version == 2 and self.fails.is_set():
             raise RuntimeError("a test said so")
-        return super().run(resident, pixels)
+        return super().run(widest, queries)
 
 
 @pytest.fixture

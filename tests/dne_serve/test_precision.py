@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engine import OnnxEngine, choose_engine, finish
+from dne_serve.engine import choose_engine
+from dne_serve.onnx_engine import OnnxEngine
 from dne_serve.precision import Precisions
 from model_store import precision
 from model_store.errors import WrongUsage
@@ -14,7 +15,7 @@ from model_store.manifest import Manifest
 from model_store.precision import Trial
 from model_store.quality import Reduced
 from model_store.store import Store
-from tests.dne_serve.test_engine import images
+from tests.dne_serve.asking import ask, load, noise
 
 pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
 
@@ -66,8 +67,8 @@ def test_the_onnx_engine_computes_in_eight_bits_only_what_agrees(
     logits = []
     for asked in ("fp32", "auto"):
         engine = OnnxEngine(device="cpu", threads=1, precision=asked)
-        resident = finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
-        logits.append(np.stack(engine.run(resident, images(4))))
+        resident = load(engine, store, manifest)
+        logits.append(ask(engine, resident, noise(4)))
     apart = np.abs(logits[0] - logits[1]).max()
     assert (apart > 1e-6) == reduced
     assert apart < 0.1 * np.abs(logits[0]).max()

@@ -15,8 +15,15 @@ class FakeResident:
     version: int
 
 
-def ticket(version: int, *, arrived_ns: int) -> Ticket[Any, int, int]:
-    return Ticket(key=FakeResident(version), item=0, arrived_ns=arrived_ns)
+@dataclass(frozen=True)
+class FakeQuery:
+    residents: tuple[FakeResident, ...]
+
+
+def ticket(version: int, *, arrived_ns: int) -> Ticket[Any, Any, int]:
+    """Batched under a wider version than the one that answers."""
+    query = FakeQuery((FakeResident(version), FakeResident(9)))
+    return Ticket(key=FakeResident(9), item=query, arrived_ns=arrived_ns)
 
 
 def test_a_version_that_nobody_asked_for_has_done_nothing() -> None:
