@@ -2,7 +2,8 @@
 
 The problem is convex, so there are no epochs and no learning rate, and where it starts does not
 matter; how strongly it is drawn towards zero is found by cross-validation. Every class weighs the
-same, however many images it has. N images, W channels of the token, C classes.
+same, however many images it has. A class of which only exemplars are left is drawn to the weights
+that it had when all its images were there. N images, W channels of the token, C classes.
 """
 
 from __future__ import annotations
@@ -69,11 +70,13 @@ def fit_classifier(
     *,
     answered: Sequence[int],
     loss: Classification,
+    former_CW: Tensor | None = None,
 ) -> Fitted:
     """Fits all heads. Each of the `answered` logits must have images; all others stay as they are.
 
     Strength and temperature are chosen on the oldest expert's slice: younger experts have learnt
-    from these very images, and would be trusted too much.
+    from these very images, and would be trusted too much. `former_CW`, a row for each logit, is
+    what the heads are drawn to instead of zero.
     """
     places = {place: row for row, place in enumerate(answered)}
     problem = Problem(
@@ -84,14 +87,32 @@ def fit_classifier(
     )
     oldest = problem.narrowed(network.spec.width_of(0))
     fitted = _choose(oldest)
-    weight_CW, bias_C = solve(problem, pull=fitted.strength * _variance(oldest))
+    towards_CW = None
+    if former_CW is not None:  # the scale on which it is fitted is not yet that of the logits
+        towards_CW = former_CW[list(answered)].double().cpu() * fitted.temperature
+    pull = fitted.strength * _variance(oldest)
+    weight_CW, bias_C = solve(problem, pull=pull, towards_CW=towards_CW)
     # What is drawn towards zero is too unsure of itself: cross-validation says by how much.
     _put(network.heads, answered, weight_CW / fitted.temperature, bias_C / fitted.temperature)
     return fitted
 
 
-def solve(problem: Problem, *, pull: float) -> tuple[Tensor, Tensor]:
-    """Weight [C, W] and bias [C] that fit the labels as well as `pull` lets them."""
+def former_weights(heads: nn.ModuleList, *, width: int, trust_C: Sequence[float]) -> Tensor:
+    """[C, W]: the rows that older heads had, as far as they are trusted; zero for new classes."""
+    former_CW = torch.zeros(len(trust_C), width)
+    row = 0
+    for head in heads:
+        assert isinstance(head, nn.Linear)
+        rows = slice(row, row := row + head.out_features)
+        former_CW[rows, : head.in_features] = head.weight.detach().cpu()
+    return former_CW * torch.tensor(trust_C)[:, None]
+
+
+def solve(
+    problem: Problem, *, pull: float, towards_CW: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weight [C, W] and bias [C] that fit the labels as well as the pull, to zero or to
+    `towards_CW`, lets them."""
     mean_W = problem.tokens_NW.mean(dim=0)
     centred_NW = problem.tokens_NW - mean_W  # the bias takes up the mean, and it converges faster
     images_C = problem.images_C
@@ -110,7 +131,8 @@ def solve(problem: Problem, *, pull: float) -> tuple[Tensor, Tensor]:
         optimiser.zero_grad()
         logits_NC = centred_NW @ weight_CW.T + bias_C
         fit = problem.loss(logits_NC, problem.labels_N, weights_B=share_N)
-        total = fit + 0.5 * pull * weight_CW.square().sum()
+        away_CW = weight_CW if towards_CW is None else weight_CW - towards_CW
+        total = fit + 0.5 * pull * away_CW.square().sum()
         total.backward()  # type: ignore[no-untyped-call]
         return total
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from model_store.errors import DataRejected
 from model_store.manifest import Scalar
 from trainer.augment import Augmentation
 from trainer.checkpoint import Checkpoint
-from trainer.classifier import fit_classifier
+from trainer.classifier import fit_classifier, former_weights
 from trainer.data import LabelledImages
 from trainer.fit import DrawEpoch, Plan, fit
 from trainer.losses import Objective, classification_named
@@ -139,8 +139,17 @@ class Lesson:
                 place for place, name in enumerate(images.classes) if name not in self.data.retired
             ],
             loss=classification_named(self.request.loss),
+            former_CW=self._former_weights(),
         )
         return fitted.strength
+
+    def _former_weights(self) -> Tensor | None:
+        teacher, classes = self.student.teacher, self.images.classes
+        if teacher is None:
+            return None
+        trust_C = [self.data.forgotten(name) for name in classes]
+        width = self.student.network.spec.token_width
+        return former_weights(teacher.heads, width=width, trust_C=trust_C)
 
     def figures(self) -> dict[str, Scalar]:
         plan = self.plan

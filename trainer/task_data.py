@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from model_store.manifest import ClassImages, Preprocessing
+from model_store.manifest import ClassImages, Manifest, Preprocessing
 from trainer.data import (
     LabelledImages,
     Listing,
@@ -43,6 +44,14 @@ class TaskData:
     source: Literal["held-out", "validation"]
     retired: tuple[str, ...] = ()
     """Classes that are never answered: there are no images of them, and none are missed."""
+    learnt_from: Mapping[str, float] = field(default_factory=dict)
+    """How many images the parent's classes were learnt from, as far as it is known."""
+
+    def forgotten(self, class_name: str) -> float:
+        """Which share of the images that a class was learnt from is not there any more."""
+        once = self.learnt_from.get(class_name, 0)
+        left = len(self.new.rows_of(class_name)) + len(self.memory.rows_of(class_name))
+        return max(0.0, 1 - left / once) if once else 0.0
 
     @property
     def for_training(self) -> LabelledImages:
@@ -95,7 +104,18 @@ def read_task_data(
         judged_by=judged_by,
         source="held-out" if request.val_data is None else "validation",
         retired=base.parent.retired if base.parent else (),
+        learnt_from=_learnt_from(base.parent),
     )
+
+
+def _learnt_from(parent: Manifest | None) -> dict[str, float]:
+    """By what the tasks' records say of all their classes together."""
+    counts: dict[str, float] = {}
+    for task in parent.tasks if parent else ():
+        images = task.training.get("images")
+        if isinstance(images, int):
+            counts |= dict.fromkeys(task.classes, images / len(task.classes))
+    return counts
 
 
 def _of_classes(images: LabelledImages, names: tuple[str, ...]) -> LabelledImages:

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_store.manifest import Preprocessing
-from model_store.network import Network
+from model_store.network import FoldedNetwork, Network
 from trainer.checkpoint import Checkpoint
 from trainer.data import LabelledImages
 from trainer.evaluate import in_batches
 from trainer.progress import Progress
 
 PHASE = "reading tokens"
-IMAGES_A_PART = 256
+IMAGES_A_PART = 128
 """What is kept at once of a run that may be interrupted."""
 
 
@@ -38,9 +38,7 @@ def read_tokens(
     state = _Read(network=network, tokens_NW=torch.zeros(len(images), network.spec.token_width))
     done = checkpoint.restore(PHASE, state) if checkpoint is not None else 0
 
-    def whole_token(images_BCHW: Tensor) -> Tensor:
-        return torch.cat(network.token_slices(images_BCHW), dim=-1)
-
+    whole_token = FoldedNetwork.of(network).lineage.token
     with progress.phase(PHASE, total=sum(map(len, parts[done:]))) as phase:
         for number, rows in enumerate(parts[done:], start=done + 1):
             part = in_batches(network, images.take(rows), whole_token, preprocessing=preprocessing)

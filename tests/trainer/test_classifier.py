@@ -7,7 +7,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tests.model_store.networks import grown
-from trainer.classifier import STRENGTH_UNSEEN, Problem, fit_classifier, solve
+from trainer.classifier import (
+    STRENGTH_UNSEEN,
+    Problem,
+    fit_classifier,
+    former_weights,
+    solve,
+)
 from trainer.losses import CLASSIFICATIONS, cross_entropy
 
 Tokens = NDArray[np.float32]
@@ -148,3 +154,41 @@ def test_strength_is_chosen_on_the_oldest_slice_alone() -> None:
         for one in (tokens, knowing)
     )
     assert plain == boasted
+
+
+def test_a_class_is_drawn_to_the_weights_it_had() -> None:
+    one = problem([20, 20])
+    towards = torch.randn(2, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    free, _ = solve(one, pull=1e3)
+    drawn, _ = solve(one, pull=1e3, towards_CW=towards)
+    assert free.abs().max() < 0.1
+    assert (drawn - towards).abs().max() < 0.1
+
+
+def test_former_weights_count_as_far_as_they_are_trusted_and_new_classes_begin_at_zero() -> None:
+    heads = grown([2]).heads  # two classes on 16 channels
+    former = former_weights(heads, width=24, trust_C=[0.5, 1.0, 0.7])
+    weight = heads[0].weight.detach()
+    assert isinstance(weight, Tensor)
+    assert torch.equal(former[0, :16], 0.5 * weight[0])
+    assert torch.equal(former[1, :16], weight[1])
+    assert not former[:, 16:].any()
+    assert not former[2].any()
+
+
+def test_few_exemplars_do_not_undo_what_many_images_taught() -> None:
+    tokens, labels = clouds([100] * 4, spread=2.5, seed=7)
+    first, second = np.arange(len(labels)) % 100 < 50, np.arange(len(labels)) % 100 >= 50
+    network = grown([2, 1])
+    fit_classifier(network, tokens[first], labels[first], answered=range(4), loss=cross_entropy)
+    former = former_weights(network.heads, width=24, trust_C=[0.96] * 4)
+    few = np.arange(len(labels)) % 100 < 2
+    accuracies = []
+    for known in (None, former):
+        again = grown([2, 1])
+        fit_classifier(
+            again, tokens[few], labels[few], answered=range(4), loss=cross_entropy, former_CW=known
+        )
+        guesses = logits_of(again.heads, tokens[second]).argmax(dim=1).numpy()
+        accuracies.append((guesses == labels[second]).mean())
+    assert accuracies[1] > accuracies[0] + 0.03

@@ -16,10 +16,12 @@ from model_store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from tests.trainer.vit import class_token, made_up, write_vit
 from trainer.add_task import Outcome, add_task
+from trainer.data import list_classes
 from trainer.plan import Effort
 from trainer.presets import Shape
-from trainer.request import AddTask, FromFile
+from trainer.request import AddTask, FromFile, base_of
 from trainer.start import normalisation_named
+from trainer.task_data import read_task_data
 
 HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
 EFFORT = Effort(epochs=2, batch_size=10)
@@ -320,3 +322,21 @@ def test_a_file_that_is_something_else_publishes_nothing(
     with pytest.raises(DataRejected, match=r"odd.safetensors is not a vision transformer"):
         run(first(store, letters, odd))
     assert Store.open(str(store)).versions() == []
+
+
+def test_the_share_that_is_forgotten_is_what_the_classifier_trusts_its_former_self_by(
+    store: Path, letters: Path, digits: Path, vit: Path
+) -> None:
+    """10 images a class were learnt from, and 4 are left of each old one."""
+    run(first(store, letters, vit, memory=12))
+    request = later(store, digits)
+    base, listing = base_of(request), list_classes(digits)
+    data = read_task_data(
+        listing,
+        base=base,
+        request=request,
+        classes=("a", "b", "c", "0", "1"),
+        preprocessing=Store.open(str(store)).manifest(1).preprocessing,
+        progress=Listening(),
+    )
+    assert [data.forgotten(name) for name in ("a", "c", "0")] == [pytest.approx(0.6)] * 2 + [0]
