@@ -37,9 +37,17 @@ class Augmentation:
 
     @classmethod
     def named(
-        cls, name: str, *, flip: bool | None = None, image_size: int | None = None
+        cls,
+        name: str,
+        *,
+        flip: bool | None = None,
+        image_size: int | None = None,
+        on_pretrained: bool = False,
     ) -> Augmentation:
-        """`auto` is `standard`, or `light` for images that are too small for more."""
+        """`auto` is `standard`, or `light` for images that are too small for more; where a
+        pre-trained expert is read, it is crop and flip."""
+        if name == "auto" and on_pretrained:
+            return cls(crop=True, flip=flip is not False, rand_augment=False)
         if name == "auto":
             small = image_size is not None and image_size < SMALLEST_FOR_STANDARD
             name = "light" if small else "standard"

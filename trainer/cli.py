@@ -142,7 +142,8 @@ def _learning_options(one: argparse.ArgumentParser) -> None:
         choices=["auto", "standard", "light", "none"],
         default="auto",
         help="random changes to training images: standard is crop, flip and RandAugment; light is "
-        "crop; auto (the default) is standard, and light for images under 32 pixels",
+        "crop; auto (the default) is standard, light for images under 32 pixels, and crop and flip "
+        "after a pre-trained start",
     )
     learning.add_argument(
         "--flip",

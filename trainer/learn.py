@@ -229,7 +229,10 @@ class Lesson:
             objective=objective,
             plan=plan,
             augment=Augmentation.named(
-                self.request.augment, flip=self.request.flip, image_size=preprocessing.image_size
+                self.request.augment,
+                flip=self.request.flip,
+                image_size=preprocessing.image_size,
+                on_pretrained=self.student.on_pretrained,
             ),
             preprocessing=preprocessing,
             draw_epoch=draw_epoch,

@@ -93,3 +93,10 @@ def test_auto_spares_images_that_are_too_small_for_strong_changes() -> None:
     assert (usual.crop, usual.flip, usual.rand_augment) == (True, True, True)
     assert not Augmentation.named("auto", image_size=32, flip=False).flip
     assert Augmentation.named("auto", image_size=16, flip=True).flip
+
+
+def test_auto_crops_and_mirrors_and_no_more_where_a_pre_trained_expert_is_read() -> None:
+    auto = Augmentation.named("auto", image_size=224, on_pretrained=True)
+    assert (auto.crop, auto.flip, auto.rand_augment) == (True, True, False)
+    assert not Augmentation.named("auto", flip=False, on_pretrained=True).flip
+    assert Augmentation.named("standard", on_pretrained=True).rand_augment

@@ -230,6 +230,7 @@ def test_help_names_every_option_of_the_design(dne_train: Command) -> None:
         *("--batch-size", "--learning-rate", "--device", "--threads", "--loss", "--augment"),
         *("--image-size", "--patch-size", "--depth", "--head-width", "--checkpoint", "--extend"),
         *("--max-drop", "--min-new", "--max-latency-ms", "--max-bytes", "--force"),
+        *("--pretrained", "--unfreeze-last", "--normalise", "--attention-heads"),
         "--unknown-rate",
     ):
         assert option in dne_train.out
