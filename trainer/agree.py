@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 from collections.abc import Callable
-from typing import get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from model_store.manifest import Preprocessing
 from model_store.network import Network
-from model_store.network.folded import FoldedNetwork
 from model_store.precision import Trial, try_out
 from model_store.preprocess import normalise
 from model_store.quality import Reduced
 from trainer.data import LabelledImages
 from trainer.evaluate import Judged
 
+COMPARED: tuple[Reduced, ...] = ("int8",)
+"""Those that a backend of the server computes in; 16 bits are not among them yet."""
 BATCH = 16
 """What servers take at most unless they are told otherwise: 8-bit rows share a scale in a batch."""
 MAX_IMAGES = 1000
@@ -46,7 +44,7 @@ def agreement_of(
     answers_N = judged.logits_NC[rows_N].argmax(axis=1)
     retired_C = np.isneginf(judged.logits_NC).all(axis=0)
     found: dict[Reduced, float] = {}
-    for precision in get_args(Reduced):
+    for precision in COMPARED:
         forward = _forward(network, precision, try_out=try_out)
         if forward is not None:
             same = 0
@@ -63,12 +61,12 @@ def _forward(
     network: Network, precision: Reduced, *, try_out: Callable[[Reduced], Trial]
 ) -> Forward | None:
     """The network in a precision; None where it cannot be run here, or would take too long."""
-    if precision == "int8" and importlib.util.find_spec("onnxruntime") is None:
+    if importlib.util.find_spec("onnxruntime") is None:
         return None
     trial = try_out(precision)
     if not trial.runs or trial.speedup < MIN_SPEEDUP:
         return None
-    return _in_int8(network) if precision == "int8" else _in_bf16(network)
+    return _in_int8(network)
 
 
 def _in_int8(network: Network) -> Forward:
@@ -76,14 +74,3 @@ def _in_int8(network: Network) -> Forward:
     from model_store.onnx.session import Session
 
     return Session(weights_of(network, precision="int8"), threads=None)
-
-
-def _in_bf16(network: Network) -> Forward:
-    folded = FoldedNetwork.of(copy.deepcopy(network).cpu().bfloat16())
-
-    def forward(images: Floats) -> Floats:
-        with torch.inference_mode():
-            logits: Floats = folded(torch.from_numpy(images).bfloat16()).float().numpy()
-        return logits
-
-    return forward
