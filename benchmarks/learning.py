@@ -277,7 +277,7 @@ def _grown_network(*, tasks: int) -> tuple[Network, Teacher]:
     network = Network(shape.first_network())
     for index in range(tasks):
         teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))
-        heads = shape.heads_of_next(network.spec)
+        heads = shape.heads_of_later(images=0) if index else shape.heads_of_first()
         classes = tuple(f"class {index}.{number}" for number in range(10))
         network.expand(
             TaskSpec(name=f"task {index}", classes=classes, expert=ExpertSpec(heads=heads))

@@ -85,7 +85,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     _announce(base, transaction)
     checkpoint = None
     try:
-        student = make_student(base, request=request, new_classes=listing.names, progress=progress)
+        student = make_student(base, request=request, new=listing, progress=progress)
         data = read_task_data(
             listing,
             base=base,
@@ -94,7 +94,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             preprocessing=student.preprocessing,
             progress=progress,
         )
-        expected = _forecast(student, base)
+        expected = _forecast(student, base, images=listing.images)
         progress.note(str(expected))
         checkpoint = _checkpoint(student, data=data, request=request, progress=progress)
         training = learn(
@@ -142,10 +142,11 @@ def _withdraw(base: Base, transaction: str) -> None:
         base.store.withdraw(transaction)
 
 
-def _forecast(student: Student, base: Base) -> Forecast:
+def _forecast(student: Student, base: Base, *, images: int) -> Forecast:
     parent = base.parent
     return forecast(
         student.network,
+        images=images,
         parent=parent.spec if parent else None,
         parent_bytes=total_bytes(tuple(task.expert for task in parent.tasks)) if parent else 0,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from trainer.progress import Progress
 WARM_UP_SHARE = 0.1
 FINAL_RATE_SHARE = 0.01
 WEIGHT_DECAY = 0.05
+SLOW_RATE_SHARE = 0.1
+"""For weights that are good already: those of a pre-trained expert."""
 
 # The rows of the training images that an epoch visits, in this order.
 DrawEpoch = Callable[[np.random.Generator], NDArray[np.int64]]
@@ -53,15 +56,17 @@ def fit(
     name: str,
     progress: Progress,
     checkpoint: Checkpoint | None = None,
+    slow: Collection[nn.Parameter] = (),
 ) -> None:
     """Changes `parameters`, and nothing else, so that `network` answers the labels of `images`.
 
+    Those of them that are `slow` change at SLOW_RATE_SHARE of the rate.
     Goes on where `checkpoint` stands, to the same bits as without an interruption.
     """
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
     epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
     optimiser = torch.optim.AdamW(
-        parameter_groups(network, parameters), lr=plan.learning_rate, fused=True
+        parameter_groups(network, parameters, slow=slow), lr=plan.learning_rate, fused=True
     )
     state = RunState(network=network, parameters=parameters, optimiser=optimiser, changes=changes)
     if checkpoint is not None and checkpoint.is_past(name):
@@ -114,7 +119,7 @@ class _Stepper:
         """The loss and the accuracy of these images, before the step that they cause."""
         optimiser = self._state.optimiser
         for group in optimiser.param_groups:
-            group["lr"] = self._rate * self._share(self._taken)
+            group["lr"] = group["rate_share"] * self._rate * self._share(self._taken)
         self._taken += 1
         step = self._forward(rows)
         loss = step.loss.item()
@@ -162,16 +167,22 @@ def _batches(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
     yield from np.array_split(rows, math.ceil(len(rows) / size))
 
 
-def parameter_groups(network: Network, parameters: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+def parameter_groups(
+    network: Network, parameters: Sequence[nn.Parameter], *, slow: Collection[nn.Parameter] = ()
+) -> list[dict[str, Any]]:
     """Weight decay is for matrices: biases, norms, scales, tokens and positions have none."""
     spared = {
         id(one) for name, one in network.named_parameters() if name.endswith(("position", "_bias"))
     }
-    matrices = [one for one in parameters if one.ndim >= 2 and id(one) not in spared]
-    others = [one for one in parameters if one.ndim < 2 or id(one) in spared]
+    slowed = {id(one) for one in slow}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for one in parameters:
+        decay = WEIGHT_DECAY if one.ndim >= 2 and id(one) not in spared else 0.0
+        share = SLOW_RATE_SHARE if id(one) in slowed else 1.0
+        groups.setdefault((decay, share), []).append(one)
     return [
-        {"params": matrices, "weight_decay": WEIGHT_DECAY},
-        {"params": others, "weight_decay": 0.0},
+        {"params": members, "weight_decay": decay, "rate_share": share}
+        for (decay, share), members in sorted(groups.items(), key=itemgetter(0), reverse=True)
     ]
 
 

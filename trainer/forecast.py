@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from model_store.codec import encode_classifier, encode_expert
 from model_store.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec
-from trainer.presets import HEADS_OF_A_LATER_TASK
+from trainer.presets import heads_for
 
 REPEATS = 5
 MIB = 1 << 20
@@ -63,8 +63,10 @@ class Forecast:
         )
 
 
-def forecast(network: Network, *, parent: NetworkSpec | None, parent_bytes: int) -> Forecast:
-    """Of the version that `network`, about to learn its newest task, will become."""
+def forecast(
+    network: Network, *, images: int, parent: NetworkSpec | None, parent_bytes: int
+) -> Forecast:
+    """Of the version that `network`, about to learn its newest task from `images`, will become."""
     classifier_bytes = len(encode_classifier(network))
     spec = network.spec
     if parent is not None and len(parent.tasks) == len(spec.tasks):
@@ -77,7 +79,7 @@ def forecast(network: Network, *, parent: NetworkSpec | None, parent_bytes: int)
         before = None
         if parent is not None:
             before = _cost(_weighed(parent, network.device), size=kept_bytes + _heads_bytes(parent))
-        later = _with_one_more(spec)
+        later = _with_one_more(spec, images=images)
         grown = _weighed(later, network.device)
         more = 4 * (later.parameters - spec.parameters)
         following = _cost(grown, size=version.bytes + more)
@@ -93,12 +95,12 @@ def _weighed(spec: NetworkSpec, device: torch.device) -> Network:
     return Network(spec).to(device).requires_grad_(False).eval()
 
 
-def _with_one_more(spec: NetworkSpec) -> NetworkSpec:
+def _with_one_more(spec: NetworkSpec, *, images: int) -> NetworkSpec:
     newest = spec.tasks[-1]
     later = len(spec.tasks) > 1
     names = tuple(f"one more class {index}" for index in range(len(newest.classes)))
     # The first expert is the wide one: what follows it is narrow.
-    expert = newest.expert if later else ExpertSpec(heads=HEADS_OF_A_LATER_TASK)
+    expert = newest.expert if later else ExpertSpec(heads=heads_for(images))
     return spec.expand(replace(newest, name="one more task", classes=names, expert=expert))
 
 

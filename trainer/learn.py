@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -84,8 +84,10 @@ class Lesson:
         classes = len(self.student.network.spec.classes)
         effort = "only the classifier is fitted, and epochs, rate and augmentation do not count"
         if plan is not None:
+            heads = self.student.network.spec.tasks[-1].expert.heads
+            expert = "" if self.student.extends else f"an expert of {heads} heads, "
             effort = (
-                f"{plan.epochs} epochs in batches of {plan.batch_size}, learning rate "
+                f"{expert}{plan.epochs} epochs in batches of {plan.batch_size}, learning rate "
                 f"{plan.learning_rate:.2g}"
             )
         self.progress.note(
@@ -179,6 +181,7 @@ class Lesson:
             ),
             draw_epoch=draw(self.images, among=self.student.new_classes),
             seed=self.request.seed,
+            slow=self.student.given,
         )
 
     def _extend(self, plan: Plan) -> None:
@@ -220,6 +223,7 @@ class Lesson:
         objective: Objective,
         draw_epoch: DrawEpoch,
         seed: int,
+        slow: Collection[nn.Parameter] = (),
     ) -> None:
         preprocessing = self.student.preprocessing
         fit(
@@ -228,6 +232,7 @@ class Lesson:
             parameters=parameters,
             objective=objective,
             plan=plan,
+            slow=slow,
             augment=Augmentation.named(
                 self.request.augment,
                 flip=self.request.flip,

@@ -23,7 +23,10 @@ def size_options(one: argparse.ArgumentParser) -> None:
     ):
         sizes.add_argument(f"--{name}", metavar="N", type=int, help=what)
     one.add_argument(
-        "--heads", metavar="K", type=int, help="attention heads of the new expert (later tasks: 1)"
+        "--heads",
+        metavar="K",
+        type=int,
+        help="attention heads of the new expert (later tasks: 1, 2 or 4 by the number of images)",
     )
 
 

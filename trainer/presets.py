@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from model_store.errors import WrongUsage
 from model_store.spec import NetworkSpec
 
-HEADS_OF_A_LATER_TASK = 1
+HEADS_FROM_IMAGES = ((10_000, 4), (4_000, 2), (0, 1))
+"""A later expert's heads, from this many images of its task on; see ADR 26."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,16 +60,22 @@ class Shape:
                     f"{option} does not fit: the first task has fixed {name} {fixed} for this model"
                 )
 
-    def heads_of_next(self, lineage: NetworkSpec) -> int:
-        if self.heads is not None:
-            return self.heads
-        first = PRESETS[self.preset or DEFAULT_PRESET].heads
-        return HEADS_OF_A_LATER_TASK if lineage.tasks else first
+    def heads_of_first(self) -> int:
+        preset = PRESETS[self.preset or DEFAULT_PRESET]
+        return preset.heads if self.heads is None else self.heads
+
+    def heads_of_later(self, *, images: int) -> int:
+        """Of a task with this many images; what was asked comes first."""
+        return heads_for(images) if self.heads is None else self.heads
 
     def _given(self) -> dict[str, int]:
         asked = asdict(self)
         del asked["preset"], asked["heads"]
         return {name: value for name, value in asked.items() if value is not None}
+
+
+def heads_for(images: int) -> int:
+    return next(heads for least, heads in HEADS_FROM_IMAGES if images >= least)
 
 
 def _sizes(preset: str) -> dict[str, int]:

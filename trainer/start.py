@@ -52,7 +52,7 @@ def start_of(request: AddTask, *, progress: Progress) -> Start:
         geometry = request.shape.first_network()
         return Start(
             geometry=geometry,
-            expert=ExpertSpec(heads=request.shape.heads_of_next(geometry)),
+            expert=ExpertSpec(heads=request.shape.heads_of_first()),
             preprocessing=Preprocessing(image_size=geometry.image_size),
         )
     return _pretrained_start(request.pretrained, request.shape, progress=progress)

@@ -6,12 +6,14 @@ import copy
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
 
 from model_store.codec import load_network
 from model_store.errors import WrongUsage
 from model_store.manifest import Preprocessing, Scalar
 from model_store.network import Network, choose_device
 from model_store.spec import ExpertSpec, TaskSpec, check_name
+from trainer.data import Listing
 from trainer.losses import Teacher
 from trainer.progress import Progress
 from trainer.request import AddTask, Base
@@ -38,15 +40,19 @@ class Student:
         return self.network.spec.token == "in-sequence"
 
     @property
+    def given(self) -> list[nn.Parameter]:
+        """What it learns of an expert that came from a file: near where it should be already."""
+        return self.network.newest.learnable() if self.origin else []
+
+    @property
     def learns_by_steps(self) -> bool:
         """Whether there is an expert to learn, and not only a classifier on top of what is."""
         newest = self.network.newest
         return bool(newest.learnable()) and not (self.extends and self.on_pretrained)
 
 
-def make_student(
-    base: Base, *, request: AddTask, new_classes: tuple[str, ...], progress: Progress
-) -> Student:
+def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progress) -> Student:
+    new_classes, images = new.names, new.images
     if request.extend:
         return _make_extending(base, request=request, classes=new_classes)
     if base.parent is None:
@@ -55,7 +61,7 @@ def make_student(
     network = load_network(base.store.read_shard, base.parent)
     # The old experts stay in the network, so the old heads are all that is left to keep.
     teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))
-    expert = ExpertSpec(heads=request.shape.heads_of_next(network.spec))
+    expert = ExpertSpec(heads=request.shape.heads_of_later(images=images))
     torch.manual_seed(request.seed)
     network.expand(TaskSpec(name=_task_name(base, request), classes=new_classes, expert=expert))
     device = choose_device(request.device)

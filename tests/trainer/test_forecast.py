@@ -31,7 +31,7 @@ def test_the_forecast_is_what_is_then_published(tmp_path: Path) -> None:
 
 def test_costs_grow_with_every_task() -> None:
     network = grown([2, 1])
-    told = forecast(network, parent=network.spec.until(1), parent_bytes=1000)
+    told = forecast(network, images=100, parent=network.spec.until(1), parent_bytes=1000)
     assert told.parent is not None
     assert told.parent.gflop < told.version.gflop < told.following.gflop
     assert told.parent.bytes < told.version.bytes < told.following.bytes
@@ -52,7 +52,7 @@ def test_operations_are_those_of_the_matrix_products() -> None:
 
     products = embed + spec.depth * block(patches, patches) + block(patches + 1, 1)
     products += width * len(spec.classes)
-    told = forecast(network, parent=None, parent_bytes=0)
+    told = forecast(network, images=100, parent=None, parent_bytes=0)
     assert told.version.gflop * 1e9 == pytest.approx(2 * products)
 
 
@@ -62,5 +62,5 @@ def test_a_forecast_draws_no_random_numbers() -> None:
     torch.manual_seed(5)
     network = grown([1])
     torch.manual_seed(5)
-    forecast(network, parent=None, parent_bytes=0)
+    forecast(network, images=100, parent=None, parent_bytes=0)
     assert torch.equal(torch.rand(3), expected)

@@ -9,7 +9,7 @@ from trainer.presets import Shape
 
 def lineage(shape: Shape) -> NetworkSpec:
     spec = shape.first_network()
-    heads = ExpertSpec(heads=shape.heads_of_next(spec))
+    heads = ExpertSpec(heads=shape.heads_of_first())
     return spec.expand(TaskSpec(name="first", classes=("a",), expert=heads))
 
 
@@ -30,10 +30,13 @@ def test_small_is_the_default_and_each_number_can_be_given_instead() -> None:
     assert (spec.depth, spec.image_size, spec.tasks[0].expert.heads) == (3, 16, 2)
 
 
-def test_a_later_task_adds_one_head_unless_told() -> None:
-    spec = lineage(Shape(preset="tiny"))
-    assert Shape(preset="tiny").heads_of_next(spec) == 1
-    assert Shape(heads=4).heads_of_next(spec) == 4
+@pytest.mark.parametrize(
+    ("images", "heads"),
+    [(5, 1), (3_999, 1), (4_000, 2), (9_999, 2), (10_000, 4), (1_000_000, 4)],
+)
+def test_a_later_task_has_heads_by_its_images_unless_told(images: int, heads: int) -> None:
+    assert Shape(preset="tiny").heads_of_later(images=images) == heads
+    assert Shape(heads=3).heads_of_later(images=images) == 3
 
 
 def test_a_later_task_may_repeat_the_sizes() -> None:

@@ -119,6 +119,27 @@ def test_unfrozen_blocks_change_and_nothing_before_them(
     assert progress.losses
 
 
+def test_what_came_from_a_file_learns_at_a_tenth_of_the_rate(
+    store: Path, letters: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything that is unfrozen, and nothing else: the heads are new."""
+    seen: list[dict[float, int]] = []
+
+    def look(self: torch.optim.AdamW, *args: object, **kwargs: object) -> None:
+        rates: dict[float, int] = {}
+        for group in self.param_groups:
+            rates[group["lr"]] = rates.get(group["lr"], 0) + len(group["params"])
+        seen.append(rates)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", look)
+    manifest = run(first(store, letters, vit, unfreeze_last=1)).manifest
+    network = network_of(store, manifest)
+    block, norm = len(list(network.newest.blocks[1].parameters())), 2
+    slow, fast = sorted(seen[0])
+    assert slow == pytest.approx(fast / 10)
+    assert seen[0] == {slow: block + norm, fast: len(list(network.heads.parameters()))}
+
+
 def test_a_later_task_adds_a_narrow_expert_and_leaves_the_first_alone(
     store: Path, letters: Path, digits: Path, vit: Path
 ) -> None:
