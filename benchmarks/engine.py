@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +28,8 @@ import torch
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from benchmarks.grown import paper_spec, publish_lineage, random_network
 from benchmarks.literal import literal
+from benchmarks.onnx_rows import measure_export, measure_precision
+from benchmarks.turns import in_turns
 from dne_serve.engine import Query, Resident, finish, joined
 from dne_serve.residents import ImageBatcher, Limits, Residents
 from dne_serve.torch_engine import TorchEngine
@@ -56,7 +58,15 @@ def main() -> int:
         return 0
     figures: list[Figure] = []
     measured: dict[str, float] = {}
-    for measure in (measure_forward, measure_latency, measure_hot_load, measure_versions):
+    for measure in (
+        measure_forward,
+        measure_precision,
+        measure_latency,
+        measure_hot_load,
+        measure_versions,
+        measure_export,
+    ):
+        print(f"{measure.__name__} …", file=sys.stderr)
         found, details = measure(rounds=options.rounds)
         figures += found
         measured |= details
@@ -182,19 +192,6 @@ def measure_versions(*, rounds: int) -> Measured:
         at_most("one batch for 3 versions ÷ for one", took["three"] / took["one"], 1.15),
     ]
     return figures, {f"ms, batch of 8 for {name}": 1000 * s for name, s in took.items()}
-
-
-def in_turns(works: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
-    """Seconds of processor time of each, as medians, after one round that does not count."""
-    took: dict[str, list[float]] = {name: [] for name in works}
-    with torch.inference_mode():
-        for number in range(rounds + 1):
-            for name, work in works.items():
-                began_s = time.thread_time()
-                work()
-                if number:
-                    took[name].append(time.thread_time() - began_s)
-    return {name: statistics.median(seconds) for name, seconds in took.items()}
 
 
 def large_product() -> Callable[[], object]:

@@ -346,6 +346,29 @@ def test_a_request_keeps_the_version_it_began_with(live: Live) -> None:
     assert infer(live, image_tensor(png())).json()["model_version"] == "1"
 
 
+def test_requests_that_wait_when_a_model_is_unloaded_are_answered(live: Live) -> None:
+    """By the version they began with; those that come later are refused at once."""
+    with ThreadPoolExecutor() as others:
+        with live.engine_held():
+            waiting = [others.submit(live.predict, png(seed)) for seed in range(3)]
+            wait_for(lambda: live.metric("dne_queue_images") == 3)
+            unloading = others.submit(live.admin, "/v2/repository/models/dne/unload")
+            wait_for(lambda: live.http.get("/readyz").status_code == 503)
+            assert live.predict(png()).status_code == 503
+        assert unloading.result().status_code == 200
+        answers = [one.result() for one in waiting]
+        assert [one.status_code for one in answers] == [200] * 3
+        assert {one.json()["version"] for one in answers} == {2}
+        assert live.admin("/v2/repository/models/dne/load").status_code == 200
+        again = [live.predict(png(seed)) for seed in range(3)]
+        assert [label_of(one) for one in again] == [label_of(one) for one in answers]
+
+
+def label_of(answer: httpx.Response) -> str:
+    label: str = answer.json()["predictions"][0]["label"]
+    return label
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

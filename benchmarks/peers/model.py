@@ -1,0 +1,43 @@
+"""The model that every peer serves: the version, the forward pass and the preprocessing that our
+own server uses, on as many threads. What differs is the server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from model_store.codec import load_network
+from model_store.network import FoldedNetwork
+from model_store.preprocess import Pixels, normalise, read_pixels
+from model_store.store import Store
+
+MAX_BATCH = 16
+
+
+class Classifier:
+    def __init__(self) -> None:
+        torch.set_num_threads(int(os.environ["BENCH_THREADS"]))
+        store = Store.open(os.environ["BENCH_STORE"])
+        self._manifest = store.manifest(1)
+        self._network = FoldedNetwork.of(load_network(store.read_shard, self._manifest))
+        self._labels = self._manifest.spec.classes
+        size = self._manifest.preprocessing.image_size
+        for count in (1, MAX_BATCH):
+            self.classify([np.zeros((size, size, 3), dtype=np.uint8)] * count)
+
+    def decode(self, data: bytes) -> Pixels:
+        return read_pixels(data, self._manifest.preprocessing)
+
+    def classify(self, pixels: Sequence[Pixels]) -> list[dict[str, Any]]:
+        images = normalise(np.stack(pixels), self._manifest.preprocessing)
+        with torch.inference_mode():
+            scores = torch.softmax(self._network(torch.from_numpy(images)), dim=-1)
+        best = scores.argmax(dim=-1).tolist()
+        return [
+            {"label": self._labels[place], "score": float(row[place])}
+            for place, row in zip(best, scores, strict=True)
+        ]
