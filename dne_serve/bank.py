@@ -13,11 +13,10 @@ from collections.abc import Generator, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from dne_serve.device import Device, Floats, Passes
 from model_store.codec import ShardWeights
 from model_store.manifest import Manifest
 from model_store.network.fold import FoldedExpert, fold_blocks, fold_edges
@@ -25,6 +24,7 @@ from model_store.network.folded import FoldedNetwork, Lineage
 from model_store.network.run import Part
 from model_store.network.stack import Stack
 from model_store.network.views import Scratch
+from model_store.preprocess import Pixels
 from model_store.spec import ExpertSpec, NetworkSpec
 
 ROOM = 2
@@ -33,7 +33,6 @@ room is cheap, as it goes matrix by matrix."""
 MOST_ROOM = 2 * ROOM
 """Room beyond this is given back."""
 
-Floats = NDArray[np.float32]
 Path = tuple[object, ...]
 """The geometry, and the digest and shape of every expert up to the last one."""
 
@@ -49,13 +48,14 @@ class Held:
     slot: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class BankedVersion:
     """A version in memory. It keeps its experts, even after the bank was told to let go."""
 
     experts: tuple[Held, ...]
     network: FoldedNetwork
-    device: torch.device
+    passes: Passes
+    device: Device
 
     def covers(self, other: object) -> bool:
         """Whether a pass of this version computes all that `other` reads."""
@@ -63,20 +63,19 @@ class BankedVersion:
             return False
         return self.experts[len(other.experts) - 1] is other.experts[-1]
 
-    def run(self, images: Floats) -> Tensor:
+    def run(self, pixels: Pixels) -> Tensor:
         """The token: [N, channels of all experts]."""
         with torch.inference_mode():
-            return self.network.lineage.token(torch.from_numpy(images).to(self.device))
+            return self.passes(pixels)
 
     def logits(self, passed: Tensor, rows: Sequence[int]) -> Floats:
         with torch.inference_mode():
             token = passed if len(rows) == len(passed) else passed[list(rows)]
-            found: Floats = self.network.classify(token).cpu().numpy()
-        return found
+            return self.device.fetch(self.network.classify(token))
 
 
 class ExpertBank:
-    def __init__(self, *, device: torch.device) -> None:
+    def __init__(self, *, device: Device) -> None:
         self._device = device
         self._held: WeakValueDictionary[Path, Held] = WeakValueDictionary()
         self._scratch = Scratch()
@@ -97,19 +96,24 @@ class ExpertBank:
     ) -> Generator[None, None, BankedVersion]:
         """The version, in steps of a few milliseconds. Takes the bytes of the experts that are not
         `known`, and of the classifier, out of `shards`."""
-        experts, spec = list(known), manifest.spec
+        experts, spec, place = list(known), manifest.spec, self._device.place
         paths = _paths(manifest)
         for index in range(len(known), len(manifest.tasks)):
             data = shards.pop(manifest.tasks[index].expert.sha256)
-            weights = ShardWeights(data, prefix=f"experts.{index}.", device=self._device)
+            weights = ShardWeights(data, prefix=f"experts.{index}.", device=place)
             before = experts[-1] if experts else None
             held = yield from self._take_in(weights, spec=spec, index=index, before=before)
             self._held[paths[index]] = held
             experts.append(held)
-        heads = ShardWeights(shards.pop(manifest.classifier.sha256), device=self._device)
+        heads = ShardWeights(shards.pop(manifest.classifier.sha256), device=place)
         lineage = Lineage(spec, first=_first(experts), parts=_parts(experts), scratch=self._scratch)
         network = FoldedNetwork.classified(lineage, heads)
-        return BankedVersion(experts=tuple(experts), network=network, device=self._device)
+        return BankedVersion(
+            experts=tuple(experts),
+            network=network,
+            passes=self._device.passes(lineage, preprocessing=manifest.preprocessing),
+            device=self._device,
+        )
 
     def reclaim(self) -> Iterator[None]:
         """Makes what dead experts occupied in stacks that live on free for others, in steps."""

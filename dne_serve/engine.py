@@ -17,7 +17,7 @@ from dne_serve.precision import Precisions
 from model_store.errors import StoreError
 from model_store.manifest import Manifest, ShardRef
 from model_store.precision import Asked
-from model_store.preprocess import Pixels, normalise
+from model_store.preprocess import Pixels
 from model_store.shard import check_shard, expected_tensors
 
 Floats = NDArray[np.float32]
@@ -49,8 +49,8 @@ class Model(Protocol):
     def covers(self, other: Model) -> bool:
         """Whether a pass of this version has what `other` needs for its logits."""
 
-    def run(self, images: Floats) -> Any:
-        """One pass over normalised images [N, 3, S, S]."""
+    def run(self, pixels: Pixels) -> Any:
+        """One pass over images [N, S, S, 3]."""
 
     def logits(self, passed: Any, rows: Sequence[int]) -> Floats:
         """[rows, classes], those of retired classes too, from a pass of a version that covers
@@ -167,7 +167,7 @@ def joined(one: Resident, other: Resident) -> Resident | None:
 def answer_all(widest: Resident, queries: Sequence[Query]) -> list[Answers | Exception]:
     """A version that gives logits that are not finite fails its own images, and no others."""
     pixels = np.stack([query.pixels for query in queries])
-    passed = widest.model.run(normalise(pixels, widest.manifest.preprocessing))
+    passed = widest.model.run(pixels)
     rows: dict[Resident, list[int]] = {}
     for row, query in enumerate(queries):
         for resident in query.residents:

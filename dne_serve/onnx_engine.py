@@ -23,21 +23,24 @@ from dne_serve.engine import (
 from dne_serve.precision import Precisions
 from model_store.codec import load_network
 from model_store.errors import WrongUsage
-from model_store.manifest import Manifest
+from model_store.manifest import Manifest, Preprocessing
 from model_store.network import Expert
 from model_store.onnx.model import OnnxPrecision, network_to_onnx
 from model_store.precision import Asked
+from model_store.preprocess import Pixels, normalise
 from model_store.quality import Reduced
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxModel:
     session: Any
+    preprocessing: Preprocessing
 
     def covers(self, other: Model) -> bool:
         return other is self
 
-    def run(self, images: Floats) -> Any:
+    def run(self, pixels: Pixels) -> Any:
+        images = normalise(pixels, self.preprocessing)
         return self.session.run(["logits"], {"images": images})[0]
 
     def logits(self, passed: Any, rows: Sequence[int]) -> Floats:
@@ -89,7 +92,8 @@ class OnnxEngine:
             providers=[*gpu, "CPUExecutionProvider"],
         )
         yield
-        return warmed(Resident.of(fetched.manifest, model=OnnxModel(session)))
+        model = OnnxModel(session, fetched.manifest.preprocessing)
+        return warmed(Resident.of(fetched.manifest, model=model))
 
     def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers | Exception]:
         return answer_all(widest, queries)

@@ -15,6 +15,27 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
+NO_GPU = "there is no CUDA device"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return  # and torch, which takes seconds, need not be imported
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum("gpu" in report.keywords for report in skipped)
+    if count:
+        told = f"{count} tests marked gpu were not run: {NO_GPU}"
+        terminalreporter.write_line(told, yellow=True, bold=True)
+
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(

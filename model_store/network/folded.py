@@ -44,11 +44,14 @@ class Lineage:
         self._scratch = scratch or Scratch()
 
     @torch.no_grad()
-    def token(self, images_BCHW: Tensor) -> Tensor:
-        """[B, channels of all experts]: the normalised slices, oldest first."""
+    def token(self, images_BCHW: Tensor, *, scratch: Scratch | None = None) -> Tensor:
+        """[B, channels of all experts]: the normalised slices, oldest first. `scratch`: memory for
+        this pass, where it is not to be the one that lineages share."""
+        scratch = scratch or self._scratch
         eps, in_sequence = self.spec.layer_norm_eps, self.spec.token == "in-sequence"
         streams = [_embed(run, images_BCHW, size=self.spec.patch_size) for run in self._runs]
-        views = self._views(images_BCHW, rows=len(images_BCHW) * self.spec.positions)
+        rows = len(images_BCHW) * self.spec.positions
+        views = scratch.views(self._layout(rows=rows), like=images_BCHW)
         for layer in range(self.spec.depth - in_sequence):
             for place, run in enumerate(self._runs):
                 streams[place] = _attend(streams[place], run.attention(layer), eps=eps)
@@ -56,7 +59,8 @@ class Lineage:
         for place, run in enumerate(self._runs):
             x_SBPC = streams[place] if in_sequence else _with_token(run, streams[place])
             streams[place] = _attend_first(x_SBPC, run.attention(-1), eps=eps)
-        self._mix(-1, streams, self._views(images_BCHW, rows=len(images_BCHW)))
+        views = scratch.views(self._layout(rows=len(images_BCHW)), like=images_BCHW)
+        self._mix(-1, streams, views)
         slices = [_slices(run, x, eps=eps) for run, x in zip(self._runs, streams, strict=True)]
         return torch.cat(slices, dim=-1)
 
@@ -65,8 +69,10 @@ class Lineage:
         layout = self._layout(rows=batch * self.spec.positions)
         self._scratch.reserve(layout, like=self._first.edges.token_C)
 
-    def _views(self, like: Tensor, *, rows: int) -> Views:
-        return self._scratch.views(self._layout(rows=rows), like=like)
+    @property
+    def moves(self) -> tuple[int, ...]:
+        """Changes whenever memory of its experts is given up for other memory."""
+        return tuple(part.stack.moves for part in self._parts)
 
     def _layout(self, *, rows: int) -> Layout:
         return Layout(

@@ -2,7 +2,8 @@
 
 Experts that follow each other in a lineage share a stack, so that a stage of a block is a few
 products for all of them. A younger expert is written next to the older ones; whoever uses the
-first few experts of a stack is not touched by it.
+first few experts of a stack is not touched by it. Where there is no room the memory moves, and
+`moves` tells those who have kept an address.
 
 Shapes: as in `fold.py`, S experts of a stack.
 """
@@ -50,6 +51,7 @@ class BlockStack:
         self._before = before
         self._heads = heads
         self._capacity = 0
+        self.moves = 0
         self._equal: dict[str, Tensor] = {}
         self._narrow_bias = torch.empty(0, 0, 0)
         self.widen: list[Tensor] = []
@@ -87,6 +89,7 @@ class BlockStack:
         self._narrow_bias = bias_HE.new_empty(0, 0, bias_HE.shape[1])
 
     def _resize(self, capacity: int) -> None:
+        self.moves += 1
         for name, old in self._equal.items():
             self._equal[name] = resized(old, (capacity, *old.shape[1:]))
         sources, width = self._before + self._heads * capacity, self._narrow_bias.shape[2]
@@ -140,6 +143,7 @@ class Stack:
         self.count = 0
         self.blocks = tuple(BlockStack(before=before, heads=heads) for _ in range(blocks))
         self._edges: dict[str, Tensor] = {}
+        self._edge_moves = 0
 
     def fits(self, heads: int, attention_heads: int) -> bool:
         return (heads, attention_heads) == (self.heads, self.attention_heads)
@@ -161,6 +165,7 @@ class Stack:
             old = self._edges.get(name, tensor.new_empty(0, *tensor.shape))
             if slot == len(old):
                 old = resized(old, (slot + 1 + room, *tensor.shape))
+                self._edge_moves += 1
             old[slot] = tensor
             self._edges[name] = old
         self.count = slot + 1
@@ -176,9 +181,16 @@ class Stack:
         for name, old in self._edges.items():
             if len(old) > count + room:
                 self._edges[name] = resized(old, (count + room, *old.shape[1:]))
+                self._edge_moves += 1
 
     def edge(self, name: str, count: int) -> Tensor:
         return self._edges[name][:count]
+
+    @property
+    def moves(self) -> int:
+        """How often memory that living experts lie in was given up for other memory. What was
+        found at an address is there for as long as this stays the same."""
+        return self._edge_moves + sum(block.moves for block in self.blocks)
 
     @property
     def bytes(self) -> int:

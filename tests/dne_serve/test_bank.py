@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dne_serve.bank import MOST_ROOM, BankedVersion, ExpertBank, Held
+from dne_serve.device import Cpu
 from dne_serve.engine import finish
 from model_store.codec import load_network
 from model_store.manifest import Manifest
@@ -19,7 +20,7 @@ from tests.tiny_versions import IMAGE_SIZE, publish_tiny
 
 @pytest.fixture
 def bank() -> ExpertBank:
-    return ExpertBank(device=torch.device("cpu"))
+    return ExpertBank(device=Cpu(max_batch=4))
 
 
 @pytest.fixture

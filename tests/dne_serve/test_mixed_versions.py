@@ -12,6 +12,7 @@ from dne_serve.engine import Engine, Floats, ModelUnusable, Query, Resident, joi
 from dne_serve.onnx_engine import OnnxEngine
 from dne_serve.torch_engine import TorchEngine
 from model_store.manifest import Manifest
+from model_store.preprocess import Pixels
 from model_store.store import Store
 from tests.dne_serve.asking import ask, load, noise
 from tests.tiny_versions import publish_tiny
@@ -33,9 +34,9 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     run = BankedVersion.run
 
-    def counting(self: BankedVersion, images: Floats) -> object:
-        counted.append(len(images))
-        return run(self, images)
+    def counting(self: BankedVersion, pixels: Pixels) -> object:
+        counted.append(len(pixels))
+        return run(self, pixels)
 
     monkeypatch.setattr(BankedVersion, "run", counting)
     return counted
@@ -123,8 +124,8 @@ class Overflowing:
     def covers(self, other: object) -> bool:
         return False
 
-    def run(self, images: Floats) -> object:
-        return self._sound.run(images)
+    def run(self, pixels: Pixels) -> object:
+        return self._sound.run(pixels)
 
     def logits(self, passed: object, rows: list[int]) -> Floats:
         return np.full_like(self._sound.logits(passed, rows), np.inf)
