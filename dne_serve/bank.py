@@ -34,7 +34,8 @@ MOST_ROOM = 2 * ROOM
 """Room beyond this is given back."""
 
 Path = tuple[object, ...]
-"""The geometry, and the digest and shape of every expert up to the last one."""
+"""The geometry, the type of large products, and the digest and shape of every expert up to the
+last one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -80,11 +81,11 @@ class ExpertBank:
         self._held: WeakValueDictionary[Path, Held] = WeakValueDictionary()
         self._scratch = Scratch()
 
-    def known(self, manifest: Manifest) -> tuple[Held, ...]:
+    def known(self, manifest: Manifest, *, products: torch.dtype | None = None) -> tuple[Held, ...]:
         """The experts of a version that are in memory, oldest first, up to the first that is not.
         They stay for as long as the answer is kept. On any thread."""
         found: list[Held] = []
-        for path in _paths(manifest):
+        for path in _paths(manifest, products):
             held = self._held.get(path)
             if held is None:
                 break
@@ -92,17 +93,25 @@ class ExpertBank:
         return tuple(found)
 
     def load(
-        self, manifest: Manifest, *, known: Sequence[Held], shards: MutableMapping[str, bytes]
+        self,
+        manifest: Manifest,
+        *,
+        known: Sequence[Held],
+        shards: MutableMapping[str, bytes],
+        products: torch.dtype | None = None,
     ) -> Generator[None, None, BankedVersion]:
         """The version, in steps of a few milliseconds. Takes the bytes of the experts that are not
-        `known`, and of the classifier, out of `shards`."""
+        `known`, and of the classifier, out of `shards`. `products`: the type of the large ones,
+        where it is not that of the weights; experts in another type are other experts."""
         experts, spec, place = list(known), manifest.spec, self._device.place
-        paths = _paths(manifest)
+        paths = _paths(manifest, products)
         for index in range(len(known), len(manifest.tasks)):
             data = shards.pop(manifest.tasks[index].expert.sha256)
             weights = ShardWeights(data, prefix=f"experts.{index}.", device=place)
             before = experts[-1] if experts else None
-            held = yield from self._take_in(weights, spec=spec, index=index, before=before)
+            held = yield from self._take_in(
+                weights, spec=spec, index=index, before=before, products=products
+            )
             self._held[paths[index]] = held
             experts.append(held)
         heads = ShardWeights(shards.pop(manifest.classifier.sha256), device=place)
@@ -137,10 +146,16 @@ class ExpertBank:
         return sum(stack.bytes for stack in stacks) + sum(tensor.nbytes for tensor in firsts)
 
     def _take_in(
-        self, weights: ShardWeights, *, spec: NetworkSpec, index: int, before: Held | None
+        self,
+        weights: ShardWeights,
+        *,
+        spec: NetworkSpec,
+        index: int,
+        before: Held | None,
+        products: torch.dtype | None,
     ) -> Generator[None, None, Held]:
         edges = fold_edges(weights, spec=spec)
-        blocks = fold_blocks(weights, spec=spec, index=index)
+        blocks = fold_blocks(weights, spec=spec, index=index, products=products)
         shape = spec.tasks[index].expert
         if before is None:
             folded = []
@@ -186,9 +201,9 @@ class ExpertBank:
         return stack.truncating(self._used(stack), room=MOST_ROOM)
 
 
-def _paths(manifest: Manifest) -> list[Path]:
+def _paths(manifest: Manifest, products: torch.dtype | None) -> list[Path]:
     """Of every expert. By its ancestors too: a digest alone does not say whom it reads."""
-    path: Path = (manifest.spec.until(0),)
+    path: Path = (manifest.spec.until(0), products)
     paths = []
     for task, spec in zip(manifest.tasks, manifest.spec.tasks, strict=True):
         path = (*path, (task.expert.sha256, spec.expert))

@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.precision import Precisions
 from model_store.errors import StoreError
 from model_store.manifest import Manifest, ShardRef
 from model_store.precision import Asked
@@ -136,10 +135,9 @@ def choose_engine(
         from dne_serve.onnx_engine import OnnxEngine
 
         return OnnxEngine(device=device, threads=threads, precision=precision)
-    Precisions(precision, offered=(), backend=backend)  # torch computes in single precision
     from dne_serve.torch_engine import TorchEngine
 
-    return TorchEngine(device=device, threads=threads, max_batch=max_batch)
+    return TorchEngine(device=device, threads=threads, max_batch=max_batch, precision=precision)
 
 
 def read_checked(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Sequence
+from functools import partial
 from weakref import WeakSet
 
 import torch
@@ -21,23 +22,39 @@ from dne_serve.engine import (
     read_checked,
     warmed,
 )
+from dne_serve.precision import Precisions
 from model_store.manifest import Manifest
+from model_store.precision import Asked, try_out
 
 
 class TorchEngine:
     backend = "torch"
 
-    def __init__(self, *, device: str | Device, threads: int | None, max_batch: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        device: str | Device,
+        threads: int | None,
+        max_batch: int = 1,
+        precision: Asked = "fp32",
+    ) -> None:
         """`max_batch`: images in a batch at most, for which memory is set aside on a device that
         is given by its name."""
         opened = open_device(device, max_batch=max_batch) if isinstance(device, str) else device
         self._threads = threads
+        self._precisions = Precisions(
+            precision,
+            offered=("bf16",),
+            backend=self.backend,
+            try_out=partial(try_out, device=opened.place.type),
+        )
         self.bank = ExpertBank(device=opened)
         self.device = str(opened.place)
         self._versions: WeakSet[BankedVersion] = WeakSet()
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
-        known = self.bank.known(manifest)
+        products = self._products(manifest)  # the engine thread must not wait for a trial
+        known = self.bank.known(manifest, products=products)
         needed = manifest.model_shards[len(known) :]
         return Fetched(manifest=manifest, shards=read_checked(manifest, needed, read), known=known)
 
@@ -45,7 +62,10 @@ class TorchEngine:
         if self._threads is not None:
             torch.set_num_threads(self._threads)  # counts for the calling thread
         version = yield from self.bank.load(
-            fetched.manifest, known=fetched.known, shards=fetched.shards
+            fetched.manifest,
+            known=fetched.known,
+            shards=fetched.shards,
+            products=self._products(fetched.manifest),
         )
         yield from version.passes.prepare()
         yield
@@ -60,6 +80,9 @@ class TorchEngine:
     def retain(self, residents: Iterable[Resident]) -> Steps[None]:
         yield from self.bank.reclaim()
         yield from self._renew()
+
+    def _products(self, manifest: Manifest) -> torch.dtype | None:
+        return torch.bfloat16 if self._precisions.of(manifest) == "bf16" else None
 
     def _renew(self) -> Steps[None]:
         for found in [weakref.ref(version) for version in self._versions]:

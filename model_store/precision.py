@@ -32,8 +32,14 @@ Asked = Literal["auto", "fp32", "bf16", "int8"]
 
 MIN_AGREEMENT = 0.99
 TRIAL_S = 60.0
+TRIALS: Mapping[Reduced, str] = {
+    "bf16": "model_store.network.trial",
+    "int8": "model_store.onnx.trial",
+}
+"""What a child process runs."""
 REMEMBERED = "precision.json"
 MAX_REMEMBERED_BYTES = 1 << 16
+NVIDIA = Path("/proc/driver/nvidia")
 
 log = logging.getLogger("model_store.precision")
 
@@ -99,17 +105,20 @@ def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str 
     return None
 
 
-def try_out(precision: Reduced) -> Trial:
-    """Whether a precision runs on this machine, and how fast: from memory, or by trying it."""
+def try_out(precision: Reduced, *, device: str = "cpu") -> Trial:
+    """Whether a precision runs on this machine, and how fast: from memory, or by trying it. 8 bits
+    are for a processor, whatever the device."""
     path, machine = cache_folder() / REMEMBERED, _machine()
     known = _remembered(path)
-    found = known.get(machine, {}).get(precision)
+    where = [] if precision == "int8" or device == "cpu" else [device]
+    name = " on ".join([precision, *where])
+    found = known.get(machine, {}).get(name)
     if found is not None:
         return found
-    trial = try_in_child([sys.executable, "-m", "model_store.onnx.trial", precision])
-    log.info("precision %s: %s", precision, trial)
+    trial = try_in_child([sys.executable, "-m", TRIALS[precision], precision, *where])
+    log.info("precision %s: %s", name, trial)
     if trial.lasting:
-        _remember(path, {**known, machine: {**known.get(machine, {}), precision: trial}})
+        _remember(path, {**known, machine: {**known.get(machine, {}), name: trial}})
     return trial
 
 
@@ -160,7 +169,7 @@ def _signal_name(number: int) -> str:
 
 
 Known = Mapping[str, Mapping[str, Trial]]
-"""By machine and precision."""
+"""By machine, and by precision and device."""
 
 
 def _remembered(path: Path) -> Known:
@@ -219,4 +228,8 @@ def _machine() -> str:
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         facts += sorted({line for line in lines if line.startswith(("model name", "flags"))})
+    for path in sorted(NVIDIA.glob("version")) + sorted(NVIDIA.glob("gpus/*/information")):
+        with suppress(OSError):
+            lines = path.read_text().splitlines()
+            facts += [line for line in lines if line.startswith(("NVRM", "Model"))]
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()

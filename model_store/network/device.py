@@ -15,6 +15,8 @@ def choose_device(name: str) -> torch.device:
         raise WrongUsage(f"device {name!r} is not one of {', '.join(DEVICES)}")
     if name == "cuda" and not torch.cuda.is_available():
         raise WrongUsage("device cuda was asked for, and torch sees no GPU here")
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    if name == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    # Else torch may add up parts of a 16-bit product in 16 bits.
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    return torch.device("cuda")

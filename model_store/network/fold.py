@@ -11,7 +11,7 @@ E = D · ratio, P positions, I = 3 · patch², the numbers of a patch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
 from torch import Tensor
@@ -94,14 +94,16 @@ class FoldedExpert:
         return named_tensors(self)
 
 
-def fold_expert(weights: Weights, *, spec: NetworkSpec, index: int) -> FoldedExpert:
+def fold_expert(
+    weights: Weights, *, spec: NetworkSpec, index: int, products: torch.dtype | None = None
+) -> FoldedExpert:
     """`weights` by the names of an `Expert`'s state. Nothing of them is kept."""
     expert = spec.tasks[index].expert
     return FoldedExpert(
         heads=expert.heads,
         attention_heads=expert.attention_heads,
         edges=fold_edges(weights, spec=spec),
-        blocks=tuple(fold_blocks(weights, spec=spec, index=index)),
+        blocks=tuple(fold_blocks(weights, spec=spec, index=index, products=products)),
     )
 
 
@@ -116,11 +118,19 @@ def fold_edges(weights: Weights, *, spec: NetworkSpec) -> FoldedEdges:
     )
 
 
-def fold_blocks(weights: Weights, *, spec: NetworkSpec, index: int) -> Iterator[FoldedBlock]:
-    """One block after the other, each when it is asked for."""
+def fold_blocks(
+    weights: Weights, *, spec: NetworkSpec, index: int, products: torch.dtype | None = None
+) -> Iterator[FoldedBlock]:
+    """One block after the other, each when it is asked for. `products`: the type in which the
+    weights of large products are kept, where it is not their own."""
     heads = spec.tasks[index].expert.attention_heads
     for name in spec.blocks:
-        yield _fold_block(_under(weights, f"{name}."), attention_heads=heads)
+        block = _fold_block(_under(weights, f"{name}."), attention_heads=heads)
+        # The last block has one position an image, and no product that is large.
+        if products is None or name == spec.blocks[-1]:
+            yield block
+        else:
+            yield _with_products(block, products)
 
 
 def named_tensors(part: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -134,6 +144,31 @@ def named_tensors(part: object, prefix: str = "") -> Iterator[tuple[str, Tensor]
         for field in fields(part):
             name = f"{prefix}.{field.name}" if prefix else field.name
             yield from named_tensors(getattr(part, field.name), name)
+
+
+def _with_products(block: FoldedBlock, dtype: torch.dtype) -> FoldedBlock:
+    attention = replace(
+        block.attention,
+        qkv_CX=block.attention.qkv_CX.to(dtype),
+        out_CC=block.attention.out_CC.to(dtype),
+    )
+    widen, narrow = block.widen, block.narrow
+    if isinstance(widen, FoldedReading):  # whose biases are rows of the same matrix
+        widen = replace(widen, value_bias_HE=widen.value_bias_HE.to(dtype))
+    return replace(
+        block,
+        attention=attention,
+        widen=_layer_with_products(widen, dtype),
+        narrow=_layer_with_products(narrow, dtype),
+    )
+
+
+def _layer_with_products(
+    layer: FoldedLinear | FoldedReading, dtype: torch.dtype
+) -> FoldedLinear | FoldedReading:
+    if isinstance(layer, FoldedLinear):
+        return replace(layer, weight_IO=layer.weight_IO.to(dtype))
+    return replace(layer, value_HDE=layer.value_HDE.to(dtype))
 
 
 def _fold_position(weights: Weights, *, in_sequence: bool) -> Tensor:

@@ -17,6 +17,13 @@ from torch.nn import functional as F
 
 from model_store.network.fold import FoldedExpert, FoldedLinear, fold_expert
 from model_store.network.network import Network
+from model_store.network.products import (
+    multiply,
+    multiply_each,
+    multiply_each_plus,
+    multiply_onto,
+    multiply_plus,
+)
 from model_store.network.run import First, Part, Run, stack_up
 from model_store.network.stack import Attention, BlockStack
 from model_store.network.views import Asking, Layout, PartViews, Scratch, Views
@@ -89,11 +96,13 @@ class Lineage:
         widen, narrow = _linear(block.widen), _linear(block.narrow)
         x_NC = streams[0].view(views.first_normed_NC.shape)
         self._normalise(layer, streams, views)
-        torch.addmm(widen.bias_O, views.first_normed_NC, widen.weight_IO, out=views.first_hidden_NE)
+        multiply_plus(
+            widen.bias_O, views.first_normed_NC, widen.weight_IO, out=views.first_hidden_NE
+        )
         for part in views.parts:
             _widen(part, part.part.stack.blocks[layer])
         torch.ops.aten.gelu_(views.hidden_NHE)
-        x_NC.add_(narrow.bias_O).addmm_(views.first_hidden_NE, narrow.weight_IO)
+        multiply_onto(x_NC.add_(narrow.bias_O), views.first_hidden_NE, narrow.weight_IO)
         for part, x_SBPC in zip(views.parts, later, strict=True):
             _narrow(part, part.part.stack.blocks[layer])
             x_SBPC.flatten(1, 2).add_(part.read_SNC)
@@ -123,12 +132,15 @@ class FoldedNetwork:
         self._bias_Y = bias_Y
 
     @classmethod
-    def of(cls, network: Network) -> FoldedNetwork:
-        """The folded form of a reference network, in memory of its own."""
+    def of(cls, network: Network, *, products: torch.dtype | None = None) -> FoldedNetwork:
+        """The folded form of a reference network, in memory of its own. `products`: the type of
+        the large ones, where it is not the network's."""
         weights, spec = network.state_dict(), network.spec
         with torch.inference_mode(False), torch.no_grad():
             experts = [
-                fold_expert(_below(weights, f"experts.{index}."), spec=spec, index=index)
+                fold_expert(
+                    _below(weights, f"experts.{index}."), spec=spec, index=index, products=products
+                )
                 for index in range(len(spec.tasks))
             ]
             lineage = Lineage(spec, first=experts[0], parts=stack_up(experts))
@@ -176,14 +188,14 @@ def _attend(x_SBPC: Tensor, attention: Attention, *, eps: float) -> Tensor:
     """Adds what every position reads from all positions of its expert."""
     experts, batch, positions, width = x_SBPC.shape
     normed_SNC = F.layer_norm(x_SBPC, (width,), eps=eps).flatten(1, 2)
-    qkv_SNX = torch.bmm(normed_SNC, attention.qkv_SCX)
+    qkv_SNX = multiply_each(normed_SNC, attention.qkv_SCX)
     qkv_SNX[..., :width].add_(attention.query_bias_SC[:, None])
     qkv = qkv_SNX.view(experts * batch, positions, 3, attention.heads, -1)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0)
     mixed_SNC = mixed.transpose(1, 2).reshape(normed_SNC.shape)
     x_SNC = x_SBPC.flatten(1, 2).add_(attention.out_bias_SC[:, None])
-    return torch.baddbmm(x_SNC, mixed_SNC, attention.out_SCC).view(x_SBPC.shape)
+    return multiply_each_plus(x_SNC, mixed_SNC, attention.out_SCC).view(x_SBPC.shape)
 
 
 def _attend_first(x_SBPC: Tensor, attention: Attention, *, eps: float) -> Tensor:
@@ -234,7 +246,7 @@ def _widen(view: PartViews, block: BlockStack) -> None:
     for reader, value in zip(view.readers, block.widen, strict=False):
         torch.mul(reader.weights_NkH.unsqueeze(-1), reader.normed_N1HD, out=reader.scaled_NkHD)
         reader.scaled_weights_NkH.copy_(reader.weights_NkH)
-        torch.mm(reader.matrix, value, out=reader.product)
+        multiply(reader.matrix, value, out=reader.product)
         if reader.product_NkE is not reader.hidden_NkE:
             reader.hidden_NkE.copy_(reader.product_NkE)
 
@@ -246,7 +258,7 @@ def _narrow(view: PartViews, block: BlockStack) -> None:
     bias_S1HD = block.narrow_bias(count)[:, None]
     view.read_SkND.copy_(torch.matmul(view.weights_SkNH, bias_S1HD))
     for source, value in zip(view.sources, block.narrow, strict=False):
-        torch.mm(source.hidden_NE, value[:, : source.columns], out=source.value)
+        multiply(source.hidden_NE, value[:, : source.columns], out=source.value)
         source.read_NSkD.addcmul_(source.weights_NSk1, source.value_NS1D)
 
 

@@ -259,3 +259,37 @@ def test_the_folded_form_needs_less_than_half_at_26_tasks() -> None:
     for index in range(26):
         spec = spec.expand(task(f"task{index}", heads=1 if index else 12))
     assert folded_flops(spec) <= 0.5 * reference_flops(spec)
+
+
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+def test_large_products_in_16_bits_stay_close_to_the_reference(geometry: NetworkSpec) -> None:
+    network = grown([3, 1, 1, 2], geometry=geometry)
+    with torch.no_grad():
+        expected = network(images(5))
+    found = FoldedNetwork.of(network, products=torch.bfloat16)(images(5))
+    assert found.dtype == torch.float32
+    assert 0 < relative_error(found, expected) < 0.03
+
+
+def test_only_weights_of_large_products_are_kept_in_16_bits() -> None:
+    network = grown([2, 1])
+    experts = [
+        fold_expert(one.state_dict(), spec=network.spec, index=index, products=torch.bfloat16)
+        for index, one in enumerate(network.experts)
+    ]
+    halved = [
+        {name for name, tensor in one.tensors() if tensor.dtype == torch.bfloat16}
+        for one in experts
+    ]
+    attention = {"attention.qkv_CX", "attention.out_CC"}
+    first = attention | {"widen.weight_IO", "narrow.weight_IO"}
+    later = attention | {"widen.value_HDE", "widen.value_bias_HE", "narrow.value_HDE"}
+    blocks = range(len(network.spec.blocks) - 1)  # the last one has one position an image
+    assert halved == [
+        {f"blocks.{number}.{name}" for number in blocks for name in names}
+        for names in (first, later)
+    ]
+    (part,) = stack_up(experts)
+    block = part.stack.blocks[0]
+    assert {one.dtype for one in (*block.widen, *block.narrow)} == {torch.bfloat16}
+    assert block.narrow_bias(1).dtype == torch.float32

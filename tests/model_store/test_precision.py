@@ -129,3 +129,47 @@ def test_eight_bits_run_on_the_machine_that_tests_run_on() -> None:
     trial = try_out("int8")
     assert trial.runs, trial.reason
     assert trial.speedup > 0
+
+
+def test_16_bits_are_tried_on_the_machine_that_tests_run_on_and_are_outlived() -> None:
+    trial = try_out("bf16")
+    assert trial.speedup > 0 if trial.runs else "SIGILL" in trial.reason
+
+
+@pytest.mark.gpu
+def test_16_bits_run_on_a_gpu() -> None:
+    trial = try_out("bf16", device="cuda")
+    assert trial.runs, trial.reason
+    assert trial.speedup > 0
+
+
+def test_a_gpu_is_remembered_apart_from_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DNE_CACHE", str(tmp_path / "cache"))
+    answers = [SLOW, FAST]
+    monkeypatch.setattr(precision, "try_in_child", lambda command: answers.pop(0))
+    assert try_out("bf16") == SLOW
+    assert try_out("bf16", device="cuda") == FAST
+    assert (try_out("bf16"), try_out("bf16", device="cuda")) == (SLOW, FAST)
+    other = tmp_path / "nvidia"
+    (other / "gpus" / "0000:01:00.0").mkdir(parents=True)
+    (other / "gpus" / "0000:01:00.0" / "information").write_text("Model: \t Another\nIRQ: 5\n")
+    monkeypatch.setattr(precision, "NVIDIA", other)
+    answers.append(SLOW)
+    assert try_out("bf16", device="cuda") == SLOW  # another GPU, another machine
+
+
+def test_eight_bits_are_tried_on_the_processor_whatever_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DNE_CACHE", str(tmp_path / "cache"))
+    asked: list[list[str]] = []
+
+    def child(command: list[str]) -> Trial:
+        asked.append(command[2:])
+        return FAST
+
+    monkeypatch.setattr(precision, "try_in_child", child)
+    try_out("int8", device="cuda")
+    assert asked == [["model_store.onnx.trial", "int8"]]

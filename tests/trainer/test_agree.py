@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -30,12 +33,22 @@ def runs_int8(precision: str) -> Trial:
     return Trial(runs=precision == "int8", speedup=1.0)
 
 
-def agreement(network: Network, count: int, *, judged: Judged | None = None) -> dict[str, float]:
+def runs_bf16(precision: str) -> Trial:
+    return Trial(runs=precision == "bf16", speedup=1.0)
+
+
+def agreement(
+    network: Network,
+    count: int,
+    *,
+    judged: Judged | None = None,
+    try_out: Callable[[str], Trial] = runs_int8,
+) -> dict[str, float]:
     images = labelled(network, count)
     judged = judged or judge(network, images, preprocessing=PREPROCESSING)
     return dict(
         agreement_of(
-            network, images=images, judged=judged, preprocessing=PREPROCESSING, try_out=runs_int8
+            network, images=images, judged=judged, preprocessing=PREPROCESSING, try_out=try_out
         )
     )
 
@@ -47,6 +60,15 @@ def test_the_share_of_equal_answers_is_measured_where_a_precision_runs() -> None
     assert found["int8"] >= 0.9
 
 
+def test_16_bits_are_compared_where_they_run_and_without_onnxruntime(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = agreement(grown([2, 1]), 40, try_out=runs_bf16)
+    assert found.keys() == {"bf16"}
+    assert found["bf16"] >= 0.9
+
+
 def test_answers_that_differ_count() -> None:
     network = grown([2, 1])
     images = labelled(network, 40)
@@ -55,6 +77,7 @@ def test_answers_that_differ_count() -> None:
         classes=judged.classes, labels_N=judged.labels_N, logits_NC=-1 * judged.logits_NC
     )
     assert agreement(network, 40, judged=turned)["int8"] < 0.2
+    assert agreement(network, 40, judged=turned, try_out=runs_bf16)["bf16"] < 0.2
 
 
 def test_retired_classes_are_no_answers() -> None:
