@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from model_store.network.fold import FoldedExpert, FoldedLinear, fold_expert
 from model_store.network.network import Network
 from model_store.network.products import (
-    multiply,
     multiply_each,
     multiply_each_plus,
     multiply_onto,
     multiply_plus,
+    multiplying,
 )
 from model_store.network.run import First, Part, Run, stack_up
 from model_store.network.stack import Attention, BlockStack
@@ -243,6 +243,7 @@ def _widen(view: PartViews, block: BlockStack) -> None:
     """Narrow in, wide out: scaling what is read moves less memory than mixing what is written."""
     count = view.part.count
     _weigh(view.widen, block.equal("widen.ask_DD", count), block.equal("widen.scale_K", count))
+    multiply = multiplying(view.normed_SNC, block.widen[0])
     for reader, value in zip(view.readers, block.widen, strict=False):
         torch.mul(reader.weights_NkH.unsqueeze(-1), reader.normed_N1HD, out=reader.scaled_NkHD)
         reader.scaled_weights_NkH.copy_(reader.weights_NkH)
@@ -257,6 +258,7 @@ def _narrow(view: PartViews, block: BlockStack) -> None:
     _weigh(view.narrow, block.equal("narrow.ask_DD", count), block.equal("narrow.scale_K", count))
     bias_S1HD = block.narrow_bias(count)[:, None]
     view.read_SkND.copy_(torch.matmul(view.weights_SkNH, bias_S1HD))
+    multiply = multiplying(view.normed_SNC, block.narrow[0])
     for source, value in zip(view.sources, block.narrow, strict=False):
         multiply(source.hidden_NE, value[:, : source.columns], out=source.value)
         source.read_NSkD.addcmul_(source.weights_NSk1, source.value_NS1D)

@@ -6,16 +6,21 @@ in, and the product on its way out; nothing else is. Sums within a product are t
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 
-def multiply(x: Tensor, weight: Tensor, *, out: Tensor) -> None:
-    """x · weight"""
-    if weight.dtype == x.dtype:
-        torch.mm(x, weight, out=out)
-    else:
-        out.copy_(torch.mm(x.to(weight.dtype), weight))
+class Multiply(Protocol):
+    """x · weight, into `out`."""
+
+    def __call__(self, x: Tensor, weight: Tensor, /, *, out: Tensor) -> Tensor: ...
+
+
+def multiplying(x: Tensor, weight: Tensor) -> Multiply:
+    """How products of such types are made. Asked once for the many small ones of a layer."""
+    return torch.mm if weight.dtype == x.dtype else _multiply_rounded
 
 
 def multiply_plus(bias: Tensor, x: Tensor, weight: Tensor, *, out: Tensor) -> None:
@@ -46,3 +51,7 @@ def multiply_each_plus(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     if weight.dtype == x.dtype:
         return torch.baddbmm(total, x, weight)
     return total + torch.bmm(x.to(weight.dtype), weight)
+
+
+def _multiply_rounded(x: Tensor, weight: Tensor, /, *, out: Tensor) -> Tensor:
+    return out.copy_(torch.mm(x.to(weight.dtype), weight))

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from dne_serve import torch_engine
 from dne_serve.bank import MOST_ROOM, ROOM, BankedVersion
+from dne_serve.device import Cpu, Device
 from dne_serve.engine import ModelUnusable, Resident, finish
 from dne_serve.gpu import Gpu, Normalising, graph_sizes
 from dne_serve.torch_engine import TorchEngine
 from model_store.manifest import Manifest, Preprocessing
+from model_store.precision import Trial
 from model_store.preprocess import normalise
 from model_store.store import Store
 from tests.dne_serve.asking import ask, load, noise
@@ -234,6 +237,23 @@ def test_a_version_that_cannot_be_recorded_is_served_without_graphs(
     assert "run without a graph: no memory left" in caplog.text
     np.testing.assert_allclose(ask(engine, resident, noise(3)), by_cpu(store, digits, 3), atol=1e-5)
     assert driver.replayed == []
+
+
+def test_16_bits_are_recorded_as_they_are_computed(
+    driver: FakeDriver, store: Store, digits: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = Trial(runs=True, speedup=2.0)
+    monkeypatch.setattr(torch_engine, "try_out", lambda name, *, device: fast)
+    metrics = digits.metrics.model_copy(update={"agreement": {"bf16": 1.0}})
+    agreeing = digits.model_copy(update={"metrics": metrics})
+    devices: list[Device] = [Gpu(driver, max_batch=MAX_BATCH), Cpu(max_batch=MAX_BATCH)]
+    found, expected = (
+        ask(engine, load(engine, store, agreeing), noise(4))
+        for engine in (TorchEngine(device=one, threads=1, precision="bf16") for one in devices)
+    )
+    assert 4 in driver.replayed
+    assert np.array_equal(found, expected)
+    assert not np.array_equal(found, by_cpu(store, digits, 4))
 
 
 def test_a_recorded_pass_that_is_not_finite_is_refused(engine: TorchEngine, store: Store) -> None:
