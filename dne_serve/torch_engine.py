@@ -68,7 +68,6 @@ class TorchEngine:
             products=self._products(fetched.manifest),
         )
         yield from version.passes.prepare()
-        yield
         resident = warmed(Resident.of(fetched.manifest, model=version))
         yield from self._renew()  # the bank may have moved what others had prepared for
         self._versions.add(version)
