@@ -85,7 +85,7 @@ def learn_a_version(folder: Path) -> tuple[Path, bytes]:
     data, store = write_demo_data(folder / "data"), folder / "models"
     program = Path(sys.executable).with_name("dne-train")
     told = ("--data", data.train("digits-0-4"), "--store", store, "--preset", "paper")
-    command = [program, "add-task", *told, "--epochs", "6"]
+    command = [program, "add-task", *told, "--epochs", "10", "--augment", "none"]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     image = next(iter(data.test_images())).read_bytes()
     return store, image

@@ -1,7 +1,8 @@
-"""Groups tickets into batches for one worker thread. Knows nothing of images, torch or HTTP.
+"""Groups tickets into batches for worker threads, usually one. Knows nothing of images, torch or
+HTTP.
 
-It never waits for company: when the worker is free it takes what is queued, up to the maximum;
-while it is busy, the queue fills. A lone ticket pays no delay and a crowd gets large batches.
+It never waits for company: when a worker is free it takes what is queued, up to the maximum;
+while all are busy, the queue fills. A lone ticket pays no delay and a crowd gets large batches.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Ticket(Generic[Key, Item, Answer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """Work that must happen on the worker thread, between two batches."""
+    """Work that must happen on a worker thread, between two of its batches."""
 
     work: Callable[[], Any]
     done: Future[Any] = field(default_factory=Future)
@@ -56,14 +57,16 @@ class Batcher(Generic[Key, Item, Answer]):
         *,
         max_batch: int,
         max_queue: int,
+        workers: int = 1,
         on_batch: Callable[[int], None] = lambda size: None,
         on_ran: Callable[
             [Sequence[Ticket[Key, Item, Answer]], int, int], None
         ] = lambda tickets, began_ns, ended_ns: None,
         join: Callable[[Key, Key], Key | None] = lambda one, other: one if one == other else None,
     ) -> None:
-        """`join` gives the key under which tickets of two keys go in one batch; None: they do not.
-        An exception among the answers of `run` belongs to its own ticket."""
+        """`run` is called by as many threads at a time as there are `workers`. An exception among
+        its answers belongs to its own ticket. `join` gives the key under which tickets of two keys
+        go in one batch; None: they do not."""
         self._run = run
         self._join = join
         self._max_batch = max_batch
@@ -74,17 +77,22 @@ class Batcher(Generic[Key, Item, Answer]):
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        names = ["engine", *(f"engine-{number}" for number in range(2, workers + 1))]
+        self._threads = [
+            threading.Thread(target=self._loop, name=name, daemon=True) for name in names
+        ]
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
-        """The batch under way is finished; what is still queued fails with Stopped."""
+        """Batches under way are finished; what is still queued fails with Stopped."""
         with self._changed:
             self._stopping = True
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
         while self._tickets:
             _fail(self._tickets.popleft().answer, Stopped("the server is stopping"))
         while self._calls:
@@ -106,7 +114,7 @@ class Batcher(Generic[Key, Item, Answer]):
         return [ticket.answer for ticket in tickets]
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:
-        """Runs `work` on the worker thread before the next batch."""
+        """Runs `work` on a worker thread before its next batch."""
         call = Call(work=work)
         with self._changed:
             self._refuse_when_stopping()
@@ -132,6 +140,8 @@ class Batcher(Generic[Key, Item, Answer]):
                 work: Callable[[], None] = partial(_answer, self._calls.popleft())
             else:
                 work = partial(self._answer_batch, *self._take())
+            if self._calls or self._tickets:
+                self._changed.notify()  # there is something left for another worker
         work()
         return True
 

@@ -80,6 +80,11 @@ class Settings(BaseSettings):
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="threads of the engine (default: what the backend chooses)"
     )
+    workers: Annotated[int, Field(ge=1, le=256)] = Field(
+        1,
+        description="batches that the engine runs at the same time, each on --threads threads; "
+        "the backend torch runs one",
+    )
     decode_threads: Annotated[int, Field(ge=1, le=256)] = Field(
         2, description="threads that turn bytes into pixels"
     )

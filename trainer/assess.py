@@ -16,6 +16,7 @@ from trainer.evaluate import Judged, in_batches, judged_by
 from trainer.gate import Candidate, Limits, decide
 from trainer.student import Student
 from trainer.task_data import TaskData
+from trainer.tune import can_be_balanced
 from trainer.unknown import fit_threshold
 
 TIMED_RUNS = 11
@@ -67,9 +68,18 @@ def assess(
                 preprocessing=student.preprocessing,
             ),
         ),
-        calibration=calibrate(judged, older=older, newest=newest),
+        calibration=calibrate(
+            judged, older=older, newest=newest, fitted_on=_classifier_images(student, data)
+        ),
         unknown=fit_threshold(judged.logits_NC, rate=unknown_rate),
     )
+
+
+def _classifier_images(student: Student, data: TaskData) -> int:
+    """From how many images the classifier got a temperature of its own; 0 where it got none."""
+    images = data.for_training
+    fitted = student.on_pretrained and can_be_balanced(images, retired=data.retired)
+    return len(images) if fitted else 0
 
 
 def latency_ms(student: Student) -> float:

@@ -236,3 +236,20 @@ def test_an_exception_among_the_answers_belongs_to_its_own_ticket() -> None:
         assert tickets[2].result(LONG_S) == 4
     finally:
         batcher.stop()
+
+
+def test_several_workers_run_batches_at_the_same_time_and_leave_nothing_behind() -> None:
+    both = threading.Barrier(2, timeout=LONG_S)
+
+    def run(key: str, items: Sequence[int]) -> list[int]:
+        both.wait()
+        return [2 * item for item in items]
+
+    batcher = Batcher[str, int, int](run, max_batch=2, max_queue=8, workers=2)
+    batcher.start()
+    try:
+        # One submission wakes one worker, which has to wake the other for the rest of it.
+        tickets = batcher.submit("v1", items=[1, 2, 3, 4])
+        assert [ticket.result(LONG_S) for ticket in tickets] == [2, 4, 6, 8]
+    finally:
+        batcher.stop()

@@ -64,3 +64,15 @@ def test_classes_that_no_image_is_of_have_no_error() -> None:
     calibration = calibrate(drawn(50, sharpness=1.0), older=[], newest=CLASSES)
     assert calibration.after.old is None
     assert calibration.after.new == pytest.approx(calibration.after.all)
+
+
+def test_what_was_fitted_on_many_images_is_not_undone_by_a_few() -> None:
+    """100 images in which sharpness happens to look like 1.5, after 900 have said that it is 1."""
+    few = drawn(100, sharpness=1.5)
+    alone = calibrate(few, older="ab", newest="cd").temperature
+    after_many = calibrate(few, older="ab", newest="cd", fitted_on=900).temperature
+    assert alone > 1.3
+    assert 1 < after_many < 1 + (alone - 1) / 2
+    assert calibrate(few, older="ab", newest="cd", fitted_on=20).temperature == alone
+    many = drawn(20_000, sharpness=1.5)
+    assert calibrate(many, older="ab", newest="cd", fitted_on=900).temperature > 1.4
