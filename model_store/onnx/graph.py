@@ -24,13 +24,16 @@ class GraphOf:
         self._runs = runs_of(spec)
         self._stacked: dict[tuple[str, Run], str] = {}
 
-    def logits(self) -> str:
-        token = self._w.join(self._token(), axis=1)
-        product_BY = self._w.op("MatMul", token, "heads.weight")
+    def logits(self, token_BC: str) -> str:
+        product_BY = self._w.op("MatMul", token_BC, "heads.weight")
         return self._w.op("Add", product_BY, "heads.bias")
 
-    def _token(self) -> list[str]:
-        """What the classifier reads of each run: [B, S·C]."""
+    def token(self) -> str:
+        """What the classifier reads: the slices of all experts, oldest first."""
+        return self._w.join(self._slices_of_runs(), axis=1)
+
+    def _slices_of_runs(self) -> list[str]:
+        """Of each run: [B, S·C]."""
         spec = self._spec
         in_sequence = spec.token == "in-sequence"
         patches_NI = self._patches()

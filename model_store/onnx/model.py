@@ -27,16 +27,22 @@ from model_store.spec import NetworkSpec
 
 OPSET = 20  # the first with Gelu
 IR_VERSION = 10  # what runtimes of the last years read
+HEADS = "heads"
 
 OnnxPrecision = Literal["fp32", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The arrays of a version by where they belong: `experts.0`, `experts.1` … and `heads`."""
+    """The arrays of a version by where they belong: `experts.0`, `experts.1` … and `heads`.
+    Without `heads` they are those of a lineage, which gives the token that classifiers read."""
 
     spec: NetworkSpec
     parts: Mapping[str, Arrays]
+
+    @property
+    def output(self) -> Literal["logits", "token"]:
+        return "logits" if HEADS in self.parts else "token"
 
     def named(self) -> Arrays:
         """Every array by its name in the graph."""
@@ -56,7 +62,8 @@ def weights_of(network: Network, *, precision: OnnxPrecision = "fp32") -> Weight
         )
         for index, expert in enumerate(network.experts)
     }
-    return Weights(spec=spec, parts={**parts, "heads": arrays_of_heads(network)})
+    heads = arrays_of_heads(network.heads.state_dict(), spec=spec)
+    return Weights(spec=spec, parts={**parts, HEADS: heads})
 
 
 def arrays_of_expert(
@@ -71,8 +78,9 @@ def arrays_of_expert(
     return quantised(arrays, is_first=run.is_first) if precision == "int8" else arrays
 
 
-def arrays_of_heads(network: Network) -> Arrays:
-    state, tasks = network.heads.state_dict(), range(len(network.spec.tasks))
+def arrays_of_heads(state: Mapping[str, Tensor], *, spec: NetworkSpec) -> Arrays:
+    """The classifier of all tasks: `weight` [C, Y] and `bias` [Y]."""
+    tasks = range(len(spec.tasks))
     with torch.no_grad():
         return classifier_arrays(
             torch.cat([state[f"{task}.weight"] for task in tasks]),
@@ -94,17 +102,19 @@ def onnx_model(
         for name, array in arrays.items():
             file = files[part]
             writer.declare(f"{part}.{name}", array, location=file.name, offset=file.offsets[name])
-    spec = weights.spec
-    logits = GraphOf(writer, spec).logits()
-    if places is not None and len(places) < len(spec.classes):
-        logits = writer.op("Gather", logits, writer.integers(*places), axis=1)
-    writer.nodes.append(helper.make_node("Identity", [logits], ["logits"]))
-    size, classes = spec.image_size, len(places or spec.classes)
+    spec, nodes = weights.spec, GraphOf(writer, weights.spec)
+    given, width = nodes.token(), spec.token_width
+    if weights.output == "logits":
+        given, width = nodes.logits(given), len(spec.classes)
+        if places is not None and len(places) < width:
+            given, width = writer.op("Gather", given, writer.integers(*places), axis=1), len(places)
+    writer.nodes.append(helper.make_node("Identity", [given], [weights.output]))
+    size = spec.image_size
     graph = helper.make_graph(
         writer.nodes,
         "dne",
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, size, size])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", classes])],
+        [helper.make_tensor_value_info(weights.output, TensorProto.FLOAT, ["batch", width])],
         writer.initializers,
     )
     model = helper.make_model(

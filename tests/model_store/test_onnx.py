@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,13 @@ def onnx_data(path: Path) -> set[str]:
 
 def names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
+
+
+def resident_bytes() -> int:
+    status = Path("/proc/self/statm")
+    if not status.exists():
+        pytest.skip("MEMORY NOT MEASURED: there is no /proc")
+    return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 SPECS = [
@@ -194,6 +202,32 @@ def test_a_session_gives_the_logits_of_torch(heads: list[int], geometry: Network
     batch = images(3, size=geometry.image_size)
     session = Session(weights_of(network), threads=1)
     assert np.abs(session(batch.numpy()) - expected_of(network, batch)).max() < 1e-4
+
+
+@pytest.mark.parametrize(("heads", "geometry"), SPECS)
+def test_a_session_of_a_lineage_gives_the_token_that_classifiers_read(
+    heads: list[int], geometry: NetworkSpec
+) -> None:
+    network = grown(heads, geometry=geometry, noise=0.1)
+    whole = weights_of(network)
+    experts = {part: arrays for part, arrays in whole.parts.items() if part != "heads"}
+    batch = images(3, size=geometry.image_size)
+    token = Session(Weights(spec=whole.spec, parts=experts), threads=1)(batch.numpy())
+    assert token.shape == (3, whole.spec.token_width)
+    logits = token @ whole.parts["heads"]["weight"] + whole.parts["heads"]["bias"]
+    assert np.abs(logits - expected_of(network, batch)).max() < 1e-4
+
+
+def test_a_second_session_takes_no_memory_of_its_own_for_its_passes() -> None:
+    network = grown([4, 1], geometry=NetworkSpec(image_size=32, patch_size=4, depth=1))
+    sessions = [Session(weights_of(network), threads=1) for _ in range(4)]
+    batch = images(32, size=32).numpy()
+    sessions[0](batch)
+    before = resident_bytes()
+    for session in sessions[1:]:
+        session(batch)
+    # What one pass needs is several times as much.
+    assert resident_bytes() - before < 4 * batch.nbytes
 
 
 def test_sessions_of_several_versions_read_the_same_memory() -> None:
