@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dne_serve.device import Device, Floats, Passes
+from dne_serve.lineage import Path, paths_of
 from model_store.codec import ShardWeights
 from model_store.manifest import Manifest
 from model_store.network.fold import FoldedExpert, fold_blocks, fold_edges
@@ -33,9 +34,8 @@ room is cheap, as it goes matrix by matrix."""
 MOST_ROOM = 2 * ROOM
 """Room beyond this is given back."""
 
-Path = tuple[object, ...]
-"""The geometry, the type of large products, and the digest and shape of every expert up to the
-last one."""
+Key = tuple[object, Path]
+"""The type of large products, and the path of an expert."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -78,15 +78,15 @@ class BankedVersion:
 class ExpertBank:
     def __init__(self, *, device: Device) -> None:
         self._device = device
-        self._held: WeakValueDictionary[Path, Held] = WeakValueDictionary()
+        self._held: WeakValueDictionary[Key, Held] = WeakValueDictionary()
         self._scratch = Scratch()
 
     def known(self, manifest: Manifest, *, products: torch.dtype | None = None) -> tuple[Held, ...]:
         """The experts of a version that are in memory, oldest first, up to the first that is not.
         They stay for as long as the answer is kept. On any thread."""
         found: list[Held] = []
-        for path in _paths(manifest, products):
-            held = self._held.get(path)
+        for key in _keys(manifest, products):
+            held = self._held.get(key)
             if held is None:
                 break
             found.append(held)
@@ -104,7 +104,7 @@ class ExpertBank:
         `known`, and of the classifier, out of `shards`. `products`: the type of the large ones,
         where it is not that of the weights; experts in another type are other experts."""
         experts, spec, place = list(known), manifest.spec, self._device.place
-        paths = _paths(manifest, products)
+        keys = _keys(manifest, products)
         for index in range(len(known), len(manifest.tasks)):
             data = shards.pop(manifest.tasks[index].expert.sha256)
             weights = ShardWeights(data, prefix=f"experts.{index}.", device=place)
@@ -112,7 +112,7 @@ class ExpertBank:
             held = yield from self._take_in(
                 weights, spec=spec, index=index, before=before, products=products
             )
-            self._held[paths[index]] = held
+            self._held[keys[index]] = held
             experts.append(held)
         heads = ShardWeights(shards.pop(manifest.classifier.sha256), device=place)
         lineage = Lineage(spec, first=_first(experts), parts=_parts(experts), scratch=self._scratch)
@@ -201,14 +201,8 @@ class ExpertBank:
         return stack.truncating(self._used(stack), room=MOST_ROOM)
 
 
-def _paths(manifest: Manifest, products: torch.dtype | None) -> list[Path]:
-    """Of every expert. By its ancestors too: a digest alone does not say whom it reads."""
-    path: Path = (manifest.spec.until(0), products)
-    paths = []
-    for task, spec in zip(manifest.tasks, manifest.spec.tasks, strict=True):
-        path = (*path, (task.expert.sha256, spec.expert))
-        paths.append(path)
-    return paths
+def _keys(manifest: Manifest, products: torch.dtype | None) -> list[Key]:
+    return [(products, path) for path in paths_of(manifest)]
 
 
 def _alike(spec: NetworkSpec, index: int) -> int:

@@ -99,7 +99,8 @@ class Engine(Protocol):
     device: str
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
-        """Reads and checks what `load` will need: the shards of experts it does not hold."""
+        """Reads and checks what `load` will need: the shards of experts it does not hold. An
+        engine whose passes do not suffer from it builds the version here. One at a time."""
 
     def load(self, fetched: Fetched) -> Steps[Resident]:
         """Builds the version and runs it once, so that the first request is as fast as the next."""

@@ -1,17 +1,15 @@
-"""Runs batches by onnxruntime: the same network as a graph, written from the same experts."""
+"""Runs batches by onnxruntime: the same network as a graph, over arrays that all versions share."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+
+import torch
 
 from dne_serve.engine import (
     Answers,
     Fetched,
-    Floats,
-    Model,
     Query,
     ReadShard,
     Resident,
@@ -20,36 +18,18 @@ from dne_serve.engine import (
     read_checked,
     warmed,
 )
+from dne_serve.onnx_bank import ArrayBank
 from dne_serve.precision import Precisions
-from model_store.codec import load_network
 from model_store.errors import WrongUsage
-from model_store.manifest import Manifest, Preprocessing
-from model_store.network import Expert
-from model_store.onnx.model import OnnxPrecision, network_to_onnx
+from model_store.manifest import Manifest
+from model_store.onnx.model import OnnxPrecision
 from model_store.precision import Asked
-from model_store.preprocess import Pixels, normalise
 from model_store.quality import Reduced
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OnnxModel:
-    session: Any
-    preprocessing: Preprocessing
-
-    def covers(self, other: Model) -> bool:
-        return other is self
-
-    def run(self, pixels: Pixels) -> Any:
-        images = normalise(pixels, self.preprocessing)
-        return self.session.run(["logits"], {"images": images})[0]
-
-    def logits(self, passed: Any, rows: Sequence[int]) -> Floats:
-        found: Floats = passed[list(rows)]
-        return found
-
-
 class OnnxEngine:
-    """The same network as an ONNX graph, written from the same experts."""
+    """A version is built where it is fetched, as the runtime's passes share no threads with it:
+    the engine thread goes on answering, and only shows that the version's logits are finite."""
 
     backend = "onnx"
 
@@ -64,42 +44,26 @@ class OnnxEngine:
         if device == "cuda" and not has_cuda:
             raise WrongUsage("device cuda was asked for, and onnxruntime has no CUDA provider here")
         self.device = "cuda" if has_cuda and device != "cpu" else "cpu"
-        self._threads = threads
         offered: tuple[Reduced, ...] = ("int8",) if self.device == "cpu" else ()
         self._precisions = Precisions(precision, offered=offered, backend=self.backend)
-        self.experts: dict[str, Expert] = {}
+        self.bank = ArrayBank(device=self.device, threads=threads)
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
-        self._precisions.of(manifest)  # here, because the engine thread must not wait for it
-        needed = [ref for ref in manifest.model_shards if ref.sha256 not in self.experts]
-        return Fetched(manifest=manifest, shards=read_checked(manifest, needed, read))
+        chosen = self._precisions.of(manifest)
+        precision: OnnxPrecision = "int8" if chosen == "int8" else "fp32"
+        known = self.bank.known(manifest, precision=precision)
+        shards = read_checked(manifest, manifest.model_shards[len(known) :], read)
+        torch.set_num_threads(1)  # counts for the calling thread: folding must not slow passes
+        version = self.bank.load(manifest, precision=precision, known=known, shards=shards)
+        return Fetched(manifest=manifest, shards=shards, known=(version,))
 
     def load(self, fetched: Fetched) -> Steps[Resident]:
-        import onnxruntime
-
-        network = load_network(
-            lambda ref: fetched.shards[ref.sha256], fetched.manifest, known=self.experts
-        )
-        yield
-        chosen = self._precisions.of(fetched.manifest)
-        precision: OnnxPrecision = "int8" if chosen == "int8" else "fp32"
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads or 0  # 0: as many as there are cores
-        gpu = ["CUDAExecutionProvider"] if self.device == "cuda" else []
-        session = onnxruntime.InferenceSession(
-            network_to_onnx(network, metadata={}, precision=precision).SerializeToString(),
-            options,
-            providers=[*gpu, "CPUExecutionProvider"],
-        )
-        yield
-        model = OnnxModel(session, fetched.manifest.preprocessing)
-        return warmed(Resident.of(fetched.manifest, model=model))
+        (version,) = fetched.known
+        yield  # what has come in meanwhile is answered first
+        return warmed(Resident.of(fetched.manifest, model=version))
 
     def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers | Exception]:
         return answer_all(widest, queries)
 
     def retain(self, residents: Iterable[Resident]) -> Steps[None]:
-        used = {task.expert.sha256 for one in residents for task in one.manifest.tasks}
-        for digest in self.experts.keys() - used:
-            del self.experts[digest]
-        yield
+        yield from ()  # arrays go with the last version that uses them

@@ -7,13 +7,25 @@ from collections.abc import Sequence
 import numpy as np
 
 from dne_serve.engine import Engine, Floats, Query, Resident, finish
-from model_store.manifest import Manifest
+from model_store.manifest import Manifest, ShardRef
 from model_store.preprocess import Pixels
 from model_store.store import Store
 
 
 def load(engine: Engine, store: Store, manifest: Manifest) -> Resident:
     return finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
+
+
+class Reads:
+    """Reads shards of a store, and knows which."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.digests: set[str] = set()
+
+    def __call__(self, ref: ShardRef) -> bytes:
+        self.digests.add(ref.sha256)
+        return self._store.read_shard(ref)
 
 
 def ask(engine: Engine, resident: Resident, pixels: Sequence[Pixels]) -> Floats:

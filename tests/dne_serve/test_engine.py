@@ -13,7 +13,7 @@ from dne_serve.torch_engine import TorchEngine
 from model_store.errors import WrongUsage
 from model_store.manifest import Manifest
 from model_store.store import Store
-from tests.dne_serve.asking import ask, load, noise
+from tests.dne_serve.asking import Reads, ask, load, noise
 from tests.live_server import live_server, png
 from tests.tiny_versions import publish_tiny
 
@@ -43,8 +43,10 @@ def test_a_version_that_shares_experts_costs_its_delta(
     engine = make(device="cpu", threads=1)
     first = load(engine, store, letters)
     before = ask(engine, first, noise(4))
-    fetched = engine.fetch(digits, read=store.read_shard)
-    assert fetched.shards.keys() == {digits.tasks[1].expert.sha256, digits.classifier.sha256}
+    delta = {digits.tasks[1].expert.sha256, digits.classifier.sha256}
+    reads = Reads(store)
+    fetched = engine.fetch(digits, read=reads)
+    assert reads.digests == delta
     second = finish(engine.load(fetched))
     np.testing.assert_allclose(ask(engine, first, noise(4)), before, atol=1e-5)
 
@@ -52,10 +54,9 @@ def test_a_version_that_shares_experts_costs_its_delta(
     assert len(ask(engine, second, noise(1))) == 1  # requests under way still hold it
     del second, fetched
     finish(engine.retain([first]))
-    assert engine.fetch(digits, read=store.read_shard).shards.keys() == {
-        digits.tasks[1].expert.sha256,
-        digits.classifier.sha256,
-    }
+    again = Reads(store)
+    engine.fetch(digits, read=again)
+    assert again.digests == delta
 
 
 @pytest.mark.parametrize("make", ENGINES)

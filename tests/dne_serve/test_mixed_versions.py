@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dne_serve.bank import BankedVersion
 from dne_serve.engine import Engine, Floats, ModelUnusable, Query, Resident, joined
+from dne_serve.onnx_bank import OnnxVersion
 from dne_serve.onnx_engine import OnnxEngine
 from dne_serve.torch_engine import TorchEngine
 from model_store.manifest import Manifest
@@ -18,9 +20,12 @@ from tests.dne_serve.asking import ask, load, noise
 from tests.tiny_versions import publish_tiny
 
 
-@pytest.fixture
-def engine() -> TorchEngine:
-    return TorchEngine(device="cpu", threads=1, max_batch=8)
+@pytest.fixture(params=["torch", "onnx"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    if request.param == "torch":
+        return TorchEngine(device="cpu", threads=1, max_batch=8)
+    pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
+    return OnnxEngine(device="cpu", threads=1)
 
 
 def publish_next(store: Store, parent: Manifest, name: str, *, spread: float = 1.0) -> Manifest:
@@ -32,18 +37,23 @@ def publish_next(store: Store, parent: Manifest, name: str, *, spread: float = 1
 def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The images of every pass over experts."""
     counted: list[int] = []
-    run = BankedVersion.run
 
-    def counting(self: BankedVersion, pixels: Pixels) -> object:
-        counted.append(len(pixels))
-        return run(self, pixels)
+    def count(version: type[BankedVersion] | type[OnnxVersion]) -> None:
+        run = version.run
 
-    monkeypatch.setattr(BankedVersion, "run", counting)
+        def counting(self: Any, pixels: Pixels) -> object:
+            counted.append(len(pixels))
+            return run(self, pixels)
+
+        monkeypatch.setattr(version, "run", counting)
+
+    count(BankedVersion)
+    count(OnnxVersion)
     return counted
 
 
 def test_versions_of_a_lineage_are_answered_by_one_pass(
-    engine: TorchEngine, store: Store, digits: Manifest, letters: Manifest, passes: list[int]
+    engine: Engine, store: Store, digits: Manifest, letters: Manifest, passes: list[int]
 ) -> None:
     greek = publish_next(store, digits, "greek")
     residents = [load(engine, store, one) for one in (letters, digits, greek)]
@@ -64,7 +74,7 @@ def test_versions_of_a_lineage_are_answered_by_one_pass(
 
 
 def test_one_image_is_answered_by_several_versions_in_the_order_asked(
-    engine: TorchEngine, store: Store, digits: Manifest, letters: Manifest, passes: list[int]
+    engine: Engine, store: Store, digits: Manifest, letters: Manifest, passes: list[int]
 ) -> None:
     first, second = (load(engine, store, one) for one in (letters, digits))
     (image,) = noise(1)
@@ -77,7 +87,7 @@ def test_one_image_is_answered_by_several_versions_in_the_order_asked(
 
 
 def test_versions_join_where_one_begins_with_the_experts_of_the_other(
-    engine: TorchEngine, store: Store, digits: Manifest, letters: Manifest
+    engine: Engine, store: Store, digits: Manifest, letters: Manifest
 ) -> None:
     trunk, main, branch = (
         load(engine, store, one) for one in (letters, digits, publish_next(store, letters, "side"))
