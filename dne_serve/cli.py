@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dne_serve.exposure import check_exposure, check_tls
 from dne_serve.settings import Settings, load_settings
@@ -23,6 +23,10 @@ from model_store.command import (
     run,
 )
 from model_store.errors import DneError, StoreNotFound
+
+if TYPE_CHECKING:
+    from dne_serve.engine import Engine
+    from model_store.store import Store
 
 ENVIRONMENT_ONLY = frozenset({"admin_token", "tokens"})
 REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard"})
@@ -106,28 +110,40 @@ def serve(settings: Settings, *, as_json: bool) -> int:
         import uvicorn
 
         from dne_serve.app import create_app
-        from dne_serve.engine import choose_engine
         from dne_serve.wire import server_config
         from model_store.store import Store
 
+        store = None
         with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
-            Store.open(settings.store)
-        engine = choose_engine(
-            settings.backend,
-            device=settings.device,
-            threads=settings.threads,
-            max_batch=settings.max_batch,
-            precision=settings.precision,
-        )
+            store = Store.open(settings.store)
+        engine = _engine(settings, store)
         config = server_config(create_app(settings, engine=engine), settings)
         # Whoever reads the announcement may connect at once: the kernel holds it until we accept.
         listener.listen(config.backlog)
-        _announce(settings, listener, engine.device, as_json=as_json)
+        _announce(settings, listener, engine, as_json=as_json)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _already_handled)
         uvicorn.Server(config).run(sockets=[listener])
     log.info("stopped")
     return EXIT_OK
+
+
+def _engine(settings: Settings, store: Store | None) -> Engine:
+    from dne_serve.backend import backend_for, served_by
+    from dne_serve.engine import choose_engine
+
+    backend, device = settings.backend, settings.device
+    if backend == "auto":
+        served = served_by(store, channel=settings.channel)
+        backend = backend_for(served, asked=settings.precision, device=device)
+        device = "cpu" if backend == "onnx" else device  # that is where 8 bits were tried
+    return choose_engine(
+        backend,
+        device=device,
+        threads=settings.threads,
+        max_batch=settings.max_batch,
+        precision=settings.precision,
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -143,7 +159,9 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(settings: Settings, listener: socket.socket, device: str, *, as_json: bool) -> None:
+def _announce(
+    settings: Settings, listener: socket.socket, engine: Engine, *, as_json: bool
+) -> None:
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.tls_cert is None else "https"
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
@@ -152,8 +170,8 @@ def _announce(settings: Settings, listener: socket.socket, device: str, *, as_js
         url,
         settings.channel,
         settings.store,
-        settings.backend,
-        device,
+        engine.backend,
+        engine.device,
     )
     if as_json:
         print_json({"url": url, "store": settings.store, "channel": settings.channel})

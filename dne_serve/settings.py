@@ -70,7 +70,11 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    backend: Literal["torch", "onnx"] = Field("torch", description="what runs the network")
+    backend: Literal["auto", "torch", "onnx"] = Field(
+        "torch",
+        description="what runs the network; auto: onnx where it may compute what is served at the "
+        "start in 8 bits and that pays on this machine, else torch",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where it runs")
     precision: Asked = Field(
         "auto",

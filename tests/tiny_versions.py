@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from model_store.manifest import (
     geometry_of,
 )
 from model_store.network import Network
+from model_store.quality import Reduced
 from model_store.shard import shard_ref
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store import Store
@@ -42,9 +43,11 @@ def publish_tiny(
     unknown: Unknown | None = None,
     heads: int = 1,
     spread: float = 1.0,
+    agreement: Mapping[Reduced, float] | None = None,
 ) -> Manifest:
     """A version with random weights that knows the parent's tasks and `tasks`. Not promoted.
-    `heads` of each new expert; `spread` of the classifier's weights."""
+    `heads` of each new expert; `spread` of the classifier's weights; `agreement` of reduced
+    precisions, as if it had been measured."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _grown(store, tasks, parent, heads=heads, spread=spread)
@@ -69,7 +72,9 @@ def publish_tiny(
         tasks=records,
         classifier=shard_ref("classifier", classifier),
         unknown=unknown,
-        metrics=Metrics(accuracy=Accuracy(all=accuracy, new=accuracy)),
+        metrics=Metrics(
+            accuracy=Accuracy(all=accuracy, new=accuracy), agreement=dict(agreement or {})
+        ),
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         software="tests",
     )
