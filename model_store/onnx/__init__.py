@@ -8,4 +8,3 @@ exported to the same folder share what they share.
 
 from model_store.onnx.export import Exported as Exported
 from model_store.onnx.export import export_onnx as export_onnx
-from model_store.onnx.model import network_to_onnx as network_to_onnx

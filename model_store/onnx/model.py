@@ -127,21 +127,6 @@ def onnx_model(
     return model
 
 
-def network_to_onnx(
-    network: Network,
-    *,
-    metadata: Mapping[str, str],
-    places: Sequence[int] | None = None,
-    precision: OnnxPrecision = "fp32",
-) -> onnx.ModelProto:
-    """A model that holds its weights itself."""
-    weights = weights_of(network, precision=precision)
-    model = onnx_model(weights, files=in_memory(weights), metadata=metadata, places=places)
-    inline(model, weights.named())
-    onnx.checker.check_model(model)
-    return model
-
-
 def in_memory(weights: Weights, *, name: str = "") -> dict[str, DataFile]:
     """Stands for files where none are written."""
     return {

@@ -50,16 +50,16 @@ def _options(threads: int | None) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3
-    # Planning which values share their memory takes most of the time that a session needs to
-    # begin, quadratic in the nodes; memory that goes back to an arena is used again without.
-    options.enable_mem_reuse = False
-    options.enable_mem_pattern = False  # would keep a block for every batch size
     return options
 
 
 def _on_cpu(model: onnx.ModelProto, options: Any) -> Any:
     import onnxruntime
 
+    # Planning which values share their memory takes most of the time that a session needs to
+    # begin, quadratic in the nodes; memory that goes back to an arena is used again without.
+    options.enable_mem_reuse = False
+    options.enable_mem_pattern = False  # would keep a block for every batch size
     # What is packed is a copy, one for each session.
     options.add_session_config_entry("session.disable_prepacking", "1")
     _one_arena()

@@ -15,8 +15,8 @@ import torch
 from model_store.class_care import Care, retire_class
 from model_store.errors import VersionNotFound, WriteFailed
 from model_store.network import Network
-from model_store.onnx import export_onnx, network_to_onnx
-from model_store.onnx.model import Weights, weights_of
+from model_store.onnx import export_onnx
+from model_store.onnx.model import Weights, in_memory, inline, onnx_model, weights_of
 from model_store.onnx.quantise import quantise
 from model_store.onnx.session import Session
 from model_store.spec import NetworkSpec
@@ -29,6 +29,15 @@ def run(model: bytes | Path, batch: torch.Tensor) -> np.ndarray:
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     (logits,) = session.run(["logits"], {"images": batch.numpy()})
     return np.asarray(logits)
+
+
+def whole_model(network: Network) -> bytes:
+    """A model that holds its weights itself, as any runtime reads it."""
+    weights = weights_of(network)
+    model = onnx_model(weights, files=in_memory(weights), metadata={})
+    inline(model, weights.named())
+    onnx.checker.check_model(model)
+    return model.SerializeToString()
 
 
 def expected_of(network: Network, batch: torch.Tensor) -> np.ndarray:
@@ -75,7 +84,7 @@ SPECS = [
 @pytest.mark.parametrize(("heads", "geometry"), SPECS)
 def test_onnx_gives_the_logits_of_torch(heads: list[int], geometry: NetworkSpec) -> None:
     network = grown(heads, geometry=geometry, noise=0.1)
-    model = network_to_onnx(network, metadata={}).SerializeToString()
+    model = whole_model(network)
     batch = images(5, size=geometry.image_size)
     expected = expected_of(network, batch)
     assert np.abs(run(model, batch) - expected).max() < 1e-4
@@ -88,13 +97,13 @@ def test_an_expert_may_cut_its_own_attention_as_it_likes() -> None:
     for index, (heads, attention_heads) in enumerate([(2, 4), (2, 1), (2, 2), (2, 2)]):
         network.expand(task(f"task{index}", heads=heads, attention_heads=attention_heads))
     network.eval()
-    model = network_to_onnx(network, metadata={}).SerializeToString()
+    model = whole_model(network)
     assert np.abs(run(model, images(3)) - expected_of(network, images(3))).max() < 1e-4
 
 
 def test_the_batch_size_is_free() -> None:
     network = grown([2, 1, 1])
-    model = network_to_onnx(network, metadata={}).SerializeToString()
+    model = whole_model(network)
     batch = images(7)
     one_by_one = np.concatenate([run(model, batch[i : i + 1]) for i in range(7)])
     assert np.abs(run(model, batch) - one_by_one).max() < 1e-4
@@ -216,6 +225,18 @@ def test_a_session_of_a_lineage_gives_the_token_that_classifiers_read(
     assert token.shape == (3, whole.spec.token_width)
     logits = token @ whole.parts["heads"]["weight"] + whole.parts["heads"]["bias"]
     assert np.abs(logits - expected_of(network, batch)).max() < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
+def test_a_session_for_a_gpu_holds_its_weights_itself() -> None:
+    """Without a GPU the runtime takes the processor, after saying so."""
+    network = grown([2, 1, 1], noise=0.1)
+    weights = weights_of(network)
+    session = Session(weights, threads=1, device="cuda")
+    batch = images(3)
+    assert np.abs(session(batch.numpy()) - expected_of(network, batch)).max() < 1e-4
+    weights.parts["experts.0"]["blocks.0.widen.weight"][:] = 0
+    assert np.abs(session(batch.numpy()) - expected_of(network, batch)).max() < 1e-4
 
 
 def test_a_second_session_takes_no_memory_of_its_own_for_its_passes() -> None:
