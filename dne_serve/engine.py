@@ -97,6 +97,8 @@ Answers = tuple[Floats | None, ...]
 class Engine(Protocol):
     backend: str
     device: str
+    parallel: bool
+    """Whether several threads may call `run` at a time."""
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
         """Reads and checks what `load` will need: the shards of experts it does not hold. An

@@ -32,6 +32,7 @@ class OnnxEngine:
     the engine thread goes on answering, and only shows that the version's logits are finite."""
 
     backend = "onnx"
+    parallel = True
 
     def __init__(self, *, device: str, threads: int | None, precision: Asked = "fp32") -> None:
         if importlib.util.find_spec("onnxruntime") is None:

@@ -44,4 +44,7 @@ def _no_settings_from_outside(
     """A developer's own DNE_STORE must neither change a test nor be changed by one."""
     for name in [name for name in os.environ if name.startswith("DNE_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("DNE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    # One for all processes of a run: what a machine can do is found out once.
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    monkeypatch.setenv("DNE_CACHE", str(run / "cache"))

@@ -109,8 +109,17 @@ def test_a_server_says_which_backend_it_took(
         assert httpx.get(f"{url}/v2/models/dne").json()["platform"] == f"dne_{backend}"
 
 
-def test_a_precision_that_no_backend_has_is_wrong_usage(tmp_path: Path) -> None:
-    given = ("--store", str(tmp_path), "--port", "0", "--backend", "auto", "--precision", "bf16")
-    code, said = run(*given)
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (("--backend", "onnx", "--precision", "bf16"), "the backend onnx has none"),
+        (("--backend", "torch", "--precision", "int8"), "the backend torch has none"),
+        (("--backend", "torch", "--workers", "2"), "the backend torch runs one batch at a time"),
+    ],
+)
+def test_what_a_backend_does_not_have_is_wrong_usage(
+    tmp_path: Path, given: tuple[str, ...], says: str
+) -> None:
+    code, said = run("--store", str(tmp_path), "--port", "0", *given)
     assert code == 2
-    assert "bf16" in said
+    assert says in said

@@ -101,7 +101,7 @@ def test_learning_leaves_old_experts_bit_for_bit_as_they_were(
     parent = learn(asked(store, letters)).manifest
     request = asked(store, digits, shape=LATER, effort=Effort(epochs=3, learning_rate=0.01))
     base, listing = base_of(request), list_classes(digits)
-    student = make_student(base, request=request, new_classes=listing.names, progress=Listening())
+    student = make_student(base, request=request, new=listing, progress=Listening())
     data = read_task_data(
         listing,
         base=base,
