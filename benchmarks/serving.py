@@ -12,13 +12,12 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 
 from benchmarks.changes import measure_changes, measure_overload
 from benchmarks.figures import Figure, at_least, at_most, print_figures
@@ -26,14 +25,16 @@ from benchmarks.load import Seen, Traffic, middle
 from benchmarks.peers.model import MAX_BATCH
 from benchmarks.servers import PEERS, PLAIN, THREADS, Server, ours, running
 from deploy.demo_data import write_demo_data
-from dne_serve.engine import Query, choose_engine, finish
+from dne_serve.engine import Engine, Query, Resident, choose_engine, finish
 from model_store.store import Store
 
 CONNECTIONS = (1, 8, 32)
 SETTLE_S = 2.0
-OURS = ours("dne-serve fp32", "--backend", "torch", "--precision", "fp32")
+OURS = ours("dne-serve fp32", "--backend", "onnx", "--precision", "fp32")
+OURS_BY_TORCH = ours("dne-serve fp32 torch", "--backend", "torch", "--precision", "fp32")
 OURS_AT_BEST = ours("dne-serve auto", "--backend", "auto", "--precision", "auto")
 Measured = tuple[list[Figure], dict[str, float]]
+OTHERS = {OURS.name, OURS_BY_TORCH.name, OURS_AT_BEST.name, PLAIN.name}
 Rounds = dict[tuple[str, int], list[Seen]]
 
 
@@ -55,7 +56,7 @@ def main() -> int:
         store, image = learn_a_version(folder)
         peers = () if options.without_peers else (PLAIN, *PEERS)
         rounds, loops = measure_throughput(
-            (OURS, *peers, OURS_AT_BEST),
+            (OURS, *peers, OURS_BY_TORCH, OURS_AT_BEST),
             store=store,
             image=image,
             folder=folder,
@@ -143,7 +144,7 @@ def judge_throughput(rounds: Rounds, loops: dict[int, list[float]]) -> Measured:
         for share in (0.5, 0.99)
     }
     loop = float(np.median(loops[MAX_BATCH]))
-    peers = sorted({name for name, _ in rounds} - {OURS.name, OURS_AT_BEST.name, PLAIN.name})
+    peers = sorted({name for name, _ in rounds} - OTHERS)
     figures = []
     for connections in CONNECTIONS if peers else ():
         best = max(rate[name, connections] for name in peers)
@@ -190,25 +191,38 @@ def in_a_loop(store: Path) -> dict[int, float]:
 
 
 def loop_in_this_process(location: Path, *, seconds: float = 4.0) -> dict[int, float]:
-    """Images a second without a server: the engine, the version and the threads of ours."""
-    torch.set_num_threads(THREADS)
+    """Images a second without a server: engine, version, threads and workers as ours has them."""
     store = Store.open(str(location))
     engine = choose_engine(
-        "torch", device="cpu", threads=THREADS, max_batch=MAX_BATCH, precision="fp32"
+        "onnx", device="cpu", threads=THREADS, max_batch=MAX_BATCH, precision="fp32"
     )
     manifest = store.manifest(1)
     resident = finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
     blank = np.zeros((32, 32, 3), dtype=np.uint8)
-    found: dict[int, float] = {}
-    for size in (1, 8, MAX_BATCH):
-        queries: Any = [Query(pixels=blank, residents=(resident,))] * size
-        engine.run(resident, queries)
-        began_s, count = time.perf_counter(), 0
-        while (passed_s := time.perf_counter() - began_s) < seconds:
+    return {
+        size: _loop(engine, resident, [Query(pixels=blank, residents=(resident,))] * size, seconds)
+        for size in (1, 8, MAX_BATCH)
+    }
+
+
+def _loop(engine: Engine, resident: Resident, queries: list[Query], seconds: float) -> float:
+    """One image at a time by one worker, batches by all."""
+    counts: list[int] = []
+    began_s = time.perf_counter()
+
+    def run() -> None:
+        count = 0
+        while time.perf_counter() - began_s < seconds:
             engine.run(resident, queries)
-            count += size
-        found[size] = count / passed_s
-    return found
+            count += len(queries)
+        counts.append(count)
+
+    workers = [threading.Thread(target=run) for _ in range(engine.workers if queries[1:] else 1)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(counts) / (time.perf_counter() - began_s)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """Groups tickets into batches for worker threads, usually one. Knows nothing of images, torch or
 HTTP.
 
-It never waits for company: when a worker is free it takes what is queued, up to the maximum;
-while all are busy, the queue fills. A lone ticket pays no delay and a crowd gets large batches.
+When a worker is free it takes what is queued, up to the maximum; while all are busy, the queue
+fills. A lone ticket pays no delay and a crowd gets large batches. One thing is waited for: clients
+that have just got their answers and are sending the next ticket, for a moment that is short beside
+the batch they were in. Else they would be split, some of them and then the others, for ever.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -50,6 +53,20 @@ class Call:
     done: Future[Any] = field(default_factory=Future)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expecting:
+    """What a worker may wait for: as many tickets as it has just answered and seen waiting."""
+
+    tickets: int
+    until_s: float
+
+
+NOBODY = Expecting(tickets=0, until_s=0.0)
+PATIENCE = 0.1
+"""How long to wait for them, in times of the batch that they were in."""
+MOST_PATIENCE_S = 0.02
+
+
 class Batcher(Generic[Key, Item, Answer]):
     def __init__(
         self,
@@ -77,6 +94,7 @@ class Batcher(Generic[Key, Item, Answer]):
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self._idle = 0
         names = ["engine", *(f"engine-{number}" for number in range(2, workers + 1))]
         self._threads = [
             threading.Thread(target=self._loop, name=name, daemon=True) for name in names
@@ -127,32 +145,53 @@ class Batcher(Generic[Key, Item, Answer]):
             raise Stopped("the server is stopping")
 
     def _loop(self) -> None:
-        while self._work_once():
-            pass
+        expecting: Expecting | None = NOBODY
+        while expecting is not None:
+            expecting = self._work_once(expecting)
 
-    def _work_once(self) -> bool:
+    def _work_once(self, expecting: Expecting) -> Expecting | None:
+        """None when it is time to stop."""
         # A function of its own, so that nothing of the last batch stays referenced while we wait.
         with self._changed:
+            self._idle += 1
             self._changed.wait_for(lambda: self._stopping or self._calls or self._tickets)
+            self._wait_for_company(expecting)
+            self._idle -= 1
             if self._stopping:
-                return False
+                return None
             if self._calls:
-                work: Callable[[], None] = partial(_answer, self._calls.popleft())
-            else:
+                work: Callable[[], int] = partial(_answer, self._calls.popleft())
+            elif self._tickets:
                 work = partial(self._answer_batch, *self._take())
+            else:  # another worker was faster
+                return NOBODY
             if self._calls or self._tickets:
                 self._changed.notify()  # there is something left for another worker
-        work()
-        return True
+        began_s = time.perf_counter()
+        answered = work()
+        ended_s = time.perf_counter()
+        if not answered:
+            return expecting
+        return Expecting(
+            tickets=min(answered + len(self._tickets), self._max_batch),
+            until_s=ended_s + min(PATIENCE * (ended_s - began_s), MOST_PATIENCE_S),
+        )
+
+    def _wait_for_company(self, expecting: Expecting) -> None:
+        self._changed.wait_for(
+            lambda: self._stopping or self._calls or len(self._tickets) >= expecting.tickets,
+            timeout=max(0.0, expecting.until_s - time.perf_counter()),
+        )
 
     def _take(self) -> tuple[Key, list[Ticket[Key, Item, Answer]]]:
         """The oldest ticket and those that can join it, oldest first, and the key of all. The
-        others keep their place."""
-        key = self._tickets[0].key
+        others keep their place; workers that have nothing to do get their share of them."""
+        key, share = self._tickets[0].key, math.ceil(len(self._tickets) / (1 + self._idle))
+        most = min(share, self._max_batch)
         batch: list[Ticket[Key, Item, Answer]] = []
         others: deque[Ticket[Key, Item, Answer]] = deque()
         for ticket in self._tickets:
-            joined = None if len(batch) == self._max_batch else self._join(key, ticket.key)
+            joined = None if len(batch) == most else self._join(key, ticket.key)
             if joined is None:
                 others.append(ticket)
             elif ticket.answer.set_running_or_notify_cancel():
@@ -161,9 +200,10 @@ class Batcher(Generic[Key, Item, Answer]):
         self._tickets = others
         return key, batch
 
-    def _answer_batch(self, key: Key, batch: list[Ticket[Key, Item, Answer]]) -> None:
+    def _answer_batch(self, key: Key, batch: list[Ticket[Key, Item, Answer]]) -> int:
+        """How many tickets were answered."""
         if not batch:  # all were cancelled
-            return
+            return 0
         try:
             self._on_batch(len(batch))
             began_ns = time.perf_counter_ns()
@@ -174,23 +214,26 @@ class Batcher(Generic[Key, Item, Answer]):
         except Exception as error:  # belongs to these tickets, not to the loop
             for ticket in batch:
                 ticket.answer.set_exception(error)
-            return
+            return len(batch)
         for ticket, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 ticket.answer.set_exception(answer)
             else:
                 ticket.answer.set_result(answer)
+        return len(batch)
 
 
-def _answer(call: Call) -> None:
+def _answer(call: Call) -> int:
+    """No ticket was answered by it."""
     if not call.done.set_running_or_notify_cancel():
-        return
+        return 0
     try:
         result = call.work()
     except Exception as error:  # belongs to whoever asked for the work
         call.done.set_exception(error)
     else:
         call.done.set_result(result)
+    return 0
 
 
 def _fail(future: Future[Any], error: Exception) -> None:

@@ -22,7 +22,7 @@ from model_store.command import (
     print_json,
     run,
 )
-from model_store.errors import DneError, StoreNotFound, WrongUsage
+from model_store.errors import DneError, StoreNotFound
 
 if TYPE_CHECKING:
     from dne_serve.engine import Engine
@@ -137,18 +137,14 @@ def _engine(settings: Settings, store: Store | None) -> Engine:
         served = served_by(store, channel=settings.channel)
         backend = backend_for(served, asked=settings.precision, device=device)
         device = "cpu" if backend == "onnx" else device  # that is where 8 bits were tried
-    engine = choose_engine(
+    return choose_engine(
         backend,
         device=device,
         threads=settings.threads,
         max_batch=settings.max_batch,
         precision=settings.precision,
+        workers=settings.workers,
     )
-    if settings.workers > 1 and not engine.parallel:
-        raise WrongUsage(
-            f"--workers {settings.workers}: the backend {backend} runs one batch at a time"
-        )
-    return engine
 
 
 def _listen(host: str, port: int) -> socket.socket:

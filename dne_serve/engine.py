@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import StoreError
+from model_store.errors import StoreError, WrongUsage
 from model_store.manifest import Manifest, ShardRef
 from model_store.precision import Asked
 from model_store.preprocess import Pixels
@@ -97,8 +97,8 @@ Answers = tuple[Floats | None, ...]
 class Engine(Protocol):
     backend: str
     device: str
-    parallel: bool
-    """Whether several threads may call `run` at a time."""
+    workers: int
+    """How many threads may call `run` at a time."""
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
         """Reads and checks what `load` will need: the shards of experts it does not hold. An
@@ -132,12 +132,15 @@ def choose_engine(
     threads: int | None,
     max_batch: int = 1,
     precision: Asked = "auto",
+    workers: int | None = None,
 ) -> Engine:
     """Imported here, because torch and onnxruntime take seconds."""
     if backend == "onnx":
         from dne_serve.onnx_engine import OnnxEngine
 
-        return OnnxEngine(device=device, threads=threads, precision=precision)
+        return OnnxEngine(device=device, threads=threads, precision=precision, workers=workers)
+    if workers is not None and workers > 1:
+        raise WrongUsage(f"--workers {workers}: the backend torch runs one batch at a time")
     from dne_serve.torch_engine import TorchEngine
 
     return TorchEngine(device=device, threads=threads, max_batch=max_batch, precision=precision)

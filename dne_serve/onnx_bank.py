@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.lineage import paths_of
+from dne_serve.shape import Shape, UnderWay
 from model_store.codec import ShardWeights
 from model_store.manifest import Manifest, Preprocessing
 from model_store.onnx.model import OnnxPrecision, Weights, arrays_of_expert, arrays_of_heads
@@ -44,7 +45,16 @@ class HeldArrays:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class HeldLineage:
     experts: tuple[HeldArrays, ...]
-    session: Session
+    alone: Session
+    """With all threads, for a single image."""
+    beside: Session
+    """With one worker's share of them; the same where there is one worker."""
+    under_way: UnderWay
+
+    def token(self, images: Floats) -> Floats:
+        """Several images are a sign of others to come, which the other workers will take."""
+        with self.under_way.one() as alone:
+            return (self.alone if alone and len(images) == 1 else self.beside)(images)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,7 +76,7 @@ class OnnxVersion:
 
     def run(self, pixels: Pixels) -> Floats:
         """The token: [N, channels of all experts]."""
-        return self.lineage.session(normalise(pixels, self.preprocessing))
+        return self.lineage.token(normalise(pixels, self.preprocessing))
 
     def logits(self, passed: Floats, rows: Sequence[int]) -> Floats:
         token = passed[list(rows), : self.weight_YC.shape[1]]
@@ -77,9 +87,10 @@ class OnnxVersion:
 
 
 class ArrayBank:
-    def __init__(self, *, device: str, threads: int | None) -> None:
+    def __init__(self, *, device: str, shape: Shape) -> None:
         self._device = device
-        self._threads = threads
+        self._shape = shape
+        self._under_way = UnderWay()
         self._experts: WeakValueDictionary[Key, HeldArrays] = WeakValueDictionary()
         self._lineages: WeakValueDictionary[Key, HeldLineage] = WeakValueDictionary()
 
@@ -140,7 +151,15 @@ class ArrayBank:
         if found is None:
             parts = {f"experts.{index}": held.arrays for index, held in enumerate(experts)}
             weights = Weights(spec=manifest.spec, parts=parts)
-            session = Session(weights, threads=self._threads, device=self._device)
-            found = HeldLineage(experts=tuple(experts), session=session)
+            alone = self._session(weights, threads=self._shape.threads)
+            beside = alone
+            if self._shape.workers > 1:
+                beside = self._session(weights, threads=self._shape.share)
+            found = HeldLineage(
+                experts=tuple(experts), alone=alone, beside=beside, under_way=self._under_way
+            )
             self._lineages[key] = found
         return found
+
+    def _session(self, weights: Weights, *, threads: int) -> Session:
+        return Session(weights, threads=threads, device=self._device)

@@ -20,6 +20,7 @@ from dne_serve.engine import (
 )
 from dne_serve.onnx_bank import ArrayBank
 from dne_serve.precision import Precisions
+from dne_serve.shape import Shape
 from model_store.errors import WrongUsage
 from model_store.manifest import Manifest
 from model_store.onnx.model import OnnxPrecision
@@ -32,9 +33,15 @@ class OnnxEngine:
     the engine thread goes on answering, and only shows that the version's logits are finite."""
 
     backend = "onnx"
-    parallel = True
 
-    def __init__(self, *, device: str, threads: int | None, precision: Asked = "fp32") -> None:
+    def __init__(
+        self,
+        *,
+        device: str,
+        threads: int | None,
+        precision: Asked = "fp32",
+        workers: int | None = None,
+    ) -> None:
         if importlib.util.find_spec("onnxruntime") is None:
             raise WrongUsage(
                 "the backend onnx needs onnxruntime: install dne-serve[onnx], or dne-serve[gpu]"
@@ -47,7 +54,9 @@ class OnnxEngine:
         self.device = "cuda" if has_cuda and device != "cpu" else "cpu"
         offered: tuple[Reduced, ...] = ("int8",) if self.device == "cpu" else ()
         self._precisions = Precisions(precision, offered=offered, backend=self.backend)
-        self.bank = ArrayBank(device=self.device, threads=threads)
+        shape = Shape.of(threads=threads, workers=workers if self.device == "cpu" else 1)
+        self.workers = shape.workers
+        self.bank = ArrayBank(device=self.device, shape=shape)
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
         chosen = self._precisions.of(manifest)

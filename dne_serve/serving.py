@@ -48,7 +48,7 @@ class Serving:
             engine.run,
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
-            workers=settings.workers,
+            workers=engine.workers,
             on_batch=self.metrics.ran,
             on_ran=self.statistics.ran,
             join=joined,

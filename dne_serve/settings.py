@@ -82,12 +82,12 @@ class Settings(BaseSettings):
         "it was found to leave as they are",
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="threads of the engine (default: what the backend chooses)"
+        None, description="threads of the engine (default: as many as there are cores)"
     )
-    workers: Annotated[int, Field(ge=1, le=256)] = Field(
-        1,
-        description="batches that the engine runs at the same time, each on --threads threads; "
-        "the backend torch runs one",
+    workers: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        None,
+        description="batches that may run at the same time and share those threads (default: 2 "
+        "with the backend onnx on a CPU; torch runs one)",
     )
     decode_threads: Annotated[int, Field(ge=1, le=256)] = Field(
         2, description="threads that turn bytes into pixels"

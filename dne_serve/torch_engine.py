@@ -29,7 +29,7 @@ from model_store.precision import Asked, try_out
 
 class TorchEngine:
     backend = "torch"
-    parallel = False  # its passes share the memory they compute in
+    workers = 1  # its passes share the memory they compute in
 
     def __init__(
         self,

@@ -253,3 +253,52 @@ def test_several_workers_run_batches_at_the_same_time_and_leave_nothing_behind()
         assert [ticket.result(LONG_S) for ticket in tickets] == [2, 4, 6, 8]
     finally:
         batcher.stop()
+
+
+def test_those_just_answered_are_waited_for_and_come_in_one_batch() -> None:
+    """Four clients that each ask again when they are answered, a moment later than the worker."""
+    sizes: list[int] = []
+
+    def run(key: str, items: Sequence[int]) -> list[int]:
+        sizes.append(len(items))
+        time.sleep(0.2)
+        return list(items)
+
+    batcher = Batcher[str, int, int](run, max_batch=8, max_queue=8)
+    batcher.start()
+    try:
+        tickets = batcher.submit("v1", items=[1, 2, 3, 4])
+        for _ in range(3):
+            for ticket in tickets:
+                ticket.result(LONG_S)
+            tickets = []
+            for item in range(4):
+                time.sleep(0.001)
+                tickets += batcher.submit("v1", items=[item])
+        for ticket in tickets:
+            ticket.result(LONG_S)
+    finally:
+        batcher.stop()
+    assert sizes == [4, 4, 4, 4]
+
+
+def test_a_lone_client_is_never_made_to_wait() -> None:
+    begun: list[float] = []
+
+    def run(key: str, items: Sequence[int]) -> list[int]:
+        begun.append(time.perf_counter())
+        time.sleep(0.2)
+        return list(items)
+
+    batcher = Batcher[str, int, int](run, max_batch=8, max_queue=8)
+    batcher.start()
+    waits = []
+    try:
+        for item in range(3):
+            asked = time.perf_counter()
+            [ticket] = batcher.submit("v1", items=[item])
+            ticket.result(LONG_S)
+            waits.append(begun[-1] - asked)
+    finally:
+        batcher.stop()
+    assert min(waits) < 0.005, waits  # it would be 0.01 each time

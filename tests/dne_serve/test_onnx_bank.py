@@ -55,7 +55,7 @@ def version_in(resident: Resident) -> OnnxVersion:
 
 def given(version: OnnxVersion) -> Arrays:
     """What the session reads, by name."""
-    return version.lineage.session._arrays
+    return version.lineage.alone._arrays
 
 
 def array_bytes(*versions: OnnxVersion) -> int:

@@ -1,0 +1,72 @@
+"""A lone image has all threads; batches share them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from dne_serve.onnx_bank import HeldLineage
+from dne_serve.shape import Shape, UnderWay
+
+LONG_S = 10.0
+
+
+@pytest.mark.parametrize(
+    ("threads", "workers", "found"),
+    [
+        (1, None, (1, 1, 1)),
+        (2, None, (2, 2, 1)),
+        (8, None, (8, 2, 4)),
+        (8, 1, (8, 1, 8)),
+        (2, 4, (2, 4, 1)),
+        (7, 2, (7, 2, 3)),
+    ],
+)
+def test_threads_are_shared_among_workers(
+    threads: int, workers: int | None, found: tuple[int, int, int]
+) -> None:
+    shape = Shape.of(threads=threads, workers=workers)
+    assert (shape.threads, shape.workers, shape.share) == found
+
+
+def test_without_a_word_all_cores_of_this_process_are_used() -> None:
+    assert Shape.of(threads=None, workers=None).threads == len(os.sched_getaffinity(0))
+
+
+def test_a_pass_that_begins_beside_another_takes_its_share() -> None:
+    inside, leave = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def alone(images: object) -> object:
+        ran.append("alone")
+        inside.set()
+        assert leave.wait(LONG_S)
+        return images
+
+    def beside(images: object) -> object:
+        ran.append("beside")
+        return images
+
+    images = np.zeros((1, 3, 2, 2), dtype=np.float32)
+    lineage = HeldLineage(experts=(), alone=alone, beside=beside, under_way=UnderWay())  # type: ignore[arg-type]
+    first = threading.Thread(target=lineage.token, args=(images,))
+    first.start()
+    assert inside.wait(LONG_S)
+    lineage.token(images)
+    leave.set()
+    first.join()
+    lineage.token(images)
+    lineage.token(np.concatenate([images, images]))
+    assert ran == ["alone", "beside", "alone", "beside"]
+
+
+def test_a_pass_that_fails_is_no_longer_under_way() -> None:
+    under_way = UnderWay()
+    with suppress(ValueError), under_way.one():
+        raise ValueError("no")
+    with under_way.one() as alone:
+        assert alone
