@@ -94,7 +94,7 @@ class Batcher(Generic[Key, Item, Answer]):
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._idle = 0
+        self._under_way = 0
         names = ["engine", *(f"engine-{number}" for number in range(2, workers + 1))]
         self._threads = [
             threading.Thread(target=self._loop, name=name, daemon=True) for name in names
@@ -153,10 +153,8 @@ class Batcher(Generic[Key, Item, Answer]):
         """None when it is time to stop."""
         # A function of its own, so that nothing of the last batch stays referenced while we wait.
         with self._changed:
-            self._idle += 1
             self._changed.wait_for(lambda: self._stopping or self._calls or self._tickets)
             self._wait_for_company(expecting)
-            self._idle -= 1
             if self._stopping:
                 return None
             if self._calls:
@@ -172,8 +170,11 @@ class Batcher(Generic[Key, Item, Answer]):
         ended_s = time.perf_counter()
         if not answered:
             return expecting
+        with self._changed:
+            self._under_way -= answered
+            waiting = len(self._tickets)
         return Expecting(
-            tickets=min(answered + len(self._tickets), self._max_batch),
+            tickets=min(answered + waiting, self._max_batch),
             until_s=ended_s + min(PATIENCE * (ended_s - began_s), MOST_PATIENCE_S),
         )
 
@@ -185,9 +186,11 @@ class Batcher(Generic[Key, Item, Answer]):
 
     def _take(self) -> tuple[Key, list[Ticket[Key, Item, Answer]]]:
         """The oldest ticket and those that can join it, oldest first, and the key of all. The
-        others keep their place; workers that have nothing to do get their share of them."""
-        key, share = self._tickets[0].key, math.ceil(len(self._tickets) / (1 + self._idle))
-        most = min(share, self._max_batch)
+        others keep their place. No worker takes more than its share of what there is to do: the
+        others are free soon, and nobody waits long for a large batch beside small ones."""
+        key = self._tickets[0].key
+        all_of_it = len(self._tickets) + self._under_way
+        most = min(math.ceil(all_of_it / len(self._threads)), self._max_batch)
         batch: list[Ticket[Key, Item, Answer]] = []
         others: deque[Ticket[Key, Item, Answer]] = deque()
         for ticket in self._tickets:
@@ -198,6 +201,7 @@ class Batcher(Generic[Key, Item, Answer]):
                 batch.append(ticket)
                 key = joined
         self._tickets = others
+        self._under_way += len(batch)
         return key, batch
 
     def _answer_batch(self, key: Key, batch: list[Ticket[Key, Item, Answer]]) -> int:

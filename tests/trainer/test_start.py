@@ -27,6 +27,12 @@ HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
 EFFORT = Effort(epochs=2, batch_size=10)
 
 
+@pytest.fixture(autouse=True)
+def _few_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choosing among many takes most of the time of so small a task; test_classifier tries all."""
+    monkeypatch.setattr("trainer.classifier.STRENGTHS", (0.1, 0.01))
+
+
 @pytest.fixture
 def vit(tmp_path: Path) -> Path:
     return write_vit(tmp_path / "vit.safetensors")
