@@ -30,9 +30,10 @@ from model_store.store import Store
 
 CONNECTIONS = (1, 8, 32)
 SETTLE_S = 2.0
-OURS = ours("dne-serve fp32", "--backend", "onnx", "--precision", "fp32")
+PACKED = ("--pack-weights",)
+OURS = ours("dne-serve fp32", "--backend", "onnx", "--precision", "fp32", *PACKED)
 OURS_BY_TORCH = ours("dne-serve fp32 torch", "--backend", "torch", "--precision", "fp32")
-OURS_AT_BEST = ours("dne-serve auto", "--backend", "auto", "--precision", "auto")
+OURS_AT_BEST = ours("dne-serve auto", "--backend", "auto", "--precision", "auto", *PACKED)
 Measured = tuple[list[Figure], dict[str, float]]
 OTHERS = {OURS.name, OURS_BY_TORCH.name, OURS_AT_BEST.name, PLAIN.name}
 Rounds = dict[tuple[str, int], list[Seen]]
@@ -194,7 +195,7 @@ def loop_in_this_process(location: Path, *, seconds: float = 4.0) -> dict[int, f
     """Images a second without a server: engine, version, threads and workers as ours has them."""
     store = Store.open(str(location))
     engine = choose_engine(
-        "onnx", device="cpu", threads=THREADS, max_batch=MAX_BATCH, precision="fp32"
+        "onnx", device="cpu", threads=THREADS, max_batch=MAX_BATCH, precision="fp32", pack=True
     )
     manifest = store.manifest(1)
     resident = finish(engine.load(engine.fetch(manifest, read=store.read_shard)))

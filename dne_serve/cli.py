@@ -144,6 +144,7 @@ def _engine(settings: Settings, store: Store | None) -> Engine:
         max_batch=settings.max_batch,
         precision=settings.precision,
         workers=settings.workers,
+        pack=settings.pack_weights,
     )
 
 

@@ -133,12 +133,15 @@ def choose_engine(
     max_batch: int = 1,
     precision: Asked = "auto",
     workers: int | None = None,
+    pack: bool = False,
 ) -> Engine:
     """Imported here, because torch and onnxruntime take seconds."""
     if backend == "onnx":
         from dne_serve.onnx_engine import OnnxEngine
 
-        return OnnxEngine(device=device, threads=threads, precision=precision, workers=workers)
+        return OnnxEngine(
+            device=device, threads=threads, precision=precision, workers=workers, pack=pack
+        )
     if workers is not None and workers > 1:
         raise WrongUsage(f"--workers {workers}: the backend torch runs one batch at a time")
     from dne_serve.torch_engine import TorchEngine

@@ -87,8 +87,9 @@ class OnnxVersion:
 
 
 class ArrayBank:
-    def __init__(self, *, device: str, shape: Shape) -> None:
+    def __init__(self, *, device: str, shape: Shape, pack: bool = False) -> None:
         self._device = device
+        self._pack = pack
         self._shape = shape
         self._under_way = UnderWay()
         self._experts: WeakValueDictionary[Key, HeldArrays] = WeakValueDictionary()
@@ -162,4 +163,4 @@ class ArrayBank:
         return found
 
     def _session(self, weights: Weights, *, threads: int) -> Session:
-        return Session(weights, threads=threads, device=self._device)
+        return Session(weights, threads=threads, device=self._device, pack=self._pack)

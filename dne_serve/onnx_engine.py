@@ -41,6 +41,7 @@ class OnnxEngine:
         threads: int | None,
         precision: Asked = "fp32",
         workers: int | None = None,
+        pack: bool = False,
     ) -> None:
         if importlib.util.find_spec("onnxruntime") is None:
             raise WrongUsage(
@@ -56,7 +57,7 @@ class OnnxEngine:
         self._precisions = Precisions(precision, offered=offered, backend=self.backend)
         shape = Shape.of(threads=threads, workers=workers if self.device == "cpu" else 1)
         self.workers = shape.workers
-        self.bank = ArrayBank(device=self.device, shape=shape)
+        self.bank = ArrayBank(device=self.device, shape=shape, pack=pack)
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
         chosen = self._precisions.of(manifest)

@@ -1,8 +1,8 @@
 """Inference sessions of onnxruntime that use weights where they lie.
 
 Sessions of several versions that are given the same arrays hold them once: the runtime reads
-them in the memory of the arrays, and packs no copies of its own. What a pass needs besides is
-memory that all sessions use in turn.
+them in the memory of the arrays, and packs no copies of its own unless told to. What a pass needs
+besides is memory that all sessions use in turn.
 """
 
 from __future__ import annotations
@@ -26,15 +26,19 @@ STACKING = ("Unsqueeze", "Concat", "Reshape")
 class Session:
     """A version, or a lineage, that runs in this process."""
 
-    def __init__(self, weights: Weights, *, threads: int | None, device: str = "cpu") -> None:
-        """`threads`: None for as many as there are cores. The arrays must not change any more."""
+    def __init__(
+        self, weights: Weights, *, threads: int | None, device: str = "cpu", pack: bool = False
+    ) -> None:
+        """`threads`: None for as many as there are cores. `pack`: the session makes a copy of its
+        own of most weights, in an order that suits products: a tenth faster, and shared with
+        nobody. The arrays must not change any more."""
         self._output = weights.output
         self._arrays = weights.named()
         model = onnx_model(weights, files=in_memory(weights, name="weights"), metadata={})
         options = _options(threads)
         if device == "cpu":
             self._values = _share(options, model, self._arrays)
-            self._session = _on_cpu(model, options)
+            self._session = _on_cpu(model, options, pack=pack)
         else:
             self._session = _on_gpu(model, options, self._arrays)
 
@@ -53,15 +57,14 @@ def _options(threads: int | None) -> Any:
     return options
 
 
-def _on_cpu(model: onnx.ModelProto, options: Any) -> Any:
+def _on_cpu(model: onnx.ModelProto, options: Any, *, pack: bool) -> Any:
     import onnxruntime
 
     # Planning which values share their memory takes most of the time that a session needs to
     # begin, quadratic in the nodes; memory that goes back to an arena is used again without.
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False  # would keep a block for every batch size
-    # What is packed is a copy, one for each session.
-    options.add_session_config_entry("session.disable_prepacking", "1")
+    options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
     _one_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
     with tempfile.TemporaryDirectory() as folder:

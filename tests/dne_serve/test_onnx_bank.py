@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engine import Query, Resident, finish
+from dne_serve.engine import Query, Resident, choose_engine, finish
 from dne_serve.onnx_bank import OnnxVersion
 from dne_serve.onnx_engine import OnnxEngine
 from model_store import precision
@@ -220,3 +220,12 @@ def test_three_more_versions_do_not_take_the_memory_of_one(tmp_path: Path) -> No
     growth, held = map(int, ended.stdout.split())
     assert held > 20 << 20
     assert growth < held  # copies would be three times that
+
+
+def test_packed_weights_give_the_same_answers(store: Store) -> None:
+    trunk = grow(store, 3)
+    plain = OnnxEngine(device="cpu", threads=1)
+    packed = choose_engine("onnx", device="cpu", threads=2, precision="fp32", pack=True)
+    pixels = noise(5)
+    one, other = (ask(engine, load(engine, store, trunk[-1]), pixels) for engine in (plain, packed))
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
