@@ -22,8 +22,8 @@ from model_store.spec import ExpertSpec, TaskSpec
 from model_store.store import Store
 
 CONNECTIONS = 8
-BEFORE_S = 20.0
-BETWEEN_S = 0.35
+BEFORE_S = 15.0
+BETWEEN_S = 0.2
 A_CHANGE_S = 0.5
 """More than one takes until it is served: the load must last longer than the changes."""
 SERVED_WITHIN_S = 30.0
@@ -62,7 +62,7 @@ def measure_changes(
     All versions are version 1 and one task more, so that what is served costs the same before and
     during the changes.
     """
-    opened = Store.open(str(store))
+    opened, of = Store.open(str(store)), f"{server.name}: "
     prepared = prepare(opened, count=(count + MORE_CHANGES) // 4 + 2)
     with running(server, store=store, folder=folder, image=image) as live:
         walk = [publish(opened, prepared), publish(opened, prepared)]
@@ -90,24 +90,26 @@ def measure_changes(
     during = seen.between(began_s + BEFORE_S, ended_s)
     print(f"{count} changes in {ended_s - began_s - BEFORE_S:.0f} s", file=sys.stderr)
     return [
-        at_most(f"requests that failed during {count} changes", during.failed, 0),
-        at_most("p99 during the changes ÷ before", _ratio(during, before, 0.99), 1.5),
+        at_most(f"{of}requests that failed during {count} changes", during.failed, 0),
+        at_most(f"{of}p99 during the changes ÷ before", _ratio(during, before, 0.99), 1.5),
         at_most(
-            "longest gap between two answers during the changes ÷ before",
+            f"{of}longest gap between two answers during the changes ÷ before",
             during.longest_gap_s / before.longest_gap_s,
             2,
         ),
-        at_most("answers of a version that was no longer served", late(during, walk), 0),
+        at_most(f"{of}answers of a version that was no longer served", late(during, walk), 0),
         at_most(
-            f"memory after {len(memory)} changes ÷ after 10", memory[len(memory)] / memory[10], 1.05
+            f"{of}memory after {len(memory)} changes ÷ after 10",
+            memory[len(memory)] / memory[10],
+            1.05,
         ),
     ], {
-        "requests during the changes": len(during.replies),
-        "p99 ms before the changes": 1000 * before.quantile_s(0.99),
-        "p99 ms during the changes": 1000 * during.quantile_s(0.99),
-        "longest gap before the changes, ms": 1000 * before.longest_gap_s,
-        "longest gap during the changes, ms": 1000 * during.longest_gap_s,
-        "memory after 10 changes, MiB": memory[10] / 2**20,
+        f"{of}requests during the changes": len(during.replies),
+        f"{of}p99 ms before the changes": 1000 * before.quantile_s(0.99),
+        f"{of}p99 ms during the changes": 1000 * during.quantile_s(0.99),
+        f"{of}longest gap before the changes, ms": 1000 * before.longest_gap_s,
+        f"{of}longest gap during the changes, ms": 1000 * during.longest_gap_s,
+        f"{of}memory after 10 changes, MiB": memory[10] / 2**20,
     }
 
 

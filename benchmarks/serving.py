@@ -66,7 +66,10 @@ def main() -> int:
         )
         parts = [
             judge_throughput(rounds, loops),
-            measure_changes(OURS, store=store, image=image, folder=folder, count=options.changes),
+            *(
+                measure_changes(one, store=store, image=image, folder=folder, count=options.changes)
+                for one in (OURS_BY_TORCH, OURS)
+            ),
             measure_overload(
                 OURS,
                 store=store,
