@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_store.network import FoldedNetwork
 from model_store.quality import Accuracy, Calibration, Metrics, Unknown
 from trainer.agree import agreement_of
 from trainer.calibrate import calibrate
@@ -84,8 +85,8 @@ def _classifier_images(student: Student, data: TaskData) -> int:
 
 def latency_ms(student: Student) -> float:
     """One image through the network on this machine: the median of a few runs after the first."""
-    network, size = student.network, student.preprocessing.image_size
-    image = torch.zeros(1, 3, size, size, device=network.device)
+    network, size = FoldedNetwork.of(student.network), student.preprocessing.image_size
+    image = torch.zeros(1, 3, size, size, device=student.network.device)
     seconds = []
     with torch.inference_mode():
         for _ in range(1 + TIMED_RUNS):
@@ -100,8 +101,10 @@ def _judge_both(student: Student, data: TaskData) -> tuple[Judged, Judged | None
     network, teacher, images = student.network, student.teacher, data.judged_by
     classes = len(network.spec.classes)
 
+    whole_token = FoldedNetwork.of(network).lineage.token
+
     def read(images_BCHW: Tensor) -> Tensor:
-        slices = network.token_slices(images_BCHW)
+        slices = [whole_token(images_BCHW)]
         mine = network.classify(slices)
         return torch.cat([mine, network.classify(slices, teacher.heads)], 1) if teacher else mine
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_store.codec import load_network
 from model_store.errors import ChannelNotFound
 from model_store.manifest import Manifest, Preprocessing
-from model_store.network import Network, choose_device
+from model_store.network import FoldedNetwork, Network, choose_device
 from model_store.preprocess import normalise
 from model_store.store import Store
 from trainer.data import (
@@ -159,7 +159,8 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
 
 def _answered_logits(network: Network, images: LabelledImages, manifest: Manifest) -> Floats:
     """Of images that belong to no class, so only the columns of classes that are answered."""
-    logits = in_batches(network, images, network.forward, preprocessing=manifest.preprocessing)
+    folded = FoldedNetwork.of(network)
+    logits = in_batches(network, images, folded, preprocessing=manifest.preprocessing)
     return logits[:, list(manifest.places)]
 
 
@@ -196,7 +197,8 @@ def judge(
     preprocessing: Preprocessing,
     retired: Collection[str] = (),
 ) -> Judged:
-    logits = in_batches(network, images, network.forward, preprocessing=preprocessing)
+    folded = FoldedNetwork.of(network)
+    logits = in_batches(network, images, folded, preprocessing=preprocessing)
     return judged_by(logits, images, retired=retired)
 
 
