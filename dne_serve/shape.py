@@ -23,12 +23,19 @@ class Shape:
     @classmethod
     def of(cls, *, threads: int | None, workers: int | None) -> Shape:
         """What was asked for, or by the cores that this process may use."""
-        all_of_them = threads or len(os.sched_getaffinity(0))
+        all_of_them = threads or usable_cores()
         return cls(threads=all_of_them, workers=workers or min(USUAL_WORKERS, all_of_them))
 
     @property
     def share(self) -> int:
         return max(1, self.threads // self.workers)
+
+
+def usable_cores() -> int:
+    """Those that this process may run on, where the system says so (not on macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass(slots=True)

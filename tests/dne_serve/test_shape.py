@@ -37,6 +37,12 @@ def test_without_a_word_all_cores_of_this_process_are_used() -> None:
     assert Shape.of(threads=None, workers=None).threads == len(os.sched_getaffinity(0))
 
 
+def test_a_system_that_tells_no_affinity_has_all_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert Shape.of(threads=None, workers=None).threads == 6
+
+
 def test_a_pass_that_begins_beside_another_takes_its_share() -> None:
     inside, leave = threading.Event(), threading.Event()
     ran: list[str] = []

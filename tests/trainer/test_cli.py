@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,47 +8,8 @@ from PIL import Image
 
 from model_store.signing import new_signer
 from model_store.store import Store
-from tests.trainer.folders import SIZES, write_classes
-from trainer.cli import main
-
-
-class Command:
-    """`dne-train` in this process, on one store."""
-
-    def __init__(self, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.store, self._capsys = store, capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: object) -> int:
-        try:
-            code = main([*map(str, arguments), "--store", str(self.store)])
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-        self.out, self.err = self._capsys.readouterr()
-        return code
-
-    def add(self, data: Path, *others: object) -> int:
-        sizes: Sequence[object] = () if "--preset" in others else SIZES
-        return self("add-task", "--data", data, "--epochs", 1, *sizes, *others)
-
-    @property
-    def versions(self) -> list[int]:
-        return Store.open(str(self.store)).versions() if self.store.exists() else []
-
-
-@pytest.fixture
-def dne_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path / "models", capsys)
-
-
-@pytest.fixture
-def letters(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "letters", ["a", "b"])
-
-
-@pytest.fixture
-def digits(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "digits", ["0", "1"])
+from tests.trainer.command import Command
+from tests.trainer.folders import write_classes
 
 
 def test_two_tasks_answer_with_one_json_object_each(

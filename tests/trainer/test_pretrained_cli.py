@@ -8,24 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.folders import write_classes
-from tests.trainer.test_cli import Command
+from tests.trainer.command import Command
 from tests.trainer.vit import write_vit
-
-
-@pytest.fixture
-def dne_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(tmp_path / "models", capsys)
-
-
-@pytest.fixture
-def letters(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "letters", ["a", "b"])
-
-
-@pytest.fixture
-def digits(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "digits", ["0", "1"])
 
 
 def test_a_store_may_begin_with_a_pre_trained_file(
