@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from model_store.codec import load_network
-from model_store.network import Network
+from model_store.network import Lineage, Network
 from model_store.preprocess import normalise, read_pixels
 from model_store.spec import ExpertSpec, TaskSpec
 from model_store.store import Store
@@ -298,6 +298,7 @@ def _time_step(network: Network, teacher: Teacher, *, everything: bool) -> float
         classification=cross_entropy,
         teacher=teacher,
         auxiliary=network.auxiliary_head(),
+        frozen=None if everything else Lineage.of(network, experts=len(older)),
     )
     optimiser = torch.optim.AdamW(parameter_groups(network, parameters), lr=1e-6, fused=True)
     began_s = time.process_time()

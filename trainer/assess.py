@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model_store.network import FoldedNetwork
+from model_store.network import Lineage
 from model_store.quality import Accuracy, Calibration, Metrics, Unknown
 from trainer.agree import agreement_of
 from trainer.calibrate import calibrate
 from trainer.evaluate import Judged, in_batches, judged_by
+from trainer.forecast import latency_ms
 from trainer.gate import Candidate, Limits, decide
 from trainer.student import Student
 from trainer.task_data import TaskData
@@ -44,7 +44,9 @@ def assess(
             older=older,
             newest=newest,
             model_bytes=model_bytes,
-            latency_ms=latency_ms(student) if limits.max_latency_ms else None,
+            latency_ms=(
+                latency_ms(student.network, runs=TIMED_RUNS) if limits.max_latency_ms else None
+            ),
         ),
         limits=limits,
     )
@@ -83,25 +85,12 @@ def _classifier_images(student: Student, data: TaskData) -> int:
     return len(images) if fitted else 0
 
 
-def latency_ms(student: Student) -> float:
-    """One image through the network on this machine: the median of a few runs after the first."""
-    network, size = FoldedNetwork.of(student.network), student.preprocessing.image_size
-    image = torch.zeros(1, 3, size, size, device=student.network.device)
-    seconds = []
-    with torch.inference_mode():
-        for _ in range(1 + TIMED_RUNS):
-            started = time.perf_counter()
-            network(image).cpu()  # waits for a GPU to be done
-            seconds.append(time.perf_counter() - started)
-    return 1000 * float(np.median(seconds[1:]))
-
-
 def _judge_both(student: Student, data: TaskData) -> tuple[Judged, Judged | None]:
     """What the student and its parent make of the same images, from one pass over them."""
     network, teacher, images = student.network, student.teacher, data.judged_by
     classes = len(network.spec.classes)
 
-    whole_token = FoldedNetwork.of(network).lineage.token
+    whole_token = Lineage.of(network).token
 
     def read(images_BCHW: Tensor) -> Tensor:
         slices = [whole_token(images_BCHW)]

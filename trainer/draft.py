@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-
 from model_store import __version__
 from model_store.codec import encode_classifier, encode_expert
 from model_store.manifest import (
@@ -15,6 +12,7 @@ from model_store.manifest import (
     geometry_of,
     total_bytes,
 )
+from model_store.network import Lineage
 from model_store.record import timestamp
 from model_store.shard import shard_ref
 from trainer.assess import assess
@@ -104,13 +102,12 @@ def _exemplars(
 ) -> tuple[tuple[ClassImages, ...], Shards]:
     """The new classes' exemplars, in herding order, chosen on clean images."""
     network, pool = student.network, data.for_training
-
-    def features(images_BCHW: Tensor) -> Tensor:
-        return torch.cat(network.token_slices(images_BCHW), dim=-1)
-
+    whole_token = Lineage.of(network).token
     rows_by_class: dict[str, list[int]] = {}
     for name in student.new_classes if quota else ():
         rows = pool.rows_of(name)
-        seen = in_batches(network, pool.take(rows), features, preprocessing=student.preprocessing)
+        seen = in_batches(
+            network, pool.take(rows), whole_token, preprocessing=student.preprocessing
+        )
         rows_by_class[name] = rows[herding_order(seen, count=quota)].tolist()
     return keep(pool, kind="memory", rows_by_class=rows_by_class)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from model_store.errors import DataRejected
 from model_store.manifest import Scalar
+from model_store.network import Lineage
 from trainer.augment import Augmentation
 from trainer.checkpoint import Checkpoint
 from trainer.classifier import fit_classifier, former_weights
@@ -113,12 +114,15 @@ class Lesson:
             )
 
     def learn_by_steps(self, plan: Plan) -> None:
+        network, tasks = self.student.network, len(self.student.network.spec.tasks)
         if self.student.extends:
-            self._extend(plan)
+            self._extend(plan, Lineage.of(network))
             return
-        self._learn_expert(plan)
+        # The older experts are the same function of an image from the first step to the last.
+        older = Lineage.of(network, experts=tasks - 1) if tasks > 1 else None
+        self._learn_expert(plan, older)
         if self.student.teacher and can_be_balanced(self.images, retired=self.data.retired):
-            self._balance(plan)
+            self._balance(plan, older)
 
     def fit_classifier(self) -> float | None:
         """All heads, on the tokens as they are now; its strength. None without images of all."""
@@ -165,7 +169,7 @@ class Lesson:
             "seed": self.request.seed,
         }
 
-    def _learn_expert(self, plan: Plan) -> None:
+    def _learn_expert(self, plan: Plan, older: Lineage | None) -> None:
         network = self.student.network
         auxiliary = network.auxiliary_head() if self.student.teacher else None
         extra = list(auxiliary.parameters()) if auxiliary else []
@@ -178,24 +182,27 @@ class Lesson:
                 classification=classification_named(self.request.loss),
                 teacher=self.student.teacher,
                 auxiliary=auxiliary,
+                frozen=older,
             ),
             draw_epoch=draw(self.images, among=self.student.new_classes),
             seed=self.request.seed,
             slow=self.student.given,
         )
 
-    def _extend(self, plan: Plan) -> None:
+    def _extend(self, plan: Plan, all_experts: Lineage) -> None:
         """All classes alike, and no expert moves."""
         self._fit(
             "extending",
             plan,
             parameters=list(self.student.network.heads.parameters()),
-            objective=Objective(classification=classification_named(self.request.loss)),
+            objective=Objective(
+                classification=classification_named(self.request.loss), frozen=all_experts
+            ),
             draw_epoch=balanced(self.images, retired=self.data.retired),
             seed=self.request.seed,
         )
 
-    def _balance(self, plan: Plan) -> None:
+    def _balance(self, plan: Plan, older: Lineage | None) -> None:
         network, most = self.student.network, None
         if self.student.on_pretrained:  # as long as an epoch of learning, however many classes
             most = 2 * len(self.data.new)
@@ -209,6 +216,7 @@ class Lesson:
             objective=Objective(
                 classification=classification_named(self.request.loss),
                 teacher=self.student.teacher,
+                frozen=older,
             ),
             draw_epoch=balanced(self.images, retired=self.data.retired, most=most),
             seed=self.request.seed + 1,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_store.errors import WrongUsage
-from model_store.network import Network
+from model_store.network import Lineage, Network
 
 EXPERTISE_WEIGHT = 0.1
 DISTILLATION_WEIGHT = 1.0
@@ -82,9 +82,11 @@ class Objective:
     classification: Classification
     teacher: Teacher | None = None
     auxiliary: nn.Linear | None = None
+    frozen: Lineage | None = None
+    """The network's experts but the newest, or all: those that do not learn, in folded form."""
 
     def __call__(self, network: Network, images_BCHW: Tensor, labels_B: Tensor) -> Step:
-        slices = network.token_slices(images_BCHW)
+        slices = self._token_slices(network, images_BCHW)
         logits = network.classify(slices)
         loss = self.classification(logits, labels_B)
         if self.teacher is not None:
@@ -99,6 +101,13 @@ class Objective:
                 loss = loss + EXPERTISE_WEIGHT * asked
         right = (logits.detach().argmax(dim=-1) == labels_B).sum()
         return Step(loss=loss, right=right)
+
+    def _token_slices(self, network: Network, images_BCHW: Tensor) -> list[Tensor]:
+        if self.frozen is None:
+            return network.token_slices(images_BCHW)
+        if len(self.frozen.spec.tasks) == len(network.spec.tasks):
+            return [self.frozen.token(images_BCHW)]
+        return network.token_slices(images_BCHW, self.frozen.older(images_BCHW))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

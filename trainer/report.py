@@ -22,7 +22,7 @@ from torch import Tensor
 from model_store.codec import load_network
 from model_store.errors import ShardForgotten, WriteFailed
 from model_store.manifest import ClassImages, Manifest
-from model_store.network import Expert, FoldedNetwork, choose_device
+from model_store.network import Expert, Lineage, choose_device
 from model_store.store import Store
 from trainer.data import LabelledImages
 from trainer.evaluate import Floats, Judged, calibration_bins, in_batches, judged_by
@@ -135,7 +135,7 @@ def _judge_all(
     bank: dict[str, Expert] = {}
     network = load_network(store.read_shard, newest, known=bank).to(choose_device(device))
 
-    whole_token = FoldedNetwork.of(network).lineage.token
+    whole_token = Lineage.of(network).token
 
     def token(images_BCHW: Tensor) -> Tensor:
         phase.advance(len(images_BCHW))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_store.manifest import Preprocessing
-from model_store.network import FoldedNetwork, Network
+from model_store.network import Lineage, Network
 from trainer.checkpoint import Checkpoint
 from trainer.data import LabelledImages
 from trainer.evaluate import in_batches
@@ -38,7 +38,7 @@ def read_tokens(
     state = _Read(network=network, tokens_NW=torch.zeros(len(images), network.spec.token_width))
     done = checkpoint.restore(PHASE, state) if checkpoint is not None else 0
 
-    whole_token = FoldedNetwork.of(network).lineage.token
+    whole_token = Lineage.of(network).token
     with progress.phase(PHASE, total=sum(map(len, parts[done:]))) as phase:
         for number, rows in enumerate(parts[done:], start=done + 1):
             part = in_batches(network, images.take(rows), whole_token, preprocessing=preprocessing)

@@ -2,7 +2,7 @@
 
 from model_store.network.device import choose_device
 from model_store.network.expert import Expert
-from model_store.network.folded import FoldedNetwork
+from model_store.network.folded import FoldedNetwork, Lineage
 from model_store.network.network import Network
 
-__all__ = ["Expert", "FoldedNetwork", "Network", "choose_device"]
+__all__ = ["Expert", "FoldedNetwork", "Lineage", "Network", "choose_device"]

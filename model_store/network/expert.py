@@ -21,12 +21,27 @@ TOKEN_STD = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixed:
-    """What an expert leaves in a block for younger experts to read, and its output."""
+class Left:
+    """What an expert, or several side by side, leave in a block for younger experts to read."""
 
     normed: Tensor
     hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed(Left):
+    """And the block's output."""
+
     out: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Older:
+    """All that a younger expert needs of the older ones, for the same images: what they left in
+    each block, the last for the token alone, and their slices of the token, [B, C of all]."""
+
+    blocks: tuple[Left, ...]
+    token_BC: Tensor
 
 
 class Block(nn.Module):
@@ -63,7 +78,7 @@ class Block(nn.Module):
         read: Tensor = self.attention(self.norm1(x_BPC), queries=queries)
         return x_BPC[:, :queries] + read
 
-    def mix(self, s_BPC: Tensor, older: Sequence[Mixed]) -> Mixed:
+    def mix(self, s_BPC: Tensor, older: Sequence[Left]) -> Mixed:
         """The block's second half; `older` is what the older experts' `mix` gave in this block."""
         normed = self.norm2(s_BPC)
         hidden = F.gelu(_read(self.widen, [*(one.normed for one in older), normed]))

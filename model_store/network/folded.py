@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_store.network.expert import Left, Older
 from model_store.network.fold import FoldedExpert, FoldedLinear, fold_expert
 from model_store.network.network import Network
 from model_store.network.products import (
@@ -50,11 +51,38 @@ class Lineage:
         self._runs: tuple[Run, ...] = (First(first), *self._parts)
         self._scratch = scratch or Scratch()
 
-    @torch.no_grad()
+    @classmethod
+    def of(
+        cls, network: Network, *, experts: int | None = None, products: torch.dtype | None = None
+    ) -> Lineage:
+        """The network's first experts, or all, folded into memory of their own. `products`: the
+        type of the large ones, where it is not the network's."""
+        spec = network.spec if experts is None else network.spec.until(experts)
+        weights = network.state_dict()
+        with torch.inference_mode(False), torch.no_grad():
+            folded = [
+                fold_expert(
+                    _below(weights, f"experts.{index}."), spec=spec, index=index, products=products
+                )
+                for index in range(len(spec.tasks))
+            ]
+            return cls(spec, first=folded[0], parts=stack_up(folded))
+
     def token(self, images_BCHW: Tensor, *, scratch: Scratch | None = None) -> Tensor:
         """[B, channels of all experts]: the normalised slices, oldest first. `scratch`: memory for
         this pass, where it is not to be the one that lineages share."""
-        scratch = scratch or self._scratch
+        return self._token(images_BCHW, scratch=scratch or self._scratch)
+
+    def older(self, images_BCHW: Tensor) -> Older:
+        """All that an expert to come needs of these, in memory of its own."""
+        blocks: list[Left] = []
+        token_BC = self._token(images_BCHW, scratch=self._scratch, left=blocks)
+        return Older(blocks=tuple(blocks), token_BC=token_BC)
+
+    @torch.no_grad()
+    def _token(
+        self, images_BCHW: Tensor, *, scratch: Scratch, left: list[Left] | None = None
+    ) -> Tensor:
         eps, in_sequence = self.spec.layer_norm_eps, self.spec.token == "in-sequence"
         streams = [_embed(run, images_BCHW, size=self.spec.patch_size) for run in self._runs]
         rows = len(images_BCHW) * self.spec.positions
@@ -63,11 +91,15 @@ class Lineage:
             for place, run in enumerate(self._runs):
                 streams[place] = _attend(streams[place], run.attention(layer), eps=eps)
             self._mix(layer, streams, views)
+            if left is not None:
+                left.append(_left(views, images=len(images_BCHW)))
         for place, run in enumerate(self._runs):
             x_SBPC = streams[place] if in_sequence else _with_token(run, streams[place])
             streams[place] = _attend_first(x_SBPC, run.attention(-1), eps=eps)
         views = scratch.views(self._layout(rows=len(images_BCHW)), like=images_BCHW)
         self._mix(-1, streams, views)
+        if left is not None:
+            left.append(_left(views, images=len(images_BCHW)))
         slices = [_slices(run, x, eps=eps) for run, x in zip(self._runs, streams, strict=True)]
         return torch.cat(slices, dim=-1)
 
@@ -135,16 +167,7 @@ class FoldedNetwork:
     def of(cls, network: Network, *, products: torch.dtype | None = None) -> FoldedNetwork:
         """The folded form of a reference network, in memory of its own. `products`: the type of
         the large ones, where it is not the network's."""
-        weights, spec = network.state_dict(), network.spec
-        with torch.inference_mode(False), torch.no_grad():
-            experts = [
-                fold_expert(
-                    _below(weights, f"experts.{index}."), spec=spec, index=index, products=products
-                )
-                for index in range(len(spec.tasks))
-            ]
-            lineage = Lineage(spec, first=experts[0], parts=stack_up(experts))
-            return cls.classified(lineage, weights)
+        return cls.classified(Lineage.of(network, products=products), network.state_dict())
 
     @classmethod
     def classified(cls, lineage: Lineage, weights: Mapping[str, Tensor]) -> FoldedNetwork:
@@ -262,6 +285,15 @@ def _narrow(view: PartViews, block: BlockStack) -> None:
     for source, value in zip(view.sources, block.narrow, strict=False):
         multiply(source.hidden_NE, value[:, : source.columns], out=source.value)
         source.read_NSkD.addcmul_(source.weights_NSk1, source.value_NS1D)
+
+
+def _left(views: Views, *, images: int) -> Left:
+    """Copies: the next block takes the memory."""
+    normed, hidden = (
+        one.reshape(images, len(one) // images, -1).clone()
+        for one in (views.normed_NHD, views.hidden_NHE)
+    )
+    return Left(normed=normed, hidden=hidden)
 
 
 def _slices(run: Run, x_SBPC: Tensor, *, eps: float) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from model_store.network.expert import Block, Expert, Mixed
+from model_store.network.expert import Block, Expert, Left, Older
 from model_store.spec import NetworkSpec, TaskSpec
 
 HEAD_STD = 0.02
@@ -54,22 +54,24 @@ class Network(nn.Module):
         """Logits [B, classes], in the order of `spec.classes`."""
         return self.classify(self.token_slices(images_BCHW))
 
-    def token_slices(self, images_BCHW: Tensor) -> list[Tensor]:
-        """Each expert's slice of the token, normalised: [B, C] an expert, oldest first."""
-        experts = self._experts()
+    def token_slices(self, images_BCHW: Tensor, older: Older | None = None) -> list[Tensor]:
+        """Each expert's slice of the token, normalised: [B, C] an expert, oldest first. Where it
+        is known what the `older` ones left, theirs are one, and the newest expert alone runs."""
+        experts = self._experts() if older is None else [self.newest]
         states = [expert.embed(images_BCHW) for expert in experts]
         in_sequence = self.spec.token == "in-sequence"
         for layer in range(self.spec.depth - in_sequence):
             blocks = [expert.patch_block(layer) for expert in experts]
             attended = [block.attend(x_BPC) for block, x_BPC in zip(blocks, states, strict=True)]
-            states = _mix_all(blocks, attended)
+            states = _mix_all(blocks, attended, _left(older, layer))
         if not in_sequence:
             states = [expert.with_token(x) for expert, x in zip(experts, states, strict=True)]
         # Nobody reads the patches after the last block, so it runs for the token alone.
         blocks = [expert.last_block for expert in experts]
         attended = [block.attend(x, queries=1) for block, x in zip(blocks, states, strict=True)]
-        tokens = _mix_all(blocks, attended)
-        return [expert.norm(x.squeeze(1)) for expert, x in zip(experts, tokens, strict=True)]
+        tokens = _mix_all(blocks, attended, _left(older, -1))
+        slices = [expert.norm(x.squeeze(1)) for expert, x in zip(experts, tokens, strict=True)]
+        return slices if older is None else [older.token_BC, *slices]
 
     def classify(self, slices: Sequence[Tensor], heads: nn.ModuleList | None = None) -> Tensor:
         """Logits from token slices. The heads of an older version read the slices they know."""
@@ -108,11 +110,19 @@ class Network(nn.Module):
         return [expert for expert in self.experts if isinstance(expert, Expert)]
 
 
-def _mix_all(blocks: Iterable[Block], attended: Iterable[Tensor]) -> list[Tensor]:
-    mixed: list[Mixed] = []
+def _mix_all(
+    blocks: Iterable[Block], attended: Iterable[Tensor], known: Sequence[Left]
+) -> list[Tensor]:
+    left, outs = list(known), []
     for block, s_BPC in zip(blocks, attended, strict=True):
-        mixed.append(block.mix(s_BPC, mixed))
-    return [one.out for one in mixed]
+        mixed = block.mix(s_BPC, left)
+        left.append(mixed)
+        outs.append(mixed.out)
+    return outs
+
+
+def _left(older: Older | None, layer: int) -> Sequence[Left]:
+    return () if older is None else (older.blocks[layer],)
 
 
 def _linears(heads: nn.ModuleList) -> list[nn.Linear]:

@@ -79,6 +79,7 @@ class PartViews:
 class Views:
     """The numbers of a block in this many rows, one a position of an image."""
 
+    normed_NHD: Tensor
     hidden_NHE: Tensor
     first_normed_NC: Tensor
     first_hidden_NE: Tensor
@@ -161,6 +162,7 @@ def cut_views(layout: Layout, flat: Tensor) -> Views:
         hidden_NHE=hidden.view(rows, heads, layout.hidden_width),
     )
     return Views(
+        normed_NHD=block.normed_NHD,
         hidden_NHE=block.hidden_NHE,
         first_normed_NC=normed.view(rows, -1)[:, : layout.first_heads * layout.head_width],
         first_hidden_NE=hidden.view(rows, -1)[:, : layout.first_heads * layout.hidden_width],

@@ -85,6 +85,31 @@ def test_in_single_precision_logits_stay_within_a_hundred_thousandth(
         assert relative_error(FoldedNetwork.of(network)(x), network(x)) <= 1e-5
 
 
+@settings(max_examples=30)
+@given(
+    geometry=GEOMETRIES,
+    heads=HEADS.filter(lambda tasks: len(tasks) > 1),
+    seed=st.integers(0, 1000),
+    batch=st.integers(1, 4),
+)
+def test_an_expert_learns_the_same_from_older_ones_in_folded_form(
+    geometry: NetworkSpec, heads: list[tuple[int, int]], seed: int, batch: int
+) -> None:
+    network = random_network(geometry, heads, seed).double()
+    x = images(batch, seed=seed).double()
+    older = Lineage.of(network, experts=len(heads) - 1).older(x)
+    parameters = network.learnable()
+    found = network.classify(network.token_slices(x, older))
+    expected = network(x)
+    direction = torch.randn_like(expected)
+    gradients = torch.autograd.grad((found * direction).sum(), parameters)
+    plain = torch.autograd.grad((expected * direction).sum(), parameters)
+    assert relative_error(found.detach(), expected.detach()) <= 1e-8
+    scale = max(one.abs().max() for one in plain)
+    for one, other in zip(gradients, plain, strict=True):
+        assert (one - other).abs().max() <= 1e-8 * scale
+
+
 @pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
 def test_many_tasks_whose_parameters_are_far_from_the_start_stay_as_close_to_the_truth(
     geometry: NetworkSpec,

@@ -10,6 +10,7 @@ from model_store.codec import decode_images, load_network
 from model_store.errors import DataRejected, DneError, Interrupted, WrongUsage
 from model_store.forget import forget_class
 from model_store.manifest import ClassImages, delta_of, total_bytes
+from model_store.network import Expert
 from model_store.preprocess import read_pixels
 from model_store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, write_classes
@@ -114,6 +115,23 @@ def test_learning_leaves_old_experts_bit_for_bit_as_they_were(
     published = load_network(base.store.read_shard, parent).experts[0].state_dict()
     for name, value in student.network.experts[0].state_dict().items():
         assert torch.equal(value, published[name]), name
+
+
+def test_old_experts_take_part_in_folded_form_alone(
+    store: Path, letters: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn(asked(store, letters))
+    plain = Expert.embed
+    ran: list[Expert] = []
+
+    def embed(expert: Expert, images: torch.Tensor) -> torch.Tensor:
+        ran.append(expert)
+        return plain(expert, images)
+
+    monkeypatch.setattr(Expert, "embed", embed)
+    learn(asked(store, digits, shape=LATER))
+    assert ran
+    assert all(expert is ran[0] for expert in ran), "an expert besides the newest ran"
 
 
 def test_learning_teaches_without_forgetting(store: Path, letters: Path, digits: Path) -> None:

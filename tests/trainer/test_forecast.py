@@ -39,19 +39,16 @@ def test_costs_grow_with_every_task() -> None:
     assert "one more task like it would add" in str(told)
 
 
-def test_operations_are_those_of_the_matrix_products() -> None:
+def test_operations_are_those_of_the_form_that_is_served() -> None:
     network = grown([1])
     spec = network.spec
-    width, patches = spec.width_of(0), spec.patches
+    width, patches, heads = spec.width_of(0), spec.patches, spec.tasks[0].expert.attention_heads
     embed = patches * width * 3 * spec.patch_size**2
-
-    def block(positions: int, queries: int) -> int:
-        projections = positions * 3 * width**2 + queries * width**2
-        attention = 2 * queries * positions * width
-        return projections + attention + queries * 2 * width * spec.mlp_ratio * width
-
-    products = embed + spec.depth * block(patches, patches) + block(patches + 1, 1)
-    products += width * len(spec.classes)
+    linear = 2 * width * spec.mlp_ratio * width
+    block = patches * (4 * width**2 + 2 * patches * width + linear)
+    # The token projects itself alone, and reads the positions as they are.
+    last = 4 * width**2 + 2 * (patches + 1) * heads * width + linear
+    products = embed + spec.depth * block + last + width * len(spec.classes)
     told = forecast(network, images=100, parent=None, parent_bytes=0)
     assert told.version.gflop * 1e9 == pytest.approx(2 * products)
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from model_store.errors import WrongUsage
+from model_store.network import Lineage
 from tests.model_store.networks import grown, images
 from trainer.losses import (
     DISTILLATION_WEIGHT,
@@ -95,6 +97,21 @@ def test_no_gradient_reaches_the_teacher_or_an_old_expert() -> None:
     frozen = [*network.experts[0].parameters(), *old_heads.parameters()]
     assert all(parameter.grad is None for parameter in frozen)
     assert all(parameter.grad is not None for parameter in network.learnable())
+
+
+@pytest.mark.parametrize("folded", [1, 2])
+def test_experts_that_do_not_learn_may_be_given_in_folded_form(folded: int) -> None:
+    network = grown([2, 1])
+    teacher = Teacher(heads=grown([2]).heads, classes=2)
+    labels, pixels = torch.tensor([0, 3, 2]), images()
+    plain = Objective(classification=cross_entropy, teacher=teacher if folded == 1 else None)
+    frozen = replace(plain, frozen=Lineage.of(network, experts=folded))
+    step, expected = (objective(network, pixels, labels) for objective in (frozen, plain))
+    torch.testing.assert_close(step.loss, expected.loss)
+    assert step.right.item() == expected.right.item()
+    learning = network.learnable() if folded == 1 else list(network.heads.parameters())
+    found, known = (torch.autograd.grad(one.loss, learning) for one in (step, expected))
+    torch.testing.assert_close(found, known)
 
 
 def test_an_unknown_loss_is_wrong_usage() -> None:
