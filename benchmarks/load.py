@@ -11,12 +11,10 @@ import argparse
 import asyncio
 import json
 import re
-import statistics
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -223,11 +221,6 @@ class _Connection(asyncio.Protocol):
         self._client.under_way -= 1
         ended_s = time.monotonic()
         self._client.replies.append(Reply(self._number, self._began_s, ended_s, status, version))
-
-
-def middle(seen: Sequence[Seen], what: str) -> float:
-    """The median over rounds of a property of Seen."""
-    return float(statistics.median(getattr(one, what) for one in seen))
 
 
 def main() -> None:

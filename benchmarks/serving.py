@@ -1,71 +1,73 @@
 """The server beside its peers, and under changes of version and overload.
 
 Every server runs the same weights with the same forward pass on the same two threads, each in an
-environment of its own that is made on first use, one after the other, in rounds. The client is
-`benchmarks/load.py`. Takes about half an hour, and wants a machine that does nothing else.
+environment of its own that is made on first use, in turns with ours (`benchmarks/compare.py`). The
+client is `benchmarks/load.py`. Takes about half an hour, and wants a machine that does nothing
+else.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from subprocess import PIPE
 
 import numpy as np
 
 from benchmarks.changes import measure_changes, measure_overload
+from benchmarks.compare import CONNECTIONS, SETTLE_S, Sessions, ask, compare
 from benchmarks.figures import Figure, at_least, at_most, print_figures
-from benchmarks.load import Seen, Traffic, middle
 from benchmarks.peers.model import MAX_BATCH
-from benchmarks.servers import PEERS, PLAIN, THREADS, Server, ours, running
+from benchmarks.servers import PEERS, PLAIN, THREADS, ours, running
 from deploy.demo_data import write_demo_data
 from dne_serve.engine import Engine, Query, Resident, choose_engine, finish
 from model_store.store import Store
 
-CONNECTIONS = (1, 8, 32)
-SETTLE_S = 2.0
+LOOP_S = 3.0
 PACKED = ("--pack-weights",)
 OURS = ours("dne-serve fp32", "--backend", "onnx", "--precision", "fp32", *PACKED)
 OURS_BY_TORCH = ours("dne-serve fp32 torch", "--backend", "torch", "--precision", "fp32")
 OURS_AT_BEST = ours("dne-serve auto", "--backend", "auto", "--precision", "auto", *PACKED)
 Measured = tuple[list[Figure], dict[str, float]]
-OTHERS = {OURS.name, OURS_BY_TORCH.name, OURS_AT_BEST.name, PLAIN.name}
-Rounds = dict[tuple[str, int], list[Seen]]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true", help="end with one object")
-    parser.add_argument("--rounds", type=int, default=2, help="how often each server is started")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of load at a time")
+    parser.add_argument("--turns", type=int, default=5, help="that each server takes")
+    parser.add_argument("--seconds", type=float, default=2.5, help="of load in a turn")
     parser.add_argument("--changes", type=int, default=200, help="changes of version under load")
     parser.add_argument("--overload-seconds", type=float, default=60.0)
     parser.add_argument("--without-peers", action="store_true", help="our own servers alone")
     parser.add_argument("--loop", metavar="STORE", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.loop:
-        print(json.dumps(loop_in_this_process(options.loop)))
+        loop_in_this_process(options.loop)
         return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store, image = learn_a_version(folder)
         peers = () if options.without_peers else (PLAIN, *PEERS)
-        rounds, loops = measure_throughput(
-            (OURS, *peers, OURS_BY_TORCH, OURS_AT_BEST),
+        sessions = compare(
+            (OURS, OURS_AT_BEST),
+            (*peers, OURS_BY_TORCH),
             store=store,
             image=image,
             folder=folder,
-            rounds=options.rounds,
+            turns=options.turns,
             seconds=options.seconds,
         )
+        loops = measure_loop(store=store, image=image, folder=folder, turns=options.turns)
         parts = [
-            judge_throughput(rounds, loops),
+            judge(sessions, loops),
             *(
                 measure_changes(one, store=store, image=image, folder=folder, count=options.changes)
                 for one in (OURS_BY_TORCH, OURS)
@@ -75,7 +77,7 @@ def main() -> int:
                 store=store,
                 image=image,
                 folder=folder,
-                capacity=middle(rounds[OURS.name, 32], "per_second"),
+                capacity=sessions.rate(OURS.name, 32),
                 seconds=options.overload_seconds,
             ),
         ]
@@ -96,106 +98,74 @@ def learn_a_version(folder: Path) -> tuple[Path, bytes]:
     return store, image
 
 
-def measure_throughput(
-    servers: tuple[Server, ...],
-    *,
-    store: Path,
-    image: bytes,
-    folder: Path,
-    rounds: int,
-    seconds: float,
-) -> tuple[Rounds, dict[int, list[float]]]:
-    """What the client saw of each server at each number of connections; and the images a second of
-    our engine in a loop, by batch size."""
-    seen: Rounds = defaultdict(list)
-    loops: dict[int, list[float]] = defaultdict(list)
-    for number in range(rounds):
-        for server in servers:
-            if server is OURS:
-                for size, rate in in_a_loop(store).items():
-                    loops[size].append(rate)
-            with running(server, store=store, folder=folder, image=image) as live:
-                for connections in CONNECTIONS:
-                    began_s = time.monotonic()
-                    traffic = Traffic(
-                        live.request,
-                        port=live.port,
-                        folder=folder,
-                        connections=connections,
-                        seconds=SETTLE_S + seconds,
-                    )
-                    all_of_it = traffic.seen()
-                    steady = all_of_it.between(began_s + SETTLE_S, float("inf"))
-                    seen[server.name, connections].append(steady)
-                    tell(number + 1, server, connections, steady)
-    return seen, loops
-
-
-def tell(number: int, server: Server, connections: int, seen: Seen) -> None:
-    middle_ms, slow_ms = (1000 * seen.quantile_s(share) for share in (0.5, 0.99))
-    print(
-        f"round {number}, {server.name}, {connections} connections: {seen.per_second:.0f} a "
-        f"second, p50 {middle_ms:.0f} ms, p99 {slow_ms:.0f} ms, {seen.failed} failed, "
-        f"client {seen.processor_s:.1f} s of processor time",
-        file=sys.stderr,
-    )
-
-
-def judge_throughput(rounds: Rounds, loops: dict[int, list[float]]) -> Measured:
-    rate = {key: middle(seen, "per_second") for key, seen in rounds.items()}
-    quantile = {
-        share: float(np.median([one.quantile_s(share) for one in rounds[OURS.name, 32]]))
-        for share in (0.5, 0.99)
-    }
-    loop = float(np.median(loops[MAX_BATCH]))
-    peers = sorted({name for name, _ in rounds} - OTHERS)
+def judge(sessions: Sessions, loops: Sequence[Beside]) -> Measured:
+    peers = [one.name for one in PEERS if one.name in sessions.others]
     figures = []
     for connections in CONNECTIONS if peers else ():
-        best = max(rate[name, connections] for name in peers)
+        ratio = min(sessions.ratio(OURS.name, name, connections) for name in peers)
         name = f"throughput ÷ best model server, same precision, {connections} connections"
-        figures.append(at_least(name, rate[OURS.name, connections] / best, 1.2))
+        figures.append(at_least(name, ratio, 1.2))
     if peers:
-        plain = rate[PLAIN.name, 1]
-        figures.append(
-            at_least("throughput ÷ plain FastAPI, 1 connection", rate[OURS.name, 1] / plain, 1.1)
+        ratio = sessions.ratio(OURS.name, PLAIN.name, 1)
+        figures.append(at_least("throughput ÷ plain FastAPI, 1 connection", ratio, 1.1))
+        ratio = min(
+            sessions.rate(OURS_AT_BEST.name, 32, beside=name)
+            / max(sessions.rate(name, connections, beside=name) for connections in CONNECTIONS)
+            for name in peers
         )
-        best = max(rate[name, connections] for name in peers for connections in CONNECTIONS)
-        figures.append(
-            at_least(
-                "throughput at --precision auto, 32 connections ÷ best peer at its best",
-                rate[OURS_AT_BEST.name, 32] / best,
-                2.5,
-            )
-        )
+        name = "throughput at --precision auto, 32 connections ÷ best peer at its best"
+        figures.append(at_least(name, ratio, 2.5))
+    middle_s, slow_s = (sessions.quantile_s(OURS.name, 32, share) for share in (0.5, 0.99))
     figures += [
         at_least(
             f"throughput ÷ our engine in a loop of batches of {MAX_BATCH}, 32 connections",
-            rate[OURS.name, 32] / loop,
+            median(one.served / one.looped for one in loops),
             0.92,
         ),
-        at_most("p99 ÷ p50, 32 connections", quantile[0.99] / quantile[0.5], 2),
+        at_most("p99 ÷ p50, 32 connections", slow_s / middle_s, 2),
     ]
     measured = {}
-    for (name, connections), seen in rounds.items():
-        what = f"{name}, {connections} connections"
-        measured[f"requests/s, {what}"] = rate[name, connections]
-        measured[f"p50 ms, {what}"] = 1000 * float(np.median([o.quantile_s(0.5) for o in seen]))
-        measured[f"p99 ms, {what}"] = 1000 * float(np.median([o.quantile_s(0.99) for o in seen]))
-        measured[f"failed, {what}"] = sum(one.failed for one in seen)
-    for size, found in loops.items():
-        measured[f"images/s, our engine in a loop, batches of {size}"] = float(np.median(found))
+    for name in (OURS.name, OURS_AT_BEST.name, *sessions.others):
+        for connections in CONNECTIONS:
+            what = f"{name}, {connections} connections"
+            measured[f"requests/s, {what}"] = sessions.rate(name, connections)
+            for share, called in ((0.5, "p50"), (0.99, "p99")):
+                found_s = sessions.quantile_s(name, connections, share)
+                measured[f"{called} ms, {what}"] = 1000 * found_s
+            measured[f"failed, {what}"] = sessions.failed(name, connections)
+    rate = median(one.looped for one in loops)
+    measured[f"images/s, our engine in a loop, batches of {MAX_BATCH}"] = rate
     return figures, measured
 
 
-def in_a_loop(store: Path) -> dict[int, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Images a second by the server, and right after it by its engine in a loop."""
+
+    served: float
+    looped: float
+
+
+def measure_loop(*, store: Path, image: bytes, folder: Path, turns: int) -> list[Beside]:
     command = [sys.executable, "-m", "benchmarks.serving", "--loop", str(store)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return {int(size): rate for size, rate in found.items()}
+    found = []
+    with (
+        running(OURS, store=store, folder=folder, image=image) as live,
+        subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as loop,
+    ):
+        assert loop.stdin is not None
+        assert loop.stdout is not None
+        for _ in range(turns):
+            seen = ask(live, connections=32, folder=folder, seconds=LOOP_S)
+            print("again", file=loop.stdin, flush=True)
+            found.append(Beside(served=seen.per_second, looped=float(loop.stdout.readline())))
+            print(f"32 connections: {found[-1]}", file=sys.stderr)
+    return found
 
 
-def loop_in_this_process(location: Path, *, seconds: float = 4.0) -> dict[int, float]:
-    """Images a second without a server: engine, version, threads and workers as ours has them."""
+def loop_in_this_process(location: Path) -> None:
+    """Images a second without a server, whenever a line is read: engine, version, threads and
+    workers as ours has them."""
     store = Store.open(str(location))
     engine = choose_engine(
         "onnx", device="cpu", threads=THREADS, max_batch=MAX_BATCH, precision="fp32", pack=True
@@ -203,14 +173,14 @@ def loop_in_this_process(location: Path, *, seconds: float = 4.0) -> dict[int, f
     manifest = store.manifest(1)
     resident = finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
     blank = np.zeros((32, 32, 3), dtype=np.uint8)
-    return {
-        size: _loop(engine, resident, [Query(pixels=blank, residents=(resident,))] * size, seconds)
-        for size in (1, 8, MAX_BATCH)
-    }
+    queries = [Query(pixels=blank, residents=(resident,))] * MAX_BATCH
+    for _ in sys.stdin:
+        _loop(engine, resident, queries, SETTLE_S)
+        print(_loop(engine, resident, queries, LOOP_S), flush=True)
 
 
 def _loop(engine: Engine, resident: Resident, queries: list[Query], seconds: float) -> float:
-    """One image at a time by one worker, batches by all."""
+    """By all workers."""
     counts: list[int] = []
     began_s = time.perf_counter()
 
@@ -221,7 +191,7 @@ def _loop(engine: Engine, resident: Resident, queries: list[Query], seconds: flo
             count += len(queries)
         counts.append(count)
 
-    workers = [threading.Thread(target=run) for _ in range(engine.workers if queries[1:] else 1)]
+    workers = [threading.Thread(target=run) for _ in range(engine.workers)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -105,10 +105,11 @@ def test_swaps_leave_nothing_behind(tmp_path: Path, swaps: int) -> None:
             for number in range(SETTLED, swaps):
                 swap(live, store, number, trunk)
             after = settled(live, store, trunk[-1], engine)
+            # A connection that is being closed is no leak: that would stay.
+            wait_for(lambda: Use.now(engine).files <= before.files + 2)
     assert traffic.failed == []
     assert len(traffic.answered) >= swaps
     assert after.resident_kib <= 1.05 * before.resident_kib
-    assert after.files <= before.files + 2  # a connection more or less
     assert after.threads == before.threads
     # With the room that stacks keep.
     assert after.expert_bytes <= 2 * total_bytes(trunk[-1].model_shards)
