@@ -7,11 +7,10 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware.gzip import GZipMiddleware
 
 from dne_serve import pages, problems, protocol_v2, routes
 from dne_serve.doors import check_scopes
-from dne_serve.edge import BodyLimit, Observed, Room
+from dne_serve.edge import BodyLimit, Observed, Packed, Room
 from dne_serve.engine import Engine
 from dne_serve.hosts import KnownHosts
 from dne_serve.inflate import Inflated
@@ -48,12 +47,14 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     )
     app.state.serving = serving
     problems.install(app)
+    # First, and not through a router in between: what is asked most is found soonest.
+    app.router.routes.extend(routes.predicting.routes)
     for router in (*routes.ROUTERS, protocol_v2.router):
         app.include_router(router)
     pages.install(app)
     room = Room(bytes_left=settings.max_buffered_bytes)
     app.add_middleware(Inflated, max_bytes=settings.max_body_bytes, room=room)
-    app.add_middleware(GZipMiddleware, minimum_size=WORTH_PACKING, compresslevel=1)
+    app.add_middleware(Packed, minimum_size=WORTH_PACKING, compresslevel=1)
     app.add_middleware(
         KnownHosts,
         hosts=(settings.host, *listed(settings.allowed_hosts)),

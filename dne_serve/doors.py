@@ -54,10 +54,13 @@ class ScopedRoute(APIRoute):
         if self.needs is Scope.ADMIN:
             async with audited(scope, send) as watched:
                 _judge(scope, needs=self.needs)
-                await super().handle(scope, receive, watched)
+                await self._answer(scope, receive, watched)
         else:
             _judge(scope, needs=self.needs)
-            await super().handle(scope, receive, send)
+            await self._answer(scope, receive, send)
+
+    async def _answer(self, scope: Request, receive: Receive, send: Send) -> None:
+        await super().handle(scope, receive, send)
 
 
 def _judge(scope: Request, *, needs: Scope) -> None:

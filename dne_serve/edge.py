@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -131,6 +132,21 @@ class _Body:
         if count > self._max_bytes:
             # Not a DneError: while it reads a JSON body, FastAPI lets only its own kind through.
             raise HTTPException(413, f"the body has more than {self._max_bytes} bytes")
+
+
+class Packed(GZipMiddleware):
+    """Long answers are compressed, for clients that can unpack them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # No cache keeps the answer to a POST, so that it need not say what it varies with.
+        if (
+            scope["type"] == "http"
+            and scope["method"] == "POST"
+            and "gzip" not in Headers(scope=scope).get("accept-encoding", "")
+        ):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 class Observed:

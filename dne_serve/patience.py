@@ -38,7 +38,7 @@ class Patience:
             withdrawn = [ticket.cancel() for ticket in tickets]
             if any(withdrawn):
                 raise self._refusal()
-            return list(await asyncio.gather(*answers))
+            return [await answer for answer in answers]
         finally:
             for answer in answers:
                 # Also when the request itself was cancelled. What is done is looked at, since

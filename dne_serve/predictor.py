@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
+from typing import Any
 
 import numpy as np
 
@@ -165,9 +166,8 @@ class Predictor:
         self._decoding += len(pictures)
         try:
             preprocessing = resident.manifest.preprocessing
-            results = await asyncio.gather(
-                *(picture.read(self._decoder, preprocessing) for picture in pictures),
-                return_exceptions=True,
+            results = await _outcomes(
+                [picture.read(self._decoder, preprocessing) for picture in pictures]
             )
         finally:
             self._decoding -= len(pictures)
@@ -175,6 +175,18 @@ class Predictor:
             _checked(result, place=place, of=len(pictures), filename=picture.filename)
             for place, (picture, result) in enumerate(zip(pictures, results, strict=True), start=1)
         ]
+
+
+async def _outcomes(
+    reading: Sequence[Coroutine[Any, Any, Pixels]],
+) -> Sequence[Pixels | BaseException]:
+    if len(reading) == 1:
+        try:  # without a task of its own
+            return [await reading[0]]
+        except Exception as error:
+            return [error]
+    outcomes: list[Pixels | BaseException] = await asyncio.gather(*reading, return_exceptions=True)
+    return outcomes
 
 
 def _given(logits: Floats | None) -> Floats:

@@ -62,6 +62,12 @@ def test_top_k_is_clipped_to_the_classes(steady: Live, asked: int | None, given:
     assert len(prediction["top"]) == given
 
 
+def test_an_answer_is_the_same_whether_parameters_are_given_or_left_out(steady: Live) -> None:
+    short, long = (steady.predict(png(3), png(4), query=query) for query in ("", "?top_k=5"))
+    assert short.content == long.content
+    assert short.headers["content-type"] == long.headers["content-type"] == "application/json"
+
+
 @pytest.mark.parametrize("query", ["?top_k=0", "?top_k=x", "?version=0", "?version=one"])
 def test_a_malformed_query_is_400(steady: Live, query: str) -> None:
     assert_problem(steady.predict(png(), query=query), 400, says="query.")
