@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol
 
@@ -67,21 +67,29 @@ class _Table:
     def residents(self) -> list[Resident]:
         return [entry.resident for entry in self.entries.values()]
 
-    def leave(self, *, needed: Iterable[Resident], limits: Limits, now: float) -> bool:
-        """Takes out what the limits do not allow, least recently used first."""
+    def leave(
+        self,
+        *,
+        needed: Iterable[Resident],
+        limits: Limits,
+        now: float,
+        coming: Sequence[Manifest] = (),
+    ) -> bool:
+        """Takes out what the limits do not allow beside what is coming, least recently used
+        first."""
         stay = {one.manifest.digest for one in needed}
         spare = [digest for digest in self.entries if digest not in stay]
         gone = False
         for place, digest in enumerate(spare):
             idle = now - self.entries[digest].used_at > limits.idle_s
-            too_many = len(spare) - place > limits.spare
-            if idle or too_many or self._too_large(limits):
+            too_many = len(spare) - place + len(coming) > limits.spare
+            if idle or too_many or self._too_large(limits, coming):
                 del self.entries[digest]
                 gone = True
         return gone
 
-    def _too_large(self, limits: Limits) -> bool:
-        held = bytes_of(resident.manifest for resident in self.residents())
+    def _too_large(self, limits: Limits, coming: Sequence[Manifest]) -> bool:
+        held = bytes_of([*(one.manifest for one in self.residents()), *coming])
         return limits.max_bytes is not None and held > limits.max_bytes
 
 
@@ -156,6 +164,9 @@ class Residents:
                     self._admit(manifest)
                 if not needed:
                     self._refuse_without_room(manifest)
+                self._sweep(
+                    coming=[manifest]
+                )  # who has to leave for it leaves before it takes memory
                 fetched = self._engine.fetch(manifest, read=shards.read_shard)
                 resident = self._in_steps(self._engine.load(fetched))
                 self._put(resident)
@@ -193,10 +204,12 @@ class Residents:
             self._residents.put(resident, now=self._clock())
         self._sweep()
 
-    def _sweep(self) -> None:
+    def _sweep(self, *, coming: Sequence[Manifest] = ()) -> None:
         with self._table:
             needed = [one for one in (self._served, *self._beside) if one is not None]
-            left = self._residents.leave(needed=needed, limits=self._limits, now=self._clock())
+            left = self._residents.leave(
+                needed=needed, limits=self._limits, now=self._clock(), coming=coming
+            )
             kept = self._residents.residents()
         if left or self._left:
             self._in_steps(self._engine.retain(kept))

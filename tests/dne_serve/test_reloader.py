@@ -297,6 +297,26 @@ def test_memory_says_what_is_kept(
     assert engine.kept == [5]
 
 
+def test_who_has_to_leave_for_a_version_leaves_before_it_takes_memory(
+    store: Store, batcher: ImageBatcher, clock: Clock
+) -> None:
+    at_fetch: list[list[int]] = []
+
+    class Watching(FakeEngine):
+        def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
+            at_fetch.append([one.version for one in residents.manifests])
+            return super().fetch(manifest, read=read)
+
+    made = [publish_tiny(store, tasks=[("t", [f"c{i}"])], seed=i) for i in range(4)]
+    for limits in (Limits(spare=1), Limits(spare=9, max_bytes=bytes_of(made[:2]))):
+        at_fetch.clear()
+        residents = Residents(Watching(), batcher=batcher, limits=limits, clock=clock)
+        for manifest in made:
+            residents.serve(residents.load(manifest, shards=store))
+        assert at_fetch == [[], [1], [2], [3]]
+        assert [one.version for one in residents.manifests] == [3, 4]
+
+
 def test_experts_that_versions_share_count_once(store: Store) -> None:
     trunk = publish_tiny(store, tasks=[("t", ["a"])])
     child = publish_tiny(store, tasks=[("u", ["b"])], parent=trunk, seed=9)
