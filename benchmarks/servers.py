@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.load import Request
@@ -32,6 +32,8 @@ BOUNDARY = "an-image-follows"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     name: str
+    software: str = ""
+    """What it is, where its name says more than that."""
     command: tuple[str, ...]
     """After the interpreter's folder was put in front of the first word."""
     packages: tuple[str, ...] = ()
@@ -45,7 +47,7 @@ class Server:
         return not self.packages
 
     def request(self, image: bytes) -> Request:
-        return REQUESTS.get(self.name, _multipart)(image)
+        return REQUESTS.get(self.software or self.name, _multipart)(image)
 
 
 def _multipart(image: bytes, *, field_name: str = "files") -> Request:
@@ -84,6 +86,34 @@ PLAIN = Server(
     command=("python", "-m", "benchmarks.peers.fastapi_app"),
     packages=("fastapi", "uvicorn[standard]"),
 )
+MLSERVER = Server(
+    name="MLServer",
+    command=("mlserver", "start", "."),
+    packages=("mlserver",),
+    files={
+        "settings.json": json.dumps({"parallel_workers": 0, "debug": False}),
+        "model-settings.json": json.dumps(
+            {
+                "name": "classifier",
+                "implementation": "benchmarks.peers.mlserver_app.Runtime",
+                "max_batch_size": MAX_BATCH,
+                "max_batch_time": 0.002,
+            }
+        ),
+    },
+    variables={
+        "MLSERVER_HTTP_PORT": "{port}",
+        "MLSERVER_GRPC_PORT": "{port+1}",
+        "MLSERVER_METRICS_PORT": "{port+2}",
+        "MLSERVER_HOST": "127.0.0.1",
+    },
+)
+WITH_OUR_FORWARD_PASS = replace(
+    MLSERVER,
+    name="MLServer with our forward pass",
+    software="MLServer",
+    variables={**MLSERVER.variables, "BENCH_FORM": "folded"},
+)
 PEERS = (
     Server(
         name="LitServe",
@@ -99,28 +129,7 @@ PEERS = (
         packages=("bentoml",),
         variables={"BENTOML_DO_NOT_TRACK": "True"},
     ),
-    Server(
-        name="MLServer",
-        command=("mlserver", "start", "."),
-        packages=("mlserver",),
-        files={
-            "settings.json": json.dumps({"parallel_workers": 0, "debug": False}),
-            "model-settings.json": json.dumps(
-                {
-                    "name": "classifier",
-                    "implementation": "benchmarks.peers.mlserver_app.Runtime",
-                    "max_batch_size": MAX_BATCH,
-                    "max_batch_time": 0.002,
-                }
-            ),
-        },
-        variables={
-            "MLSERVER_HTTP_PORT": "{port}",
-            "MLSERVER_GRPC_PORT": "{port+1}",
-            "MLSERVER_METRICS_PORT": "{port+2}",
-            "MLSERVER_HOST": "127.0.0.1",
-        },
-    ),
+    MLSERVER,
     Server(
         name="Ray Serve",
         command=("python", "-m", "benchmarks.peers.ray_app"),
@@ -144,7 +153,7 @@ def environment_of(server: Server) -> Path:
     """The folder of its programs, made if it is not there."""
     if server.is_ours:
         return Path(sys.executable).parent
-    folder = ENVIRONMENTS / server.name.lower().replace(" ", "-")
+    folder = ENVIRONMENTS / (server.software or server.name).lower().replace(" ", "-")
     ready = folder / "ready"
     wanted = "\n".join(server.packages)
     if not ready.exists() or ready.read_text() != wanted:

@@ -1,9 +1,10 @@
 """The server beside its peers, and under changes of version and overload.
 
-Every server runs the same weights with the same forward pass on the same two threads, each in an
-environment of its own that is made on first use, in turns with ours (`benchmarks/compare.py`). The
-client is `benchmarks/load.py`. Takes about half an hour, and wants a machine that does nothing
-else.
+Every server has the same weights, precision and two threads, each in an environment of its own that
+is made on first use, in turns with ours (`benchmarks/compare.py`). Peers run the network as PyTorch
+modules; one of them once more with the forward pass of our own torch backend, to tell how much is
+the server's and how much the engine's. The client is `benchmarks/load.py`. Takes about half an
+hour, and wants a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from benchmarks.changes import measure_changes, measure_overload
 from benchmarks.compare import CONNECTIONS, SETTLE_S, Sessions, ask, compare
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from benchmarks.peers.model import MAX_BATCH
-from benchmarks.servers import PEERS, PLAIN, THREADS, ours, running
+from benchmarks.servers import (
+    PEERS,
+    PLAIN,
+    THREADS,
+    WITH_OUR_FORWARD_PASS,
+    ours,
+    running,
+)
 from deploy.demo_data import write_demo_data
 from dne_serve.engine import Engine, Query, Resident, choose_engine, finish
 from model_store.store import Store
@@ -55,7 +63,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store, image = learn_a_version(folder)
-        peers = () if options.without_peers else (PLAIN, *PEERS)
+        peers = () if options.without_peers else (PLAIN, *PEERS, WITH_OUR_FORWARD_PASS)
         sessions = compare(
             (OURS, OURS_AT_BEST),
             (*peers, OURS_BY_TORCH),
@@ -133,6 +141,10 @@ def judge(sessions: Sessions, loops: Sequence[Beside]) -> Measured:
                 found_s = sessions.quantile_s(name, connections, share)
                 measured[f"{called} ms, {what}"] = 1000 * found_s
             measured[f"failed, {what}"] = sessions.failed(name, connections)
+    for name in sessions.others:
+        for connections in CONNECTIONS:
+            what = f"{OURS.name} ÷ {name}, {connections} connections"
+            measured[what] = sessions.ratio(OURS.name, name, connections)
     rate = median(one.looped for one in loops)
     measured[f"images/s, our engine in a loop, batches of {MAX_BATCH}"] = rate
     return figures, measured

@@ -1,10 +1,11 @@
-"""The model that every peer serves: the version, the forward pass and the preprocessing that our
-own server uses, on as many threads. What differs is the server."""
+"""The model that every peer serves: version, weights and preprocessing are those of our own server,
+on as many threads. It is the network as PyTorch modules, which is what anybody has who loads the
+weights elsewhere; with BENCH_FORM=folded it is the form that our own torch backend computes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,11 @@ class Classifier:
         torch.set_num_threads(int(os.environ["BENCH_THREADS"]))
         store = Store.open(os.environ["BENCH_STORE"])
         self._manifest = store.manifest(1)
-        self._network = FoldedNetwork.of(load_network(store.read_shard, self._manifest))
+        network = load_network(store.read_shard, self._manifest).eval()
+        folded = os.environ.get("BENCH_FORM") == "folded"
+        self._network: Callable[[torch.Tensor], torch.Tensor] = (
+            FoldedNetwork.of(network) if folded else network
+        )
         self._labels = self._manifest.spec.classes
         size = self._manifest.preprocessing.image_size
         for count in (1, MAX_BATCH):
