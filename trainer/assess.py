@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from model_store.network import Lineage
+from model_store.network import Lineage, Network
 from model_store.quality import Accuracy, Calibration, Metrics, Unknown
 from trainer.agree import agreement_of
 from trainer.calibrate import calibrate
 from trainer.evaluate import Judged, in_batches, judged_by
-from trainer.forecast import latency_ms
+from trainer.forecast import latencies_ms
 from trainer.gate import Candidate, Limits, decide
 from trainer.student import Student
 from trainer.task_data import TaskData
@@ -44,9 +45,7 @@ def assess(
             older=older,
             newest=newest,
             model_bytes=model_bytes,
-            latency_ms=(
-                latency_ms(student.network, runs=TIMED_RUNS) if limits.max_latency_ms else None
-            ),
+            latency_ms=latency_ms(student.network) if limits.max_latency_ms else None,
         ),
         limits=limits,
     )
@@ -83,6 +82,10 @@ def _classifier_images(student: Student, data: TaskData) -> int:
     images = data.for_training
     fitted = student.on_pretrained and can_be_balanced(images, retired=data.retired)
     return len(images) if fitted else 0
+
+
+def latency_ms(network: Network) -> float:
+    return median(latencies_ms(network, runs=TIMED_RUNS))
 
 
 def _judge_both(student: Student, data: TaskData) -> tuple[Judged, Judged | None]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from model_store.store import Store
 from tests.abuse.victim import Victim, serving
+from tests.campaigns import AddRow, Campaigns
 from tests.dne_serve.conftest import publish_digits, publish_letters
-from tests.faults.conftest import Row, table
 from tests.live_server import TOKEN
 
-AbuseRow = Callable[[str, str, str], None]
-"""`abuse_row(name, how, result)`: what was done to the server, how, and what came of it."""
-
-_ROWS = pytest.StashKey[list[Row]]()
+ABUSE = Campaigns("abuse")
 
 
 @pytest.fixture(scope="session")
@@ -38,22 +34,12 @@ def victim(models: Path) -> Iterator[Victim]:
 
 
 @pytest.fixture
-def abuse_row(request: pytest.FixtureRequest) -> AbuseRow:
-    """Adds a row to the table. Call it last: a campaign that fails has no result to show."""
-    began_s = time.monotonic()
-    rows = request.config.stash.setdefault(_ROWS, [])
-
-    def add(name: str, how: str, result: str) -> None:
-        rows.append(Row(name, how, result, time.monotonic() - began_s))
-
-    return add
+def abuse_row(request: pytest.FixtureRequest) -> AddRow:
+    """Adds a row to the table."""
+    return ABUSE.row(request.config)
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    rows = config.stash.get(_ROWS, [])
-    if rows:
-        terminalreporter.section("abuse")
-        for line in table(rows, kind="abuse"):
-            terminalreporter.write_line(line)
+    ABUSE.show(terminalreporter, config)

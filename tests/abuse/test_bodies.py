@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from tests.abuse.conftest import AbuseRow
 from tests.abuse.victim import Client, Victim
+from tests.campaigns import AddRow
 from tests.live_server import png
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
@@ -52,7 +52,7 @@ def test_a_body_over_the_limit_is_413_and_memory_stays_flat(victim: Victim, size
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_bodies_of_a_gigabyte(victim: Victim, abuse_row: AbuseRow) -> None:
+def test_bodies_of_a_gigabyte(victim: Victim, abuse_row: AddRow) -> None:
     before = victim.resident_bytes()
     victim.forget_peak()
     for sized in (True, False):

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from dne_serve.settings import load_settings
-from tests.abuse.conftest import AbuseRow
 from tests.abuse.images import (
     BOMBS,
     bmp_of_runs,
@@ -19,6 +18,7 @@ from tests.abuse.images import (
     png_of_chunks,
 )
 from tests.abuse.victim import Answer, Client, Victim, detail
+from tests.campaigns import AddRow
 from tests.live_server import png
 
 WITHIN_S = 0.1
@@ -72,7 +72,7 @@ def test_a_body_that_unpacks_to_too_much_is_refused(victim: Victim) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_bombs_campaign(victim: Victim, abuse_row: AbuseRow) -> None:
+def test_bombs_campaign(victim: Victim, abuse_row: AddRow) -> None:
     before = victim.resident_bytes()
     victim.forget_peak()
     slowest = 0.0
@@ -96,7 +96,7 @@ def test_bombs_campaign(victim: Victim, abuse_row: AbuseRow) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_images_that_take_long_are_ended_and_others_answered_meanwhile(
-    victim: Victim, abuse_row: AbuseRow
+    victim: Victim, abuse_row: AddRow
 ) -> None:
     limit_s = load_settings().decode_seconds
     done = threading.Event()

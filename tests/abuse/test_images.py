@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dne_serve.settings import load_settings
-from tests.abuse.conftest import AbuseRow
 from tests.abuse.mutations import hostile_images, mutations, real_images
 from tests.abuse.victim import Answer, Client, Victim
+from tests.campaigns import AddRow
 from tests.dne_serve.test_problems import INSIDES
 
 MUTATIONS = int(os.environ.get("ABUSE_MUTATIONS", "100000"))
@@ -52,7 +52,7 @@ def test_mutated_images_are_answered_or_refused(victim: Victim) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @absent
-def test_hostile_images(victim: Victim, abuse_row: AbuseRow) -> None:
+def test_hostile_images(victim: Victim, abuse_row: AddRow) -> None:
     files = hostile_images()
     answers = sent(victim, [path.read_bytes() for path in files])
     for path, answer in zip(files, answers, strict=True):
@@ -62,7 +62,7 @@ def test_hostile_images(victim: Victim, abuse_row: AbuseRow) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_hundred_thousand_mutations(victim: Victim, abuse_row: AbuseRow) -> None:
+def test_a_hundred_thousand_mutations(victim: Victim, abuse_row: AddRow) -> None:
     seeds = [*real_images(), *(path.read_bytes() for path in hostile_images())]
     sent(victim, real_images())
     before = victim.resident_bytes()

@@ -22,7 +22,7 @@ from PIL import Image
 from dne_serve.engine import Answers, Floats, Query, Resident
 from dne_serve.torch_engine import TorchEngine
 from model_store.store import Store
-from tests.abuse.conftest import AbuseRow
+from tests.campaigns import AddRow
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.live_server import Live, live_server, png
 
@@ -148,7 +148,7 @@ def test_without_bad_images_or_impatience_all_are_answered(telling: Live) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_order_campaign(telling: Live, abuse_row: AbuseRow) -> None:
+def test_order_campaign(telling: Live, abuse_row: AddRow) -> None:
     totals = {"requests": 0, "answered": 0, "images": 0}
 
     @settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])

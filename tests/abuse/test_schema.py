@@ -13,8 +13,8 @@ import pytest
 
 from dne_serve.tokens import new_token
 from model_store.store import Store
-from tests.abuse.conftest import AbuseRow
 from tests.abuse.victim import Victim, serving
+from tests.campaigns import AddRow
 from tests.dne_serve.conftest import publish_digits, publish_letters
 
 pytest.importorskip("schemathesis", reason="THE OPENAPI DOCUMENT WAS NOT TRIED: no schemathesis")
@@ -71,7 +71,7 @@ def test_made_up_requests_find_nothing(victim: Victim, tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("doors", ["open", "closed"])
 @pytest.mark.parametrize("sends", ["no token", "a token"])
-def test_schema_campaign(tmp_path: Path, abuse_row: AbuseRow, doors: str, sends: str) -> None:
+def test_schema_campaign(tmp_path: Path, abuse_row: AddRow, doors: str, sends: str) -> None:
     store = Store.create(str(tmp_path / "models"))
     publish_digits(store, publish_letters(store))
     scopes = "admin" if doors == "open" else "predict,read,admin"

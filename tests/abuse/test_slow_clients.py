@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.abuse.conftest import AbuseRow
 from tests.abuse.victim import Client, Victim
+from tests.campaigns import AddRow
 from tests.live_server import png
 
 SLOW = 500
@@ -51,7 +51,7 @@ def asked(victim: Victim) -> list[float]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_five_hundred_slow_connections(victim: Victim, abuse_row: AbuseRow) -> None:
+def test_five_hundred_slow_connections(victim: Victim, abuse_row: AddRow) -> None:
     asked(victim)
     before, memory = asked(victim), victim.resident_bytes()
 

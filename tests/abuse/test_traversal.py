@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.abuse.conftest import AbuseRow
 from tests.abuse.victim import Client, Victim
+from tests.campaigns import AddRow
 from tests.live_server import png
 
 NAMES = (
@@ -55,7 +55,7 @@ def unquoted(name: str) -> str:
     return name.encode("utf-8").decode("latin-1").replace(" ", "%20")
 
 
-def test_no_name_leads_out_of_what_is_served(victim: Victim, abuse_row: AbuseRow) -> None:
+def test_no_name_leads_out_of_what_is_served(victim: Victim, abuse_row: AddRow) -> None:
     tried = 0
     with Client(victim) as client:
         for folder in FOLDERS:

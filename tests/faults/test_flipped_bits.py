@@ -17,7 +17,7 @@ from model_store.layout import STORE, record_name, shard_name, version_name
 from model_store.manifest import Draft, Manifest, ShardRef
 from model_store.shard import check_shard, expected_tensors, read_layout, shard_ref
 from model_store.store import Store
-from tests.faults.conftest import FaultRow
+from tests.campaigns import AddRow
 from tests.model_store.drafts import prepare
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -181,7 +181,7 @@ def test_a_shard_that_lacks_its_end_is_refused_even_with_the_right_digest() -> N
 
 
 @pytest.mark.slow
-def test_campaign_one_flipped_bit(memory_path: Path, fault_row: FaultRow) -> None:
+def test_campaign_one_flipped_bit(memory_path: Path, fault_row: AddRow) -> None:
     store, manifest = _publish(memory_path / "models", heads=HEADS_4_MIB)
     numbers = random.Random(2)
     took = {
@@ -210,7 +210,7 @@ def test_campaign_one_flipped_bit(memory_path: Path, fault_row: FaultRow) -> Non
 
 
 @pytest.mark.slow
-def test_campaign_truncation(memory_path: Path, fault_row: FaultRow) -> None:
+def test_campaign_truncation(memory_path: Path, fault_row: AddRow) -> None:
     store, manifest = _publish(memory_path / "models", heads=HEADS_4_MIB)
     numbers = random.Random(3)
     took = [

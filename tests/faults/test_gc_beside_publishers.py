@@ -29,7 +29,7 @@ from model_store.forget import forget_class
 from model_store.gc import collect_garbage
 from model_store.objects import Objects
 from model_store.store import Store
-from tests.faults.conftest import FaultRow
+from tests.campaigns import AddRow
 from tests.faults.interleaved import Actor, JudgedObjects, is_there
 from tests.model_store.drafts import Prepared, prepare
 
@@ -236,7 +236,7 @@ def test_gc_beside_publishers_and_readers_takes_nothing_that_is_named(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_gc_beside_publishers_and_readers_in_ten_thousand_steps(
-    monkeypatch: pytest.MonkeyPatch, fault_row: FaultRow
+    monkeypatch: pytest.MonkeyPatch, fault_row: AddRow
 ) -> None:
     done = run_campaign(monkeypatch, examples=100, steps=10)
     assert done["steps"] >= 10_000

@@ -19,8 +19,8 @@ from model_store.manifest import decode
 from model_store.object_storage import ObjectStorage
 from model_store.objects import LocalDirectory, Objects, check_object_name
 from model_store.record import seal, unseal
+from tests.campaigns import AddRow
 from tests.faults import hostile
-from tests.faults.conftest import FaultRow
 from tests.faults.hostile import Attack, Target, make_target, refused, snapshot
 from tests.model_store.backends import MemoryObjects
 
@@ -107,7 +107,7 @@ def test_few_changes_of_a_signed_manifest(target: Target) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_campaign(target: Target, tmp_path: Path, fault_row: FaultRow) -> None:
+def test_campaign(target: Target, tmp_path: Path, fault_row: AddRow) -> None:
     attacks = list(hostile.all_attacks(target))
     before = snapshot(tmp_path, but=target.root)
     through, took = run(iter(attacks))

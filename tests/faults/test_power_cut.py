@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from model_store.store import Store
-from tests.faults.conftest import FaultRow
+from tests.campaigns import AddRow
 from tests.faults.disks import make_ext4, mounted
 from tests.faults.intact import check_intact
 from tests.model_store.drafts import publish_lineage
@@ -114,7 +114,7 @@ def test_a_power_cut_after_a_link_loses_nothing_that_was_acknowledged(memory_pat
 
 @pytest.mark.slow
 def test_campaign_a_power_cut_before_every_call_that_writes(
-    memory_path: Path, fault_row: FaultRow
+    memory_path: Path, fault_row: AddRow
 ) -> None:
     cuts = 0
     for mode in ("ordered", "writeback"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from model_store.store import Store
-from tests.faults.conftest import FaultRow
+from tests.campaigns import AddRow
 from tests.model_store.drafts import publish_lineage
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
@@ -78,7 +78,7 @@ def test_processes_that_publish_at_once_all_keep_their_versions(memory_path: Pat
 
 @pytest.mark.slow
 def test_campaign_eight_processes_publish_25_versions_each(
-    tmp_path: Path, fault_row: FaultRow
+    tmp_path: Path, fault_row: AddRow
 ) -> None:
     store = _race(tmp_path / "models", processes=8, publishes=25)
     fault_row(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from model_store.store import Store
-from tests.faults.conftest import FaultRow
+from tests.campaigns import AddRow
 from tests.model_store.drafts import prepare, publish_lineage
 from tests.s3_proxy import Fault, Proxy, Request, proxy_before
 from tests.s3_server import BUCKET, S3, SeaweedFS, reach
@@ -93,7 +93,7 @@ def test_racing_publishers_on_object_storage_lose_nothing(s3_location: str) -> N
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_eight_processes_publish_to_object_storage(s3_location: str, fault_row: FaultRow) -> None:
+def test_eight_processes_publish_to_object_storage(s3_location: str, fault_row: AddRow) -> None:
     store = race(s3_location, processes=8, count=25)
     published = len(store.versions()) - 1
     assert published == 200
@@ -125,7 +125,7 @@ def write_faults(share: float, *, seed: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_lost_replies_and_wrong_answers_make_no_duplicate_and_no_false_conflict(
-    seaweedfs: S3, proxy: Proxy, fault_row: FaultRow, tmp_path: Path
+    seaweedfs: S3, proxy: Proxy, fault_row: AddRow, tmp_path: Path
 ) -> None:
     location = f"s3://{BUCKET}/{tmp_path.name.lower()}-{time.time_ns()}"
     store = Store.create(location)
@@ -191,7 +191,7 @@ def test_a_server_that_dies_once_keeps_what_it_acknowledged(
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_server_that_dies_in_the_middle_of_publishes_keeps_what_it_acknowledged(
-    mortal: tuple[str, SeaweedFS], fault_row: FaultRow
+    mortal: tuple[str, SeaweedFS], fault_row: AddRow
 ) -> None:
     kills = 10
     told = kill_in_the_middle(*mortal, kills=kills, publishers=3)

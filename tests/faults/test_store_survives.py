@@ -15,7 +15,7 @@ import pytest
 
 from model_store.errors import WriteFailed
 from model_store.store import Store
-from tests.faults.conftest import FaultRow
+from tests.campaigns import AddRow
 from tests.faults.disks import free_space, small_disk
 from tests.faults.intact import check_intact
 from tests.model_store.drafts import prepare, publish_lineage
@@ -205,7 +205,7 @@ def test_a_disk_that_is_really_full_keeps_what_it_holds(disk: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_campaign_a_disk_that_is_full_at_every_size(tmp_path: Path, fault_row: FaultRow) -> None:
+def test_campaign_a_disk_that_is_full_at_every_size(tmp_path: Path, fault_row: AddRow) -> None:
     refused = 0
     for kib in range(0, 1024, 4):
         with small_disk(tmp_path / "disk", kib=1024) as disk:

@@ -17,7 +17,7 @@ import pytest
 
 from model_store import errors
 from model_store.store import Store
-from tests.faults.conftest import FaultRow
+from tests.campaigns import AddRow
 from tests.faults.intact import check_intact
 from tests.model_store.drafts import publish_lineage
 
@@ -111,7 +111,7 @@ def test_a_sync_that_the_kernel_fails_is_told(memory_path: Path) -> None:
 
 @pytest.mark.slow
 def test_campaign_a_kill_before_every_system_call_of_a_publish(
-    memory_path: Path, fault_row: FaultRow
+    memory_path: Path, fault_row: AddRow
 ) -> None:
     attempts = _attempts(memory_path / "kills", "publish", "signal=KILL")
     assert len(attempts) > 100
@@ -128,7 +128,7 @@ def test_campaign_a_kill_before_every_system_call_of_a_publish(
 
 @pytest.mark.slow
 def test_campaign_a_kill_before_every_system_call_of_a_rollback_and_of_a_new_store(
-    memory_path: Path, fault_row: FaultRow
+    memory_path: Path, fault_row: AddRow
 ) -> None:
     moves = _attempts(memory_path / "rollbacks", "rollback", "signal=KILL")
     for attempt in moves:
@@ -150,9 +150,7 @@ def test_campaign_a_kill_before_every_system_call_of_a_rollback_and_of_a_new_sto
 
 
 @pytest.mark.slow
-def test_campaign_every_file_call_of_a_publish_fails(
-    memory_path: Path, fault_row: FaultRow
-) -> None:
+def test_campaign_every_file_call_of_a_publish_fails(memory_path: Path, fault_row: AddRow) -> None:
     total = all_refused = all_unknown = 0
     for effect, syscalls in (
         ("error=EIO", FILE_CALLS),
