@@ -10,6 +10,8 @@ hour, and wants a machine that does nothing else.
 from __future__ import annotations
 
 import argparse
+import io
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,7 @@ from statistics import median
 from subprocess import PIPE
 
 import numpy as np
+from PIL import Image
 
 from benchmarks.changes import measure_changes, measure_overload
 from benchmarks.compare import CONNECTIONS, SETTLE_S, Sessions, ask, compare
@@ -40,6 +43,7 @@ from dne_serve.engine import Engine, Query, Resident, choose_engine, finish
 from model_store.store import Store
 
 LOOP_S = 3.0
+IMAGE_SIZE = 32
 PACKED = ("--pack-weights",)
 OURS = ours("dne-serve fp32", "--backend", "onnx", "--precision", "fp32", *PACKED)
 OURS_BY_TORCH = ours("dne-serve fp32 torch", "--backend", "torch", "--precision", "fp32")
@@ -60,6 +64,8 @@ def main() -> int:
     if options.loop:
         loop_in_this_process(options.loop)
         return 0
+    # As Ctrl-C does: the server under test must not stay behind.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         store, image = learn_a_version(folder)
@@ -102,8 +108,14 @@ def learn_a_version(folder: Path) -> tuple[Path, bytes]:
     told = ("--data", data.train("digits-0-4"), "--store", store, "--preset", "paper")
     command = [program, "add-task", *told, "--epochs", "10", "--augment", "none"]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
-    image = next(iter(data.test_images())).read_bytes()
-    return store, image
+    return store, png_of(next(iter(data.test_images())))
+
+
+def png_of(path: Path) -> bytes:
+    """As large as the network sees it."""
+    data = io.BytesIO()
+    Image.open(path).resize((IMAGE_SIZE, IMAGE_SIZE)).save(data, "PNG")
+    return data.getvalue()
 
 
 def judge(sessions: Sessions, loops: Sequence[Beside]) -> Measured:
@@ -184,7 +196,7 @@ def loop_in_this_process(location: Path) -> None:
     )
     manifest = store.manifest(1)
     resident = finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
-    blank = np.zeros((32, 32, 3), dtype=np.uint8)
+    blank = np.zeros((IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)
     queries = [Query(pixels=blank, residents=(resident,))] * MAX_BATCH
     for _ in sys.stdin:
         _loop(engine, resident, queries, SETTLE_S)

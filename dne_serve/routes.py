@@ -13,7 +13,7 @@ from starlette.types import Scope as Message
 from dne_serve import versions
 from dne_serve.audit import FACTS
 from dne_serve.auth import Scope, actor_of
-from dne_serve.doors import scoped
+from dne_serve.doors import ScopedRoute, scoped
 from dne_serve.openapi import IMAGES_SCHEMA, problems
 from dne_serve.problems import NotReady, TypeNotAccepted, problem
 from dne_serve.schemas import (
@@ -81,9 +81,11 @@ AnyVersion = Annotated[
 ]
 
 
-class Direct(scoped(Scope.PREDICT)):  # type: ignore[misc]
+class Direct(ScopedRoute):
     """For an endpoint that reads its body itself and whose parameters all have defaults: without
     a query there is nothing to find out about it, which takes as long as the rest of the way."""
+
+    needs = Scope.PREDICT
 
     async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["query_string"]:

@@ -1,5 +1,4 @@
-"""The tables of `make test-faults` and `make test-abuse`: one row a campaign, written by the campaign
-itself."""
+"""The tables of `make test-faults` and `make test-abuse`: a row a campaign, written by itself."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.peers.model import MAX_BATCH, Classifier
+from model_store.preprocess import Pixels
 
 
 @bentoml.service(workers=1, traffic={"timeout": 60})
@@ -20,5 +21,5 @@ class Service:
     def predict(self, images: list[Image.Image]) -> list[dict[str, Any]]:
         return self.classifier.classify([self._pixels(one) for one in images])
 
-    def _pixels(self, image: Image.Image) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        return np.asarray(image.convert("RGB"))
+    def _pixels(self, image: Image.Image) -> Pixels:
+        return self.classifier.fit(np.asarray(image.convert("RGB")))

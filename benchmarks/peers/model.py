@@ -13,7 +13,7 @@ import torch
 
 from model_store.codec import load_network
 from model_store.network import FoldedNetwork
-from model_store.preprocess import Pixels, normalise, read_pixels
+from model_store.preprocess import Pixels, fit_pixels, normalise, read_pixels
 from model_store.store import Store
 
 MAX_BATCH = 16
@@ -36,6 +36,10 @@ class Classifier:
 
     def decode(self, data: bytes) -> Pixels:
         return read_pixels(data, self._manifest.preprocessing)
+
+    def fit(self, pixels_HWC: Pixels) -> Pixels:
+        """For a server that decodes by itself."""
+        return fit_pixels(pixels_HWC, self._manifest.preprocessing)
 
     def classify(self, pixels: Sequence[Pixels]) -> list[dict[str, Any]]:
         images = normalise(np.stack(pixels), self._manifest.preprocessing)

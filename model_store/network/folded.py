@@ -84,6 +84,8 @@ class Lineage:
         self, images_BCHW: Tensor, *, scratch: Scratch, left: list[Left] | None = None
     ) -> Tensor:
         eps, in_sequence = self.spec.layer_norm_eps, self.spec.token == "in-sequence"
+        if images_BCHW.shape[2:] != (self.spec.image_size, self.spec.image_size):
+            raise ValueError(f"images of {tuple(images_BCHW.shape[2:])} are not of the spec's size")
         streams = [_embed(run, images_BCHW, size=self.spec.patch_size) for run in self._runs]
         rows = len(images_BCHW) * self.spec.positions
         views = scratch.views(self._layout(rows=rows), like=images_BCHW)

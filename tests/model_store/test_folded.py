@@ -142,6 +142,11 @@ def test_logits_of_a_network_that_was_trained_are_those_of_the_reference() -> No
         assert relative_error(FoldedNetwork.of(network)(x), network(x)) <= 1e-5
 
 
+def test_images_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="not of the spec's size"):
+        FoldedNetwork.of(grown([2, 1]))(images(1)[:, :, :4, :4])
+
+
 def test_a_version_is_read_off_the_pass_of_a_longer_one() -> None:
     network = grown([2, 1, 2, 2, 1], noise=0.1)
     x = images(4)
