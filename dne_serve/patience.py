@@ -13,12 +13,18 @@ from dne_serve.problems import WaitedTooLong
 Answer = TypeVar("Answer")
 
 
-class Patience:
-    """Begins when it is made, on the event loop."""
+ARRIVED = "dne_serve.arrived"
+"""In the scope of a request: when its last byte was read, by the event loop's clock. Where more
+is asked than can be done, requests wait for the event loop as well."""
 
-    def __init__(self, seconds: float) -> None:
+
+class Patience:
+    """Begins when it is made, on the event loop, or `since` an earlier moment by its clock."""
+
+    def __init__(self, seconds: float, *, since: float | None = None) -> None:
         self._seconds = seconds
-        self._until = asyncio.get_running_loop().time() + seconds
+        began = asyncio.get_running_loop().time() if since is None else since
+        self._until = began + seconds
 
     async def result(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         """What the coroutine returns; it is cancelled when the time is over."""

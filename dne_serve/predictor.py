@@ -73,11 +73,16 @@ class Predictor:
             found = await loop.run_in_executor(self._loaders, self._load, version)
         return Chosen(resident=found, by="asked")
 
+    def expect_room(self) -> None:
+        """QueueFull where not even one image would be taken: to be asked before a body is read, so
+        that who is refused costs little."""
+        self._check_room(1)
+
     async def predict(
-        self, chosen: Chosen, *, uploads: Sequence[Picture], top_k: int
+        self, chosen: Chosen, *, uploads: Sequence[Picture], top_k: int, since: float | None = None
     ) -> PredictAnswer:
         resident = chosen.resident
-        logits = await self.logits(chosen, pictures=uploads)
+        logits = await self.logits(chosen, pictures=uploads, since=since)
         predictions = [
             _prediction(resident, filename=upload.filename, logits=row, top_k=top_k)
             for upload, row in zip(uploads, logits, strict=True)
@@ -85,14 +90,17 @@ class Predictor:
         canary = chosen.by == "canary"
         return PredictAnswer(version=resident.version, canary=canary, predictions=predictions)
 
-    async def logits(self, chosen: Chosen, *, pictures: Sequence[Picture]) -> list[Floats]:
-        """One for each of the labels of the version that answers, of each picture, in order."""
+    async def logits(
+        self, chosen: Chosen, *, pictures: Sequence[Picture], since: float | None = None
+    ) -> list[Floats]:
+        """One for each of the labels of the version that answers, of each picture, in order.
+        `since`: when the request had arrived, where that was not now."""
         resident, version = chosen.resident, chosen.resident.version
         with (
             self._guard.request(version),
             self._statistics.request(version, images=len(pictures)),
         ):
-            patience = Patience(self._max_wait_s)
+            patience = Patience(self._max_wait_s, since=since)
             with self._statistics.decoding(version):
                 pixels = await patience.result(self._decode(resident, pictures))
             logits = await self._ask(chosen, pixels, patience)
@@ -159,10 +167,13 @@ class Predictor:
         store = self._open_store()
         return self._residents.load(store.manifest(version), shards=store)
 
+    def _check_room(self, images: int) -> None:
+        if self._decoding + self._batcher.depth + images > self._max_queue:
+            raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
+
     async def _decode(self, resident: Resident, pictures: Sequence[Picture]) -> list[Pixels]:
         """All images or the first one's fault. Images in decoding count as queued."""
-        if self._decoding + self._batcher.depth + len(pictures) > self._max_queue:
-            raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
+        self._check_room(len(pictures))
         self._decoding += len(pictures)
         try:
             preprocessing = resident.manifest.preprocessing

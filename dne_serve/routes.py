@@ -15,6 +15,7 @@ from dne_serve.audit import FACTS
 from dne_serve.auth import Scope, actor_of
 from dne_serve.doors import ScopedRoute, scoped
 from dne_serve.openapi import IMAGES_SCHEMA, problems
+from dne_serve.patience import ARRIVED
 from dne_serve.problems import NotReady, TypeNotAccepted, problem
 from dne_serve.schemas import (
     ClassesAnswer,
@@ -120,9 +121,12 @@ async def predict(
     version: AnyVersion = None,
 ) -> PredictAnswer:
     """Classes of one or many images: a form's `files`, base64 in JSON, or one as the raw body."""
+    serving.predictor.expect_room()
     chosen = await serving.predictor.resolve(version)
     uploads = await read_uploads(request, max_images=serving.settings.max_images)
-    return await serving.predictor.predict(chosen, uploads=uploads, top_k=top_k)
+    return await serving.predictor.predict(
+        chosen, uploads=uploads, top_k=top_k, since=request.scope.get(ARRIVED)
+    )
 
 
 @reading.get("/versions", responses=problems(503))

@@ -9,13 +9,14 @@ import asyncio
 import logging
 import resource
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.responses import JSONResponse
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from dne_serve.patience import ARRIVED
 from dne_serve.problems import MEDIA_TYPE, document, new_instance
 from dne_serve.settings import Settings
 
@@ -123,6 +124,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._rest()
+        cast(dict[str, Any], self.scope)[ARRIVED] = self.loop.time()
         super().on_message_complete()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
             # Answered before all of it had come: uvicorn has stopped its clock meanwhile.

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from dne_serve.companions import Chosen
 from dne_serve.engine import Floats, Resident
+from dne_serve.patience import ARRIVED
 from dne_serve.protocol_v2 import describe, scopes
 from dne_serve.protocol_v2.answers import OUTPUTS, Answers, check_requested, output_of
 from dne_serve.protocol_v2.body import HEADER_LENGTH, Asked, pack, unpack
@@ -68,6 +69,7 @@ class _Body:
 
 
 async def _infer(request: Request, serving: Serving, *, version: int | None) -> Response:
+    serving.predictor.expect_room()
     chosen = await _resolve(serving, version)
     resident = chosen.resident
     body = _Body(
@@ -75,7 +77,8 @@ async def _infer(request: Request, serving: Serving, *, version: int | None) -> 
         header_length=request.headers.get(HEADER_LENGTH),
     )
     asked, pictures = await _read(body, serving, resident.manifest.preprocessing)
-    logits = await serving.predictor.logits(chosen, pictures=pictures)
+    since = request.scope.get(ARRIVED)
+    logits = await serving.predictor.logits(chosen, pictures=pictures, since=since)
     return _answer(asked, resident, logits, model_name=serving.settings.model_name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import resource
 import socket
@@ -17,6 +18,7 @@ import httpx
 import pytest
 
 from dne_serve import wire
+from dne_serve.patience import ARRIVED
 from model_store.manifest import Manifest
 from model_store.store import Store
 from tests.dne_serve.conftest import publish_letters
@@ -220,6 +222,29 @@ def test_a_request_that_waits_too_long_is_503_and_is_never_run(
             assert int(answer.headers["retry-after"]) >= 1
         assert live.predict(png()).status_code == 200
         assert live.metric("dne_images_total") == before + 1
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/dne/infer"])
+def test_what_a_request_has_waited_for_the_event_loop_counts(
+    store: Store, letters: Manifest, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    plain, late_s = wire.Connection.on_message_complete, 0.0
+
+    def read_earlier(connection: wire.Connection) -> None:
+        plain(connection)
+        connection.scope[ARRIVED] -= late_s
+
+    monkeypatch.setattr(wire.Connection, "on_message_complete", read_earlier)
+    image = base64.b64encode(png()).decode()
+    tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}
+    body = {"images": [image]} if path == "/predict" else {"inputs": [tensor]}
+    with live_server(Path(store.location), max_wait_seconds=30) as live:
+        live.wait_until_ready()
+        assert live.http.post(path, json=body).status_code == 200
+        late_s = 31
+        answer = live.http.post(path, json=body)
+        assert answer.status_code == 503
+        assert "has waited 30 s" in answer.text
 
 
 def test_slow_connections_do_not_hold_up_others(strict: Live) -> None:

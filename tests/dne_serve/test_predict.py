@@ -176,6 +176,20 @@ def test_a_full_queue_is_503_with_retry_after(store: Store, letters: Manifest) -
         assert live.predict(png()).status_code == 200
 
 
+def test_a_full_queue_refuses_before_it_reads_a_body(store: Store, letters: Manifest) -> None:
+    with live_server(Path(store.location), max_queue=4, max_images=4) as live:
+        live.wait_until_ready()
+        with ThreadPoolExecutor() as others, live.engine_held():
+            waiting = others.submit(live.predict, *map(png, range(4)))
+            wait_for(lambda: live.metric("dne_queue_images") == 4)
+            answer = live.http.post(
+                "/predict", content=b"?", headers={"Content-Type": "text/plain"}
+            )
+            assert_problem(answer, 503, says="waiting")
+            assert live.http.get("/healthz").status_code == 200  # the connection is still good
+        assert waiting.result().status_code == 200
+
+
 def test_names_of_files_come_back_as_they_were_sent(steady: Live) -> None:
     for name in ("π ☕.png", "<script>.png", "../../etc/passwd"):
         answer = steady.http.post("/predict", files=[("files", (name, png()))])
