@@ -15,6 +15,7 @@ from typing import Generic, Protocol
 
 from dne_serve.batcher import Batcher
 from dne_serve.engine import Answers, Engine, Query, Resident, Result, Steps
+from dne_serve.memory import give_back
 from model_store.errors import DneError
 from model_store.manifest import Manifest, ShardRef, total_bytes
 
@@ -213,6 +214,7 @@ class Residents:
             kept = self._residents.residents()
         if left or self._left:
             self._in_steps(self._engine.retain(kept))
+            give_back()
         self._left = left
 
     def _refuse_without_room(self, manifest: Manifest) -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import pytest
 
 from dne_serve import memory
-from dne_serve.memory import COPIES, MemoryCheck, NotEnoughMemory
+from dne_serve.memory import COPIES, MemoryCheck, NotEnoughMemory, give_back
 from model_store.manifest import Manifest
 from model_store.store import Store
 from tests.live_server import Live, assert_problem, png, wait_for
@@ -65,3 +66,20 @@ def test_a_machine_has_what_it_says(tmp_path: Path) -> None:
     assert memory._of_machine(tmp_path / "meminfo") == 2048
     assert memory._of_machine(tmp_path / "absent") is None
     assert (memory.available_bytes() or 1) > 0
+
+
+@pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library cannot give memory back"
+)
+def test_what_was_freed_between_what_is_in_use_goes_back_to_the_system() -> None:
+    def resident_kib() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith("VmRSS")).split()[1])
+
+    blocks = [bytearray(100_000) for _ in range(2_000)]
+    full = resident_kib()
+    kept = blocks[::100]  # here and there, so that the heap cannot shrink
+    del blocks
+    give_back()
+    assert resident_kib() < full - 150_000
+    assert len(kept) == 20

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 from dne_serve.engine import Answers, Fetched, Floats, Model, Query, ReadShard, Resident, Steps
-from dne_serve.reloader import Reloader
+from dne_serve.reloader import NICENESS, Reloader
 from dne_serve.residents import ImageBatcher, Limits, NoRoom, Residents, bytes_of
 from model_store.errors import ShardCorrupt, StoreNotFound
 from model_store.manifest import Manifest, ShardRef
@@ -416,3 +418,13 @@ def test_a_request_keeps_the_version_it_began_with(live: Live) -> None:
     asking.join()
     assert answers[0].json()["version"] == 2
     assert live.predict(png(3)).json()["version"] == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_the_thread_that_loads_gives_way_to_those_that_answer(live: Live) -> None:
+    by_name = {thread.name: thread for thread in threading.enumerate()}
+    niceness = {
+        name: os.getpriority(os.PRIO_PROCESS, by_name[name].native_id or 0)
+        for name in ("reloader", "engine")
+    }
+    assert niceness["reloader"] == niceness["engine"] + NICENESS
