@@ -179,6 +179,7 @@ def measure_loop(*, store: Path, image: bytes, folder: Path, turns: int) -> list
     ):
         assert loop.stdin is not None
         assert loop.stdout is not None
+        loop.stdout.readline()  # it is ready
         for _ in range(turns):
             seen = ask(live, connections=32, folder=folder, seconds=LOOP_S)
             print("again", file=loop.stdin, flush=True)
@@ -189,7 +190,7 @@ def measure_loop(*, store: Path, image: bytes, folder: Path, turns: int) -> list
 
 def loop_in_this_process(location: Path) -> None:
     """Images a second without a server, whenever a line is read: engine, version, threads and
-    workers as ours has them."""
+    workers as ours has them. First says that it is ready."""
     store = Store.open(str(location))
     engine = choose_engine(
         "onnx", device="cpu", threads=THREADS, max_batch=MAX_BATCH, precision="fp32", pack=True
@@ -198,6 +199,7 @@ def loop_in_this_process(location: Path) -> None:
     resident = finish(engine.load(engine.fetch(manifest, read=store.read_shard)))
     blank = np.zeros((IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)
     queries = [Query(pixels=blank, residents=(resident,))] * MAX_BATCH
+    print("ready", flush=True)
     for _ in sys.stdin:
         _loop(engine, resident, queries, SETTLE_S)
         print(_loop(engine, resident, queries, LOOP_S), flush=True)
