@@ -33,6 +33,7 @@ check: $(READY) ## lint, formatting, types, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/peers/model.py
 	$(BIN)/lint-imports
 
 format: $(READY) ## rewrite the sources in the project's form

@@ -88,7 +88,7 @@ def publish_beside_bare(folder: Path, *, tasks: int, rounds: int) -> dict[str, f
         recorder = Recorder(LocalDirectory(store))
         opened = Store.open(str(store), objects=recorder)
         # Each in its turn goes first: whoever does pays for memory and for a disk at rest.
-        works = [
+        works: list[tuple[str, Callable[[], object]]] = [
             ("publish ms", partial(delta.publish, opened)),
             ("bare loop ms", partial(bare_loop, bare, written)),
         ]
