@@ -184,6 +184,10 @@ def _say(channel: str, head: ChannelRecord | None, error: Exception) -> None:
 
 def _step_back() -> None:
     """What loads a version gives way to what answers. On Linux each thread has a priority."""
-    if sys.platform == "linux":
-        own = threading.get_native_id()
+    if sys.platform != "linux":
+        return
+    own = threading.get_native_id()
+    try:
         os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + NICENESS)
+    except OSError as error:  # a sandbox may forbid it, and versions are served all the same
+        log.warning("the thread that loads versions keeps its priority: %s", error)

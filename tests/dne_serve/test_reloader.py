@@ -428,3 +428,16 @@ def test_the_thread_that_loads_gives_way_to_those_that_answer(live: Live) -> Non
         for name in ("reloader", "engine")
     }
     assert niceness["reloader"] == niceness["engine"] + NICENESS
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_where_priorities_are_forbidden_versions_are_served_all_the_same(
+    store: Store, letters: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(which: int, who: int, priority: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    with live_server(Path(store.location)) as live:
+        live.wait_until_ready()
+        assert live.predict(png()).status_code == 200

@@ -12,7 +12,7 @@ import pytest
 
 from model_store.errors import Interrupted
 from model_store.store import Store
-from tests.trainer.folders import SIZES, Listening, asked, write_classes
+from tests.trainer.folders import SIZES, Listening, asked
 from trainer.add_task import add_task
 from trainer.checkpoint import default_folder
 from trainer.cli import main
@@ -21,16 +21,6 @@ from trainer.presets import Shape
 from trainer.request import AddTask
 
 EFFORT = Effort(epochs=4, batch_size=20)  # 2 batches an epoch, and 1 epoch of balancing
-
-
-@pytest.fixture
-def letters(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "letters", ["a", "b"])
-
-
-@pytest.fixture
-def digits(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "digits", ["0", "1"])
 
 
 @pytest.fixture
