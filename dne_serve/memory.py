@@ -1,5 +1,5 @@
 """Whether a version will fit, before a byte of it is read: a server that runs out of memory is
-killed, and with it the version that was served well."""
+killed, and with it the version that was served well. And what versions leave behind."""
 
 from __future__ import annotations
 
