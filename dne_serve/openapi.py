@@ -1,4 +1,4 @@
-"""The OpenAPI document, in the dialect that the bundled Swagger UI reads: 3.0, not 3.1."""
+"""Make the OpenAPI document, in version 3.0, which more generators of clients read than 3.1."""
 
 from __future__ import annotations
 
@@ -69,12 +69,15 @@ def _drop_validation_errors(made: dict[str, Any]) -> None:
 
 
 def _in_dialect(node: Any) -> Any:
-    """`null` as a type, `const` and exclusive bounds are written otherwise in 3.0."""
+    """Write `null` as a type, `const` and exclusive bounds as version 3.0 has them. Leave out
+    defaults that are empty objects: generators refuse them, and the whole operation with them."""
     if isinstance(node, list):
         return [_in_dialect(item) for item in node]
     if not isinstance(node, dict):
         return node
     made = {key: _in_dialect(value) for key, value in node.items()}
+    if made.get("default") == {}:
+        del made["default"]
     if "const" in made:
         made["enum"] = [made.pop("const")]
     if isinstance(made.get("exclusiveMinimum"), int | float):

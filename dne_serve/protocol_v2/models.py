@@ -9,8 +9,8 @@ from dne_serve.protocol_v2.schemas import (
     LiveAnswer,
     ModelAnswer,
     ModelReadyAnswer,
-    ReadyAnswer,
     ServerAnswer,
+    ServerReadyAnswer,
     StatisticsAnswer,
 )
 from dne_serve.protocol_v2.scopes import ThisModel, Version
@@ -28,10 +28,10 @@ async def live() -> LiveAnswer:
 
 
 @health.get("/health/ready", responses=refusals(503))
-async def ready(serving: Parts) -> ReadyAnswer:
+async def ready(serving: Parts) -> ServerReadyAnswer:
     """A version is served."""
     describe.check_ready(serving, None)
-    return ReadyAnswer(ready=True)
+    return ServerReadyAnswer(ready=True)
 
 
 @health.get("/models/{model}/ready", dependencies=[ThisModel], responses=refusals(404, 503))

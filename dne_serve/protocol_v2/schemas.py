@@ -94,7 +94,7 @@ class LiveAnswer(BaseModel):
     live: bool
 
 
-class ReadyAnswer(BaseModel):
+class ServerReadyAnswer(BaseModel):
     ready: bool
 
 
