@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.channel import ChannelRecord, Mode
+from model_store.describe import Verdict
 from model_store.manifest import MAX_VERSION, Preprocessing, ShardRef
 from model_store.quality import Accuracy, Calibration, Metrics, Unknown
 
@@ -57,7 +58,9 @@ class PredictAnswer(BaseModel):
 
 
 class VersionSummary(BaseModel):
-    """`error` says why a version cannot be read; then the rest is empty."""
+    """`error` says why a version cannot be read; then the rest is empty. `change` says what the
+    version did, `verdict` what the gate said of it: `gate` is its first word, `reasons` are the
+    sentences against the version."""
 
     version: int
     parent: int | None = None
@@ -68,6 +71,10 @@ class VersionSummary(BaseModel):
     accuracy: Accuracy = Accuracy()
     delta_bytes: int = 0
     total_bytes: int = 0
+    change: str = ""
+    gate: Verdict | None = None
+    verdict: str = ""
+    reasons: list[str] = []
     error: str | None = None
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from model_store.channel import ChannelRecord
 from model_store.manifest import Draft, Manifest, ShardRef, delta_of, total_bytes
 
 T = TypeVar("T")
+Verdict = Literal["passed", "refused", "overruled", "not judged"]
+NAMED = 8
+"""Classes that a sentence names; further ones are counted."""
 
 
 def summary(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
-    """One row of `dne-store list`: counts and sizes."""
+    """Describe a version in one row of `dne-store list`: what it did, counts, sizes, verdict."""
+    gate = manifest.metrics.gate
     return {
         "version": manifest.version,
         "parent": manifest.parent,
@@ -22,6 +26,10 @@ def summary(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         "accuracy": manifest.metrics.accuracy.model_dump(),
         "delta_bytes": total_bytes(delta_of(manifest, parent)),
         "total_bytes": total_bytes(manifest.model_shards),
+        "change": change(manifest, parent),
+        "gate": gate_of(manifest),
+        "verdict": verdict(manifest),
+        "reasons": list(gate.reasons) if gate else [],
     }
 
 
@@ -64,6 +72,32 @@ def verdict(manifest: Manifest) -> str:
     if gate.passed:
         return "passed"
     return f"{'overruled' if gate.forced else 'refused'}: {'; '.join(gate.reasons)}"
+
+
+def gate_of(manifest: Manifest) -> Verdict:
+    """Give the first word of the verdict, for programs."""
+    said = verdict(manifest)
+    return next(one for one in get_args(Verdict) if said.startswith(one))
+
+
+def change(manifest: Manifest, parent: Draft | None) -> str:
+    """Say what a version did, from what lies between it and its parent."""
+    if manifest.extended:
+        return f"extended {_some(manifest.extended)} with more images"
+    if parent is None and manifest.parent is not None and manifest.metrics.gate is None:
+        return f"changed version {manifest.parent}, which cannot be read any more"
+    if parent is None or len(manifest.tasks) > len(parent.tasks):
+        newest = manifest.tasks[-1]
+        return f"learnt {newest.name}: {_some(newest.classes)}"
+    said = [f"retired {name}" for name in _only_in(manifest.retired, parent.retired)]
+    pairs = zip(parent.spec.classes, manifest.spec.classes, strict=False)
+    said += [f"renamed {old} to {new}" for old, new in pairs if old != new]
+    return ", ".join(said) or "tuned the classifier again"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
 
 
 def difference(old: Manifest, new: Manifest) -> dict[str, Any]:

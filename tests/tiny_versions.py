@@ -23,7 +23,7 @@ from model_store.manifest import (
     geometry_of,
 )
 from model_store.network import Network
-from model_store.quality import Reduced
+from model_store.quality import Gate, Reduced
 from model_store.shard import shard_ref
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store import Store
@@ -44,10 +44,11 @@ def publish_tiny(
     heads: int = 1,
     spread: float = 1.0,
     agreement: Mapping[Reduced, float] | None = None,
+    gate: Gate | None = None,
 ) -> Manifest:
     """A version with random weights that knows the parent's tasks and `tasks`. Not promoted.
     `heads` of each new expert; `spread` of the classifier's weights; `agreement` of reduced
-    precisions, as if it had been measured."""
+    precisions, as if it had been measured; `gate`, as if it had judged."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = _grown(store, tasks, parent, heads=heads, spread=spread)
@@ -73,7 +74,9 @@ def publish_tiny(
         classifier=shard_ref("classifier", classifier),
         unknown=unknown,
         metrics=Metrics(
-            accuracy=Accuracy(all=accuracy, new=accuracy), agreement=dict(agreement or {})
+            accuracy=Accuracy(all=accuracy, new=accuracy),
+            agreement=dict(agreement or {}),
+            gate=gate,
         ),
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         software="tests",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from model_store.describe import change
 from model_store.manifest import Manifest, delta_of, total_bytes
 from model_store.store import Store
 
@@ -34,25 +35,7 @@ def growth(store: Store, lineage: Sequence[Manifest]) -> list[dict[str, Any]]:
                 "total_bytes": total_bytes(one.model_shards),
                 "memory_bytes": total_bytes(one.image_shards),
                 "accuracy": one.metrics.accuracy.all,
-                "change": _change(one, parent),
+                "change": change(one, parent),
             }
         )
     return rows
-
-
-def _adds_a_task(manifest: Manifest, parent: Manifest | None) -> bool:
-    return parent is None or len(manifest.tasks) > len(parent.tasks)
-
-
-def _change(manifest: Manifest, parent: Manifest | None) -> str:
-    """What a version did, in words: from what lies between it and its parent."""
-    if _adds_a_task(manifest, parent) or parent is None:
-        return f"learnt {manifest.tasks[-1].name}"
-    if manifest.extended:
-        return f"more images of {', '.join(manifest.extended)}"
-    said = [f"retired {name}" for name in manifest.retired if name not in parent.retired]
-    pairs = zip(parent.spec.classes, manifest.spec.classes, strict=False)
-    renamed = {old: new for old, new in pairs if old != new}
-    if renamed:
-        said = [f"renamed {old} to {new}" for old, new in renamed.items()]
-    return ", ".join(said) or "tuned the classifier again"

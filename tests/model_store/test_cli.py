@@ -126,7 +126,8 @@ def test_list_as_json(store: Store, capsys: Capture) -> None:
     assert [row["version"] for row in found["versions"]] == [1, 2, 3]
     assert [row["parent"] for row in found["versions"]] == [None, 1, 2]
     assert set(found["versions"][0]) == {
-        "version", "parent", "created", "tasks", "classes", "accuracy", "delta_bytes", "total_bytes"
+        "version", "parent", "created", "tasks", "classes", "accuracy", "delta_bytes", "total_bytes",
+        "change", "gate", "verdict", "reasons",
     }  # fmt: skip
     last = found["versions"][2]
     assert (last["tasks"], last["classes"]) == (3, 6)
@@ -142,6 +143,8 @@ def test_list_as_a_table(store: Store, capsys: Capture) -> None:
     assert third.endswith("production (follow)")
     assert "production" not in first
     assert "50.0 %" in second
+    assert "gate" in title
+    assert "not judged" in second
 
 
 def test_list_of_an_empty_store_says_how_to_begin(location: str, capsys: Capture) -> None:

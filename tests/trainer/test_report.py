@@ -93,8 +93,8 @@ def test_class_care_shows_in_the_report(grown: Store) -> None:
     assert report["retired"] == ["bee"]
     assert len(report["confusion"]["counts"]) == 4
     assert [one["change"] for one in report["growth"]] == [
-        "learnt animals",
-        "learnt cars",
+        "learnt animals: ant, bee, cow",
+        "learnt cars: bus, van",
         "retired bee",
         f"renamed cow to {HOSTILE}",
     ]
