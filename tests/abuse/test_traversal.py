@@ -43,7 +43,6 @@ FOLDERS = (
     "/classes?version=",
     "/classes/",
     "/console/",
-    "/swagger-ui/",
     "/v2/models/",
     "/v2/models/dne/versions/",
     "/",

@@ -41,7 +41,6 @@ SCOPES = {
     "/docs": Scope.OPEN,
     "/openapi.json": Scope.OPEN,
     "/console": Scope.OPEN,
-    "/swagger-ui": Scope.OPEN,
 }
 
 

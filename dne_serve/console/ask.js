@@ -1,0 +1,32 @@
+// Requests to this server. The token for reading and predicting and the one for moving the channel
+// are two: one that is refused takes nothing away from the other.
+
+export const READ_TOKEN = "dne-token";
+export const ADMIN_TOKEN = "dne-admin-token";
+
+export const token = (name) => sessionStorage.getItem(name) ?? "";
+export const keepToken = (name, value) => sessionStorage.setItem(name, value);
+export const forgetToken = (name) => sessionStorage.removeItem(name);
+
+/** Give the JSON of an answer, or throw an Error with the problem's own sentence. */
+export async function ask(path, { bearer = token(READ_TOKEN), ...options } = {}) {
+  const headers = { ...(bearer ? { Authorization: `Bearer ${bearer}` } : {}), ...options.headers };
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers });
+  } catch {
+    throw new Error("The server cannot be reached.");
+  }
+  const body = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw refusal(answer, body);
+  return body;
+}
+
+function refusal(answer, body) {
+  const error = new Error(body.detail || `The server answered ${answer.status}.`);
+  error.status = answer.status;
+  error.type = body.type;
+  error.refused = answer.status === 401 || answer.status === 403;
+  error.retryAfter = Number(answer.headers.get("Retry-After")) || 1;
+  return error;
+}

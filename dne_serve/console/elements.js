@@ -1,0 +1,39 @@
+// Building blocks of both pages. Class names, file names and reasons come from strangers: they
+// reach a page as text only.
+
+export const $ = (id) => document.getElementById(id);
+
+/** Make an element; `text` becomes its text and never markup. */
+export function make(tag, className, text) {
+  const element = document.createElement(tag);
+  if (className) element.className = className;
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+/** Make an element with sentences in which `this` is code. */
+export function prose(tag, className, text) {
+  const element = make(tag, className);
+  text.split("`").forEach((part, i) => element.append(i % 2 ? make("code", "", part) : part));
+  return element;
+}
+
+/** Show a sentence, or hide the element that has none. */
+export function show(element, text) {
+  element.textContent = text ?? "";
+  element.hidden = !text;
+}
+
+/** Replace what an element holds, and keep the focus on the control that had it. */
+export function refill(element, children) {
+  const id = document.activeElement?.id;
+  element.replaceChildren(...children);
+  if (id && document.activeElement?.id !== id) $(id)?.focus();
+}
+
+export const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
+export const count = (n, one, many) => `${n} ${n === 1 ? one : many}`;
+export const size = (bytes) => (bytes < 2 ** 20 ? `${(bytes / 2 ** 10).toFixed(1)}\u00a0KiB` : `${(bytes / 2 ** 20).toFixed(2)}\u00a0MiB`);
+export const when = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+export const seconds = (ms) => `${(ms / 1000).toFixed(1)}\u00a0s`;
+export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
