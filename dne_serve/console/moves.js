@@ -1,0 +1,77 @@
+// Moving the channel: promote, roll back, resume. Each is asked for in a dialog.
+
+import { ADMIN_TOKEN, ask, forgetToken, keepToken, token } from "./ask.js";
+import { $, make, show } from "./elements.js";
+
+let move = null;
+
+/** Make the button that moves the channel to a version. */
+export function moveButton(one, overview) {
+  // Older than what is served: a way back. Newer: a way on.
+  const back = overview.served !== null && one.version < overview.served;
+  const refused = one.gate === "refused";
+  const verb = back ? "Roll back" : "Promote";
+  const title = `${back ? "Roll back to" : "Promote"} version ${one.version}${refused ? " although refused" : ""}`;
+  const button = make("button", refused ? "danger" : "", refused ? `${verb}…` : verb);
+  button.type = "button";
+  button.id = `move-to-${one.version}`;
+  button.setAttribute("aria-label", title);
+  button.addEventListener("click", () => {
+    openMove({ path: back ? "rollback" : "promote", to: one.version, title, verb, refused, reasons: one.reasons });
+  });
+  return button;
+}
+
+function openMove({ title, verb, refused = false, reasons = [], ...wanted }) {
+  move = wanted;
+  $("move-title").textContent = title;
+  $("move-go").textContent = refused ? `${verb} although refused` : verb;
+  $("move-go").className = refused ? "danger primary" : "primary";
+  $("refusal").hidden = !refused;
+  $("refusal-reasons").replaceChildren(...reasons.map((one) => make("li", "", one)));
+  $("reason").required = refused;
+  $("reason-label").textContent = refused
+    ? "Why move to it all the same? (kept in the channel's history)"
+    : "Reason (kept in the channel's history)";
+  $("token").value = token(ADMIN_TOKEN);
+  $("token-box").hidden = Boolean($("token").value);
+  $("reason").value = "";
+  show($("move-error"), "");
+  $("move").showModal();
+}
+
+async function goOn() {
+  const body = { reason: $("reason").value.trim() };
+  if (move.to !== undefined) body.to = move.to;
+  $("move-go").disabled = true;
+  try {
+    await ask(move.path, {
+      method: "POST",
+      bearer: $("token").value,
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+    });
+    keepToken(ADMIN_TOKEN, $("token").value);
+    $("move").close();
+  } catch (error) {
+    if (error.refused) {
+      forgetToken(ADMIN_TOKEN);
+      $("token-box").hidden = false;
+    }
+    show($("move-error"), error.message);
+  } finally {
+    $("move-go").disabled = false;
+  }
+  document.dispatchEvent(new Event("moved"));
+}
+
+$("reason").addEventListener("input", () => {
+  const blank = $("reason").required && !$("reason").value.trim();
+  $("reason").setCustomValidity(blank ? "Say why." : "");
+});
+$("resume").addEventListener("click", () => openMove({ path: "resume", title: "Resume following", verb: "Resume" }));
+$("move-cancel").addEventListener("click", () => $("move").close());
+$("move-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  goOn();
+});

@@ -1,0 +1,230 @@
+// Predictions: any number of images, sent in groups, one group at a time.
+
+import { READ_TOKEN, ask, keepToken } from "./ask.js";
+import { $, count, make, percent, seconds, show, sleep } from "./elements.js";
+
+const GROUP_IMAGES = 8; // far below what a server takes at once, so that others get their turn
+const GROUP_BYTES = 4 * 2 ** 20;
+const TRIES = 5; // of a group that a busy server sends away
+const LONGEST_WAIT_S = 10;
+const KEPT = 200; // answers on the page
+const TOP_K = 5;
+const TICK_MS = 200;
+const BUSY = new Set([429, 503]);
+// Statuses that speak of the images of a group, not of the server or of the person asking.
+const ABOUT_IMAGES = new Set([400, 413, 415, 422]);
+
+const waiting = [];
+let run = null;
+
+/** Ask about the files too, now or behind those that wait already. */
+export function takeImages(items) {
+  const files = [...items].filter((item) => item instanceof File);
+  if (!files.length) return;
+  waiting.push(...files);
+  if (run) run.total += files.length;
+  else work({ total: waiting.length, alone: 0, done: 0, bad: 0, began: performance.now(), last: null, note: "" });
+}
+
+async function work(started) {
+  run = started;
+  show($("predict-error"), "");
+  const ticking = setInterval(tell, TICK_MS);
+  tell();
+  try {
+    while (waiting.length) await answerGroup(nextGroup());
+  } catch (error) {
+    giveUp(error);
+  } finally {
+    clearInterval(ticking);
+    run.ended = true;
+    tell();
+    run = null;
+  }
+}
+
+function nextGroup() {
+  const group = [waiting.shift()];
+  let bytes = group[0].size;
+  const most = run.alone ? 1 : GROUP_IMAGES;
+  run.alone = Math.max(run.alone - 1, 0);
+  while (waiting.length && group.length < most && bytes + waiting[0].size <= GROUP_BYTES) {
+    bytes += waiting[0].size;
+    group.push(waiting.shift());
+  }
+  return group;
+}
+
+/** Show the answers of a group. One bad image fails a request: then each is asked by itself. */
+async function answerGroup(group) {
+  try {
+    const answer = await patiently(group);
+    put(answer.predictions.map((one, i) => answerRow(one, group[i], answer.version)));
+    run.done += group.length;
+  } catch (error) {
+    const isBad = ABOUT_IMAGES.has(error.status);
+    if (isBad && group.length === 1) {
+      put([failedRow(group[0], error.message)]);
+      run.done += 1;
+      run.bad += 1;
+      return;
+    }
+    waiting.unshift(...group);
+    if (!isBad) throw error;
+    run.alone = group.length;
+  }
+}
+
+/** Ask a group, and again while the server is busy: as often as TRIES, when it says. */
+async function patiently(group) {
+  for (let tried = 1; ; tried += 1) {
+    try {
+      return await send(group);
+    } catch (error) {
+      if (!BUSY.has(error.status) || tried === TRIES || run.stopped) throw error;
+      run.note = "the server is busy, trying again";
+      await sleep(1000 * Math.min(error.retryAfter, LONGEST_WAIT_S));
+      run.note = "";
+    }
+  }
+}
+
+function send(group) {
+  const form = new FormData();
+  for (const file of group) form.append("files", file, file.name);
+  const query = new URLSearchParams({ top_k: TOP_K });
+  if ($("ask").value) query.set("version", $("ask").value);
+  return ask(`predict?${query}`, { method: "POST", body: form });
+}
+
+/** Say why the rest was not asked. Images wait for a token that is missing; others are let go. */
+function giveUp(error) {
+  if (error.refused) {
+    askForToken(error.message);
+    return;
+  }
+  const left = waiting.splice(0).length;
+  const others = left ? ` ${count(left, "image was", "images were")} not answered.` : "";
+  show($("predict-error"), error.message + others);
+}
+
+function tell() {
+  const { done, total, began, note, ended = false, bad } = run;
+  $("progress").hidden = ended;
+  $("stop").hidden = ended || total <= GROUP_IMAGES;
+  $("drop").setAttribute("aria-busy", String(!ended));
+  $("progress-bar").max = total;
+  $("progress-bar").value = done;
+  const time = seconds(performance.now() - began);
+  $("progress-text").textContent = [`${done} of ${count(total, "image", "images")}`, time, note].filter(Boolean).join(" · ");
+  if (!ended) return;
+  const shown = done > KEPT ? `; the last ${KEPT} are shown` : "";
+  const refused = bad ? `, ${bad} refused` : "";
+  const answered = `${done < total ? `${done} of ` : ""}${count(total, "image", "images")}`;
+  show($("told"), done ? `${answered} in ${time}${refused}${shown}.` : "");
+}
+
+$("stop").addEventListener("click", () => {
+  run.stopped = true;
+  run.total -= waiting.splice(0).length;
+});
+
+// The door, where this server asks for a token
+
+export function askForToken(why) {
+  $("door").hidden = false;
+  show($("door-error"), $("door").dataset.tried ? why : "");
+}
+
+$("door").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepToken(READ_TOKEN, $("door-token").value);
+  $("door").dataset.tried = "yes";
+  $("door").hidden = true;
+  show($("predict-error"), "");
+  document.dispatchEvent(new Event("token"));
+  takeImages(waiting.splice(0));
+});
+
+// Rows
+
+/** Put the rows of a group behind those of the groups before it, above older runs. */
+function put(rows) {
+  if (run.last?.isConnected) run.last.after(...rows);
+  else $("answers").prepend(...rows);
+  run.last = rows.at(-1);
+  const all = $("answers").children;
+  while (all.length > KEPT) (all[all.length - 1] === run.last ? all[0] : all[all.length - 1]).remove();
+}
+
+function answerRow(prediction, file, version) {
+  const row = make("li", prediction.unknown ? "answer unknown" : "answer");
+  const box = make("div");
+  const said = `${prediction.label} · ${percent(prediction.score)}`;
+  if (prediction.unknown) {
+    box.append(make("p", "label", "Not like any class"), make("p", "nearest", `nearest: ${said}`));
+  } else {
+    box.append(make("p", "label", said));
+  }
+  const about = [`version ${version}`, `task ${prediction.task}`, prediction.filename];
+  const bars = make("div", "bars");
+  bars.append(...prediction.top.map(bar));
+  box.append(make("p", "about", about.filter(Boolean).join(" · ")), bars);
+  row.append(thumbnail(file), box);
+  return row;
+}
+
+function failedRow(file, why) {
+  const row = make("li", "answer failed");
+  const box = make("div");
+  box.append(make("p", "label", "No answer"), make("p", "error", why));
+  row.append(thumbnail(file), box);
+  return row;
+}
+
+function thumbnail(file) {
+  const image = make("img");
+  image.alt = "";
+  image.src = URL.createObjectURL(file);
+  image.onload = () => {
+    if (Math.max(image.naturalWidth, image.naturalHeight) < 64) image.classList.add("small");
+    URL.revokeObjectURL(image.src);
+  };
+  image.onerror = () => {
+    URL.revokeObjectURL(image.src);
+    image.replaceWith(make("div", "no-picture", "no picture"));
+  };
+  return image;
+}
+
+function bar({ label, score }) {
+  const row = make("div", "bar");
+  const name = make("span", "name", label);
+  name.title = label;
+  const track = make("div", "track");
+  const fill = make("div", "fill");
+  fill.style.width = `${100 * score}%`;
+  track.append(fill);
+  row.append(name, track, make("span", "value", percent(score)));
+  return row;
+}
+
+// Ways in: choose, drop, paste
+
+$("files").addEventListener("change", (event) => {
+  takeImages(event.target.files);
+  event.target.value = ""; // so that the same file can be chosen again
+});
+document.addEventListener("dragover", (event) => {
+  event.preventDefault();
+  $("drop").classList.add("over");
+});
+document.addEventListener("dragleave", (event) => {
+  if (!event.relatedTarget) $("drop").classList.remove("over");
+});
+document.addEventListener("drop", (event) => {
+  event.preventDefault(); // a browser would leave the page to show the file
+  $("drop").classList.remove("over");
+  takeImages(event.dataTransfer.files);
+});
+document.addEventListener("paste", (event) => takeImages(event.clipboardData.files));

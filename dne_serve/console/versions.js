@@ -1,0 +1,137 @@
+// The list of versions and the history of the channel.
+
+import { ask } from "./ask.js";
+import { $, count, make, percent, refill, show, size, when } from "./elements.js";
+import { moveButton } from "./moves.js";
+import { askForToken } from "./predict.js";
+
+const HISTORY = 50; // records shown
+const NO_STORE = "urn:dne-serve:problem:store-not-found";
+
+const known = new Map(); // what was told of each version, by number
+let oldest = null; // the oldest version that somebody asked to see; null: only the newest page
+let before = null; // where the next older page ends; null: there is none
+let locked = false; // a token is missing: asking again would be one wrong guess more
+let newest = null;
+
+/** Ask for the newest versions, and show them with the older ones that are shown already. */
+export async function listVersions() {
+  if (locked) return;
+  try {
+    newest = await ask("versions");
+    keep(newest.versions);
+    if (oldest === null) before = newest.next_before ?? null;
+    showAll();
+    show($("versions-error"), "");
+    show($("locked"), "");
+  } catch (error) {
+    if (error.refused) {
+      locked = true;
+      askForToken(error.message);
+    }
+    tellFailure(error);
+  }
+}
+
+function tellFailure(error) {
+  const isNew = error.type === NO_STORE && known.size === 0;
+  $("no-versions").hidden = !isNew;
+  show($("locked"), error.refused ? "The versions are listed once a token with the scope read is given." : "");
+  show($("versions-error"), isNew || error.refused ? "" : error.message);
+}
+
+/** Remember a page. Versions between its first and its last that it lacks have been deleted. */
+function keep(page, { isNewest = true } = {}) {
+  const first = page[0]?.version ?? 0;
+  const last = isNewest ? Infinity : (page.at(-1)?.version ?? 0);
+  for (const number of [...known.keys()]) {
+    const gone = number >= first && number <= last;
+    if (gone || (isNewest && (oldest === null || number < oldest))) known.delete(number);
+  }
+  for (const one of page) known.set(one.version, one);
+}
+
+async function showOlder() {
+  $("older").disabled = true;
+  try {
+    const page = await ask(`versions?before=${before}`);
+    oldest = page.versions[0]?.version ?? oldest;
+    before = page.next_before ?? null;
+    keep(page.versions, { isNewest: false });
+    showAll();
+  } catch (error) {
+    show($("versions-error"), error.message);
+  } finally {
+    $("older").disabled = false;
+  }
+}
+
+function showAll() {
+  const rows = [...known.values()].sort((a, b) => b.version - a.version);
+  refill($("versions"), rows.map((one) => versionRow(one, newest)));
+  $("no-versions").hidden = rows.length > 0;
+  listChoices(rows);
+  listHistory(newest.history);
+  const more = before === null ? 0 : Math.max((newest.total ?? 0) - rows.length, 0);
+  show($("older"), before === null ? "" : `Show older${more ? ` (${more} more)` : ""}`);
+  const pinned = newest.mode === "pin";
+  $("resume").hidden = !pinned;
+  show($("pinned"), pinned ? "The channel was rolled back. It stays here until it is resumed or a version is promoted." : "");
+}
+
+function versionRow(one, overview) {
+  const served = one.version === overview.served;
+  const row = make("li", served ? "version served" : "version");
+  row.dataset.version = one.version;
+  const head = make("div", "head");
+  head.append(make("h3", "", `Version ${one.version}`));
+  if (served) head.append(make("span", "badge", "served"));
+  if (one.gate === "refused" || one.gate === "overruled") head.append(make("span", `badge ${one.gate}`, one.gate));
+  row.append(head);
+  if (!served && !one.error) row.append(moveButton(one, overview));
+  if (one.error) row.append(make("p", "", one.error));
+  else row.append(make("p", "change", one.change), versionFacts(one), ...reasons(one));
+  return row;
+}
+
+function versionFacts(one) {
+  const facts = [`${count(one.classes, "class", "classes")} in ${count(one.tasks, "task", "tasks")}`];
+  if (one.accuracy.all !== null) facts.push(`accuracy ${percent(one.accuracy.all)}`);
+  if (one.gate === "not judged") facts.push(one.verdict);
+  facts.push(one.delta_bytes ? `+ ${size(one.delta_bytes)}` : "no new weights", when(one.created));
+  const line = make("p");
+  facts.forEach((fact, i) => line.append(i ? " · " : "", make("span", "fact", fact)));
+  return line;
+}
+
+function reasons(one) {
+  if (!one.reasons.length) return [];
+  const list = make("ul", "reasons");
+  list.setAttribute("aria-label", `Why the gate refused version ${one.version}`);
+  list.append(...one.reasons.map((reason) => make("li", "", reason)));
+  return [list];
+}
+
+function listChoices(rows) {
+  const chosen = $("ask").value;
+  const options = rows.filter((one) => !one.error).map((one) => new Option(`version ${one.version}`, one.version));
+  $("ask").replaceChildren(new Option("the served version", ""), ...options);
+  $("ask").value = options.some((option) => option.value === chosen) ? chosen : "";
+}
+
+function listHistory(history) {
+  $("history-box").hidden = history.length === 0;
+  $("history").replaceChildren(
+    ...history.slice(-HISTORY).reverse().map((record) => {
+      const row = make("li", "", record.mode === "pin" ? `Rolled back to version ${record.target}` : `Followed version ${record.target}`);
+      const about = [when(record.time), record.actor, record.reason].filter(Boolean).join(" · ");
+      row.append(make("div", "about", about));
+      return row;
+    }),
+  );
+}
+
+$("older").addEventListener("click", showOlder);
+document.addEventListener("token", () => {
+  locked = false;
+});
