@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from tests.s3_server import moto, s3_location, seaweedfs  # noqa: F401 – fixtures for all
+from tests.trained_store import trained_copy, trained_store  # noqa: F401 – fixtures for all
 
 # Before torch is imported: tiny networks lose more time to a thread pool than they win.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
