@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SIZE = 16
 EPOCHS = 3
 LONGEST_S = 600
+"""For the store to be made on a machine that has much else to do."""
 PROMOTED, NOT_PROMOTED = 0, 3
 QUICKLY = ("--epochs", str(EPOCHS), "--augment", "none", "--device", "cpu", "--threads", "1")
 TASKS = {"letters": ("a", "b"), "digits": ("0", "1", "2"), "signs": ("minus", "plus")}
@@ -95,6 +96,14 @@ class TrainedStore:
         return found[0].read_bytes()
 
 
+def allow_for_the_making(items: list[pytest.Item]) -> None:
+    """Whichever test is the first to need the store waits until it is made."""
+    for item in items:
+        needed: Sequence[str] = getattr(item, "fixturenames", ())
+        if "trained_store" in needed and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONGEST_S))
+
+
 @pytest.fixture(scope="session")
 def trained_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedStore]:
     """To be read only: a test that writes asks for `trained_copy`."""
@@ -102,7 +111,7 @@ def trained_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedS
     run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
     with _alone(run / "trained.lock"):
         if not _record(run / "trained").exists():
-            _make_elsewhere(run / "trained")
+            _make_elsewhere(run / "trained", cache=run / "cache")
     made = TrainedStore(folder=run / "trained", **json.loads(_record(run / "trained").read_text()))
     before = _files(made)
     yield made
@@ -136,15 +145,16 @@ def _files(made: TrainedStore) -> dict[str, int]:
     return {str(path.relative_to(made.folder)): path.stat().st_size for path in kept}
 
 
-def _make_elsewhere(folder: Path) -> None:
-    """In a process of its own: the commands set torch and the environment to their needs."""
+def _make_elsewhere(folder: Path, *, cache: Path) -> None:
+    """In a process of its own: the commands set torch and the environment to their needs. The
+    cache is the run's own, because finding out what a machine can do takes ten seconds."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     surroundings = {name: value for name, value in os.environ.items() if name[:4] != "DNE_"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.trained_store", str(folder)],
         cwd=ROOT,
-        env={**surroundings, "DNE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
+        env={**surroundings, "DNE_CACHE": str(cache), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=LONGEST_S,
