@@ -105,6 +105,8 @@ class VersionAnswer(BaseModel):
     classes: list[str]
     retired: list[str]
     """Classes that this version never answers any more."""
+    extended: list[str]
+    """Classes that got more images in this version, which then has no new task."""
     shards: list[ShardRef]
     metrics: Metrics
     calibration: Calibration

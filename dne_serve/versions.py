@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dne_serve.problems import tell
 from dne_serve.schemas import (
     ClassAnswer,
@@ -44,11 +46,20 @@ def overview(
 
 def describe(store: Store, version: int) -> VersionAnswer:
     manifest = store.manifest(version)
+    found = details(manifest, parent=store.parent_of(manifest))
     return VersionAnswer(
-        **details(manifest, parent=store.parent_of(manifest)),
-        preprocessing=manifest.preprocessing,
-        temperature=manifest.calibration.temperature,
+        **{**found, **_records(manifest)}, temperature=manifest.calibration.temperature
     )
+
+
+def _records(manifest: Manifest) -> dict[str, Any]:
+    """The manifest's records as they are. A strict record does not take its own JSON back, where
+    a tuple has become a list."""
+    names = ("metrics", "calibration", "unknown", "preprocessing")
+    return {
+        "shards": list(dict.fromkeys(manifest.shards)),
+        **{name: getattr(manifest, name) for name in names},
+    }
 
 
 def classes(manifest: Manifest) -> ClassesAnswer:

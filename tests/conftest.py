@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from tests.s3_server import moto, s3_location, seaweedfs  # noqa: F401 – fixtures for all
+from tests.trained_store import allow_for_the_making, trained_copy, trained_store  # noqa: F401 – fixtures for all
 
 # Before torch is imported: tiny networks lose more time to a thread pool than they win.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +20,7 @@ NO_GPU = "there is no CUDA device"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    allow_for_the_making(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return  # and torch, which takes seconds, need not be imported

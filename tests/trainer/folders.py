@@ -31,10 +31,12 @@ def pixels_of(class_name: str, count: int, *, size: int = SIZE, seed: int = 0) -
     return (pattern + noise).astype(np.uint8)
 
 
-def write_classes(folder: Path, classes: Sequence[str], *, images: int = 12) -> Path:
+def write_classes(
+    folder: Path, classes: Sequence[str], *, images: int = 12, size: int = SIZE, seed: int = 0
+) -> Path:
     for name in classes:
         (folder / name).mkdir(parents=True)
-        for index, pixels in enumerate(pixels_of(name, images)):
+        for index, pixels in enumerate(pixels_of(name, images, size=size, seed=seed)):
             Image.fromarray(pixels).save(folder / name / f"{index:03}.png")
     return folder
 

@@ -1,0 +1,167 @@
+"""Every route that reads or predicts, for every version that the real commands made."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import httpx
+import pytest
+
+from dne_serve.engine import Engine
+from dne_serve.onnx_engine import OnnxEngine
+from dne_serve.torch_engine import TorchEngine
+from model_store.manifest import Manifest
+from model_store.store import Store
+from tests.live_server import Live, live_server
+from tests.openapi_answers import Document, Operation
+from tests.trained_store import NEW_NAME, RENAMED, RETIRED, TrainedStore
+
+MODEL = "dne"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A server on a store that the real commands made."""
+
+    live: Live
+    document: Document
+    store: Store
+
+    @property
+    def versions(self) -> list[int]:
+        return self.store.versions()
+
+    @property
+    def served(self) -> Manifest:
+        head = self.store.head("production")
+        assert head is not None
+        return self.store.manifest(head.target)
+
+    def ask(self, operation: Operation, **others: object) -> httpx.Response:
+        """An operation with `others` in its path, for the model that is served."""
+        path = operation.path.format(model=MODEL, **others)
+        return self.live.http.request(operation.method, path)
+
+    def infer(self, version: int, *images: bytes) -> httpx.Response:
+        data = [base64.b64encode(image).decode() for image in images]
+        tensor = {"name": "image", "datatype": "BYTES", "shape": [len(images)], "data": data}
+        path = f"/v2/models/{MODEL}/versions/{version}/infer"
+        return self.live.http.post(path, json={"inputs": [tensor]})
+
+
+def engine_of(backend: str) -> Engine:
+    made: dict[str, type[TorchEngine] | type[OnnxEngine]] = {
+        "torch": TorchEngine,
+        "onnx": OnnxEngine,
+    }
+    return made[backend](device="cpu", threads=1)
+
+
+@pytest.fixture(
+    scope="module",
+    params=list(product(["tiny", "pretrained"], ["torch", "onnx"])),
+    ids=" on ".join,
+)
+def trained(request: pytest.FixtureRequest, trained_store: TrainedStore) -> Iterator[Trained]:
+    """One server for all tests of this file: none may change its store."""
+    which, backend = request.param
+    location = trained_store.location if which == "tiny" else trained_store.pretrained
+    with live_server(location, engine=engine_of(backend)) as live:
+        live.wait_until_ready()
+        store = Store.open(str(location))
+        yield Trained(live=live, document=Document(live.http), store=store)
+
+
+def test_every_read_operation_answers_for_every_version_as_its_schema_says(
+    trained: Trained,
+) -> None:
+    asked = 0
+    for operation in trained.document.operations("get"):
+        for version in trained.versions if "version" in operation.parameters("path") else [0]:
+            answer = trained.ask(operation, version=version, region="none")
+            # No region of shared memory is ever there.
+            expected = 404 if "region" in operation.parameters("path") else 200
+            assert answer.status_code == expected, answer.text
+            trained.document.check(operation, answer)
+            asked += 1
+    assert asked > 10 + 5 * len(trained.versions)
+
+
+def test_the_classes_of_every_version_are_told(trained: Trained) -> None:
+    operation = trained.document.operation("get", "/classes")
+    for version in trained.versions:
+        answer = trained.live.http.get("/classes", params={"version": version})
+        trained.document.check(operation, answer)
+        told = [one["label"] for one in answer.json()["classes"]]
+        assert told == list(trained.store.manifest(version).classes)
+
+
+def test_the_route_of_a_version_tells_the_verdict_of_the_gate(trained: Trained) -> None:
+    for version in trained.versions:
+        told = trained.live.http.get(f"/versions/{version}").json()
+        kept = trained.store.manifest(version)
+        assert told["metrics"] == kept.metrics.model_dump(mode="json", by_alias=True)
+        assert told["unknown"] == (kept.unknown and kept.unknown.model_dump())
+        assert told["extended"] == list(kept.extended)
+
+
+def test_every_version_predicts_over_both_interfaces_alike(
+    trained: Trained, trained_store: TrainedStore
+) -> None:
+    images = [trained_store.image(name) for name in ("a", RENAMED, "0")]
+    predict = trained.document.operation("post", "/predict")
+    infer = trained.document.operation("post", "/v2/models/{model}/versions/{version}/infer")
+    for version in trained.versions:
+        answer = trained.live.predict(*images, query=f"?version={version}")
+        trained.document.check(predict, answer)
+        assert answer.json()["version"] == version
+        inferred = trained.infer(version, *images)
+        trained.document.check(infer, inferred)
+        outputs = {one["name"]: one["data"] for one in inferred.json()["outputs"]}
+        assert outputs["label"] == [one["label"] for one in answer.json()["predictions"]]
+        assert set(outputs["label"]) <= set(trained.store.manifest(version).classes)
+
+
+def test_images_of_the_learnt_classes_are_recognised(
+    trained: Trained, trained_store: TrainedStore
+) -> None:
+    """By the served version, which answers by the new name and never with a retired class."""
+    names = list(trained.served.classes)
+    images = [trained_store.image(RENAMED if name == NEW_NAME else name) for name in names]
+    found = trained.live.predict(*images).json()["predictions"]
+    assert [one["label"] for one in found] == names
+    [retired] = trained.live.predict(trained_store.image(RETIRED)).json()["predictions"]
+    assert retired["label"] in names
+
+
+def test_a_version_that_is_not_there_is_404_everywhere(trained: Trained) -> None:
+    missing = trained.versions[-1] + 1
+    for operation in trained.document.operations("get"):
+        if "version" in operation.parameters("path"):
+            answer = trained.ask(operation, version=missing)
+            assert answer.status_code == 404, answer.text
+            trained.document.check(operation, answer)
+
+
+def test_statistics_name_every_version_that_was_asked(
+    trained: Trained, trained_store: TrainedStore
+) -> None:
+    for version in trained.versions:
+        assert trained.infer(version, trained_store.image("a")).is_success
+    operation = trained.document.operation("get", "/v2/models/stats")
+    answer = trained.ask(operation)
+    trained.document.check(operation, answer)
+    told = [int(one["version"]) for one in answer.json()["model_stats"]]
+    assert told == trained.versions
+
+
+def test_the_index_has_every_version_ready(trained: Trained) -> None:
+    operation = trained.document.operation("post", "/v2/repository/index")
+    answer = trained.ask(operation)
+    trained.document.check(operation, answer)
+    assert [(int(row["version"]), row["state"]) for row in answer.json()] == [
+        (version, "READY") for version in trained.versions
+    ]
