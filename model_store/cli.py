@@ -291,10 +291,7 @@ def _print_versions(rows: Sequence[dict[str, Any]], heads: dict[str, ChannelReco
     if not rows:
         print("the store is empty; `dne-train add-task` makes the first version")
         return
-    titles = (
-        *("version", "parent", "created", "tasks", "classes", "accuracy", "gate", "delta"),
-        "served as",
-    )
+    titles = ("version", "parent", "created", "tasks", "classes", "accuracy", "delta", "served as")
     table = [
         (
             str(row["version"]),
@@ -303,7 +300,6 @@ def _print_versions(rows: Sequence[dict[str, Any]], heads: dict[str, ChannelReco
             str(row["tasks"]),
             str(row["classes"]),
             percent(row["accuracy"]["all"]),
-            row["gate"],
             size(row["delta_bytes"]),
             _markers(row["version"], heads),
         )

@@ -22,7 +22,7 @@ export async function listVersions() {
     keep(newest.versions);
     if (oldest === null) before = newest.next_before ?? null;
     showAll();
-    show($("versions-error"), "");
+    show($("versions-error"), (newest.problems ?? []).join(" "));
     show($("locked"), "");
   } catch (error) {
     if (error.refused) {
