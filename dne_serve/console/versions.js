@@ -97,6 +97,7 @@ function versionRow(one, overview) {
 function versionFacts(one) {
   const facts = [`${count(one.classes, "class", "classes")} in ${count(one.tasks, "task", "tasks")}`];
   if (one.accuracy.all !== null) facts.push(`accuracy ${percent(one.accuracy.all)}`);
+  if (one.parent !== null && one.parent !== one.version - 1) facts.push(`built on version ${one.parent}`);
   if (one.gate === "not judged") facts.push(one.verdict);
   facts.push(one.delta_bytes ? `+ ${size(one.delta_bytes)}` : "no new weights", when(one.created));
   const line = make("p");
