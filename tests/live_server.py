@@ -78,7 +78,9 @@ class Live:
 
 
 @contextmanager
-def live_server(store: Path, *, engine: Engine | None = None, **settings: Any) -> Iterator[Live]:
+def live_server(
+    store: Path | str, *, engine: Engine | None = None, **settings: Any
+) -> Iterator[Live]:
     given = {"store": str(store), "poll_seconds": POLL_SECONDS, "admin_token": TOKEN, **settings}
     made = Settings(**given)
     app = create_app(made, engine=engine or TorchEngine(device="cpu", threads=1))

@@ -16,6 +16,7 @@ from model_store.store import Store
 from tests.abuse.victim import Victim, serving
 from tests.campaigns import AddRow
 from tests.dne_serve.conftest import publish_digits, publish_letters
+from tests.trained_store import TrainedStore
 
 pytest.importorskip("schemathesis", reason="THE OPENAPI DOCUMENT WAS NOT TRIED: no schemathesis")
 
@@ -96,3 +97,35 @@ def test_schema_campaign(tmp_path: Path, abuse_row: AddRow, doors: str, sends: s
         f"{generated:,} requests to {operations} operations, with {sends}",
         "0 × 5xx, 0 undocumented statuses, 0 other findings",
     )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_schema_campaign_on_versions_that_the_trainer_made(
+    trained_copy: TrainedStore, tmp_path: Path, abuse_row: AddRow
+) -> None:
+    """Each kind of version is named wherever a version can be named."""
+    made = new_token("tests=admin")
+    kinds = ("refused", "renaming", "extension", "branch", "served")
+    location = str(trained_copy.location)
+    with serving("--store", location, environment={"DNE_TOKENS": made.line}) as victim:
+        before = server_errors(victim, made.secret)
+        runs = [
+            fuzzed_with(victim, tmp_path / kind, getattr(trained_copy, kind), token=made.secret)
+            for kind in kinds
+        ]
+        assert server_errors(victim, made.secret) == before
+    generated = sum(run.generated for run in runs)
+    abuse_row(
+        "schemathesis, trained store",
+        f"{generated:,} requests to {runs[0].operations} operations, {len(kinds)} kinds of version",
+        "0 × 5xx, 0 undocumented statuses, 0 other findings",
+    )
+
+
+def fuzzed_with(victim: Victim, folder: Path, version: int, *, token: str) -> Run:
+    folder.mkdir()
+    named = f'"path.version" = {version}\n"query.version" = {version}\n'
+    (folder / "schemathesis.toml").write_text(CONFIG + named)
+    chosen = ("--max-examples", "20", "--exclude-path", UNLOAD)
+    return fuzzed(victim, folder, *chosen, token=token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
@@ -13,9 +14,11 @@ import pytest
 from dne_serve.engine import Engine
 from dne_serve.onnx_engine import OnnxEngine
 from dne_serve.torch_engine import TorchEngine
+from model_store.cli import main as dne_store
 from model_store.manifest import Manifest
 from model_store.store import Store
-from tests.live_server import Live, live_server
+from tests.dne_serve.test_protocol_v2_client import connected, image_input
+from tests.live_server import Live, live_server, wait_for
 from tests.openapi_answers import Document, Operation
 from tests.trained_store import NEW_NAME, RENAMED, RETIRED, TrainedStore
 
@@ -99,13 +102,14 @@ def test_the_classes_of_every_version_are_told(trained: Trained) -> None:
         assert told == list(trained.store.manifest(version).classes)
 
 
-def test_the_route_of_a_version_tells_the_verdict_of_the_gate(trained: Trained) -> None:
+def test_the_route_of_a_version_says_what_the_command_says(
+    trained: Trained, capsys: pytest.CaptureFixture[str]
+) -> None:
     for version in trained.versions:
         told = trained.live.http.get(f"/versions/{version}").json()
-        kept = trained.store.manifest(version)
-        assert told["metrics"] == kept.metrics.model_dump(mode="json", by_alias=True)
-        assert told["unknown"] == (kept.unknown and kept.unknown.model_dump())
-        assert told["extended"] == list(kept.extended)
+        assert dne_store(["show", str(version), "--json", "--store", trained.store.location]) == 0
+        shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert {name: told[name] for name in shown} == shown
 
 
 def test_every_version_predicts_over_both_interfaces_alike(
@@ -165,3 +169,50 @@ def test_the_index_has_every_version_ready(trained: Trained) -> None:
     assert [(int(row["version"]), row["state"]) for row in answer.json()] == [
         (version, "READY") for version in trained.versions
     ]
+
+
+def test_an_outside_client_asks_every_version(
+    trained: Trained, trained_store: TrainedStore
+) -> None:
+    images = [trained_store.image(name) for name in ("a", RENAMED)]
+    with connected(trained.live) as client:
+        for version in map(str, trained.versions):
+            classes = trained.store.manifest(int(version)).classes
+            assert client.is_model_ready(MODEL, version)
+            assert client.get_model_metadata(MODEL, version)["outputs"]
+            labels = client.get_model_config(MODEL, version)["parameters"]["labels"]
+            assert json.loads(labels["string_value"]) == list(classes)
+            answer = client.infer(MODEL, [image_input(*images)], version)
+            assert answer.as_numpy("probabilities").shape == (len(images), len(classes))
+            assert answer.as_numpy("probabilities").sum(axis=1) == pytest.approx(1)
+
+
+def test_the_channel_moves_over_http_to_every_kind_of_version(trained_copy: TrainedStore) -> None:
+    with live_server(trained_copy.location) as live:
+        live.wait_until_ready()
+        document = Document(live.http)
+        for version in trained_copy.versions:
+            answer = live.admin("/promote", to=version, reason="to see whether it goes")
+            document.check(document.operation("post", "/promote"), answer)
+            assert answer.json()["version"] == version
+            assert live.predict(trained_copy.image("a")).json()["version"] == version
+        for path, expected in (
+            ("/rollback", trained_copy.retirement),
+            ("/resume", trained_copy.branch),
+        ):
+            answer = live.admin(path, reason="")
+            document.check(document.operation("post", path), answer)
+            assert answer.json()["version"] == expected
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_a_branch_and_a_refused_version_stand_beside_the_served_one(
+    trained_store: TrainedStore, backend: str
+) -> None:
+    beside = {"canary": f"{trained_store.branch}=50%", "shadow": str(trained_store.refused)}
+    with live_server(trained_store.location, engine=engine_of(backend), **beside) as live:
+        live.wait_until_ready()
+        wait_for(lambda: None not in map(live.http.get("/readyz").json().get, beside))
+        answers = [live.predict(trained_store.image("a")).json() for _ in range(20)]
+    assert {one["version"] for one in answers} == {trained_store.branch, trained_store.served}
+    assert {one["predictions"][0]["label"] for one in answers} == {"a"}

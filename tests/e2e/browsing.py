@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="THE PAGES NOT TRIED: no Playwright")
+playwright.expect.set_options(timeout=15_000)  # a busy machine is no defect of a page
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NEEDS_CHROMIUM = [
     pytest.mark.browser,

@@ -15,8 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from model_store.cli import main as dne_store
 from model_store.store import Store
-from tests.live_server import wait_for
+from tests.live_server import live_server, wait_for
+from tests.trained_store import TrainedStore
 from tests.trainer.folders import SIZES, write_classes
 
 MODULES = {"dne-train": "trainer.cli", "dne-store": "model_store.cli", "dne-serve": "dne_serve.cli"}
@@ -112,3 +114,17 @@ def test_two_servers_follow_one_channel_on_object_storage_and_roll_back_together
     kept = {ref.sha256 for version in (1, 2) for ref in store.manifest(version).model_shards}
     for number in range(2):
         assert {path.name for path in (tmp_path / f"cache-{number}").iterdir()} == kept
+
+
+def test_a_store_of_every_kind_of_version_is_copied_there_and_served(
+    s3_location: str, trained_store: TrainedStore
+) -> None:
+    here = str(trained_store.location)
+    assert dne_store(["copy", "--store", here, "--to", s3_location]) == 0
+    assert dne_store(["verify", "--store", s3_location]) == 0
+    with live_server(s3_location) as live:
+        live.wait_until_serving(trained_store.served)
+        for version in trained_store.versions:
+            assert live.http.get(f"/versions/{version}").status_code == 200
+            found = live.predict(trained_store.image("a"), query=f"?version={version}")
+            assert found.json()["version"] == version

@@ -1,5 +1,4 @@
-"""The store that the real commands made: that it holds all kinds of versions, and that every
-command that reads a store reads it."""
+"""The store that the real commands made holds all kinds of versions."""
 
 from __future__ import annotations
 
