@@ -23,7 +23,7 @@ from model_store.command import (
     version_number,
 )
 from model_store.describe import channel_head, channel_move, details, difference, summary, verdict
-from model_store.errors import StoreError
+from model_store.errors import ShardCorrupt, ShardMissing, StoreError
 from model_store.manifest import Manifest
 from model_store.signing import load_trust
 from model_store.store import Store
@@ -74,6 +74,12 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     add_trust_option(verify)
     promote = add("promote", promote_version, help="let a channel name a version and follow on")
     _add_version(promote)
+    promote.add_argument(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="do not read the version's experts and classifier before the channel is moved",
+    )
     rollback = add("rollback", roll_back, help="go back to an earlier version and stay there")
     rollback.add_argument(
         "--to",
@@ -222,8 +228,24 @@ def verify_store(options: argparse.Namespace) -> int:
 
 def promote_version(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
+    if options.verify:
+        _check_servable(store, options.number)
     moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
     return _tell_move(store, store.promote(options.number, **moved), options)
+
+
+def _check_servable(store: Store, version: int) -> None:
+    """Before the channel is moved: servers that start would have nothing to serve afterwards."""
+    from model_store.verify import check_servable  # the other quick commands start without it
+
+    manifest = store.manifest(version)
+    try:
+        check_servable(store, manifest)
+    except (ShardMissing, ShardCorrupt) as error:
+        raise StoreError(
+            f"version {version} was not promoted: {error}; `dne-store verify {version}` names "
+            "everything that is damaged, and --no-verify promotes it all the same"
+        ) from error
 
 
 def roll_back(options: argparse.Namespace) -> int:

@@ -73,6 +73,14 @@ def verify_store(
     return walk.report()
 
 
+def check_servable(store: Store, manifest: Manifest) -> None:
+    """Read every shard that a server needs for a version, from the store itself and not from a
+    cache. Raise ShardMissing or ShardCorrupt for the first one that cannot be served."""
+    for ref in dict.fromkeys(manifest.model_shards):
+        data = store.read_stored_shard(ref)
+        check_shard(ref, data, expected=expected_tensors(manifest, ref))
+
+
 class _Walk:
     def __init__(self, store: Store) -> None:
         self.store = store
