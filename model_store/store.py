@@ -46,6 +46,7 @@ from model_store.manifest import (
     first_reason,
 )
 from model_store.objects import (
+    Entry,
     ObjectMissing,
     ObjectRefused,
     Objects,
@@ -117,8 +118,12 @@ class Store:
 
     def versions(self) -> list[int]:
         """The numbers of all versions, ascending."""
-        numbers = (version_of(entry.name) for entry in self.objects.list(VERSIONS))
-        return sorted(number for number in numbers if number is not None)
+        return sorted(self.version_entries())
+
+    def version_entries(self) -> dict[int, Entry]:
+        """What a listing tells of the manifests, by number. It reads none of them."""
+        found = ((version_of(entry.name), entry) for entry in self.objects.list(VERSIONS))
+        return {number: entry for number, entry in found if number is not None}
 
     def newest(self) -> int | None:
         return max(self.versions(), default=None)
@@ -205,8 +210,14 @@ class Store:
 
     def channels(self) -> list[str]:
         """The names of all channels that have a record, in alphabetical order."""
-        found = (record_of(entry.name) for entry in self.objects.list(CHANNELS))
-        return sorted({key[0] for key in found if key is not None})
+        return list(self.newest_records())
+
+    def newest_records(self) -> dict[str, int]:
+        """The number of each channel's newest record, by name, from one listing."""
+        newest: dict[str, int] = {}
+        for key in sorted(filter(None, (record_of(e.name) for e in self.objects.list(CHANNELS)))):
+            newest[key[0]] = key[1]
+        return newest
 
     def record(self, channel: str, number: int) -> ChannelRecord:
         name = record_name(channel, number)
@@ -236,8 +247,13 @@ class Store:
         return [self.record(channel, number) for number in self.record_numbers(channel)]
 
     def record_numbers(self, channel: str) -> list[int]:
+        return sorted(self.record_entries(channel))
+
+    def record_entries(self, channel: str) -> dict[int, Entry]:
+        """What a listing tells of a channel's records, by number. It reads none of them."""
         entries = self.objects.list(f"{CHANNELS}/{check_channel_name(channel)}")
-        return sorted(key[1] for key in map(record_of, (e.name for e in entries)) if key)
+        found = ((record_of(entry.name), entry) for entry in entries)
+        return {key[1]: entry for key, entry in found if key is not None}
 
     def promote(
         self, version: int, *, channel: str, actor: str, reason: str, after: int | None = None

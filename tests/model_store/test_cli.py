@@ -126,7 +126,8 @@ def test_list_as_json(store: Store, capsys: Capture) -> None:
     assert [row["version"] for row in found["versions"]] == [1, 2, 3]
     assert [row["parent"] for row in found["versions"]] == [None, 1, 2]
     assert set(found["versions"][0]) == {
-        "version", "parent", "created", "tasks", "classes", "accuracy", "delta_bytes", "total_bytes"
+        "version", "parent", "created", "tasks", "classes", "accuracy", "gate",
+        "delta_bytes", "total_bytes",
     }  # fmt: skip
     last = found["versions"][2]
     assert (last["tasks"], last["classes"]) == (3, 6)
