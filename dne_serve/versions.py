@@ -59,7 +59,9 @@ class Overviews:
         """The newest records of a channel, oldest first, and what is wrong with others."""
         history: list[ChannelRecord] = []
         problems: list[str] = []
-        for number, entry in sorted(store.record_entries(channel).items())[-SHOWN_RECORDS:]:
+        newest = store.record_numbers(channel)[-SHOWN_RECORDS:]
+        entries = store.record_entries(channel, since=newest[0]) if newest else {}
+        for number, entry in sorted(entries.items()):
             try:
                 history.append(self._record(store, channel, number, entry))
             except StoreError as error:

@@ -118,11 +118,13 @@ class Store:
 
     def versions(self) -> list[int]:
         """The numbers of all versions, ascending."""
-        return sorted(self.version_entries())
+        numbers = map(version_of, self.objects.list_names(VERSIONS))
+        return sorted(number for number in numbers if number is not None)
 
-    def version_entries(self) -> dict[int, Entry]:
-        """What a listing tells of the manifests, by number. It reads none of them."""
-        found = ((version_of(entry.name), entry) for entry in self.objects.list(VERSIONS))
+    def version_entries(self, *, since: int) -> dict[int, Entry]:
+        """What a listing tells of the manifests from a number on. It reads none of them."""
+        entries = self.objects.list(VERSIONS, after=version_name(since - 1))
+        found = ((version_of(entry.name), entry) for entry in entries)
         return {number: entry for number, entry in found if number is not None}
 
     def newest(self) -> int | None:
@@ -215,7 +217,7 @@ class Store:
     def newest_records(self) -> dict[str, int]:
         """The number of each channel's newest record, by name, from one listing."""
         newest: dict[str, int] = {}
-        for key in sorted(filter(None, (record_of(e.name) for e in self.objects.list(CHANNELS)))):
+        for key in sorted(filter(None, map(record_of, self.objects.list_names(CHANNELS)))):
             newest[key[0]] = key[1]
         return newest
 
@@ -247,11 +249,13 @@ class Store:
         return [self.record(channel, number) for number in self.record_numbers(channel)]
 
     def record_numbers(self, channel: str) -> list[int]:
-        return sorted(self.record_entries(channel))
+        names = self.objects.list_names(f"{CHANNELS}/{check_channel_name(channel)}")
+        return sorted(key[1] for key in map(record_of, names) if key is not None)
 
-    def record_entries(self, channel: str) -> dict[int, Entry]:
-        """What a listing tells of a channel's records, by number. It reads none of them."""
-        entries = self.objects.list(f"{CHANNELS}/{check_channel_name(channel)}")
+    def record_entries(self, channel: str, *, since: int) -> dict[int, Entry]:
+        """What a listing tells of a channel's records from a number on. It reads none of them."""
+        folder = f"{CHANNELS}/{check_channel_name(channel)}"
+        entries = self.objects.list(folder, after=record_name(channel, since - 1))
         found = ((record_of(entry.name), entry) for entry in entries)
         return {key[1]: entry for key, entry in found if key is not None}
 

@@ -86,33 +86,35 @@ def read_page(
     store: Store, *, describe: Describe, keep: Keep, before: int | None, limit: int | None
 ) -> Page:
     """Read the newest `limit` versions with a number below `before`; None leaves either out."""
-    entries = store.version_entries()
-    numbers = sorted(number for number in entries if before is None or number < before)
+    living = store.versions()
+    numbers = [number for number in living if before is None or number < before]
     chosen = numbers if limit is None else numbers[-limit:]
-    reader = _Reader(store, entries=entries, describe=describe, keep=keep)
+    entries = store.version_entries(since=chosen[0]) if chosen else {}
+    reader = _Reader(store, living=frozenset(living), describe=describe, keep=keep)
     return Page(
-        rows=[(number, reader.row(number)) for number in chosen],
-        total=len(entries),
+        # What is in the first listing alone was deleted in between.
+        rows=[(n, reader.row(n, entries[n])) for n in chosen if n in entries],
+        total=len(living),
         next_before=chosen[0] if len(chosen) < len(numbers) else None,
     )
 
 
 class _Reader:
     def __init__(
-        self, store: Store, *, entries: dict[int, Entry], describe: Describe, keep: Keep
+        self, store: Store, *, living: frozenset[int], describe: Describe, keep: Keep
     ) -> None:
         self._store = store
-        self._entries = entries
+        self._living = living
         self._describe = describe
         self._keep = keep
         self._recent: dict[int, Manifest] = {}
 
-    def row(self, number: int) -> Row | StoreError:
-        key = key_of(self._store, self._entries[number])
+    def row(self, number: int, entry: Entry) -> Row | StoreError:
+        key = key_of(self._store, entry)
         kept = self._keep.get(key)
         if kept is not None:
             found = json.loads(kept)
-            if _still_holds(found["parent"], found["base"], living=self._entries):
+            if _still_holds(found["parent"], found["base"], living=self._living):
                 row: Row = found["row"]
                 return row
         try:
@@ -134,7 +136,7 @@ class _Reader:
     def _base(self, manifest: Manifest) -> Manifest | None:
         """Find the nearest ancestor that was not deleted, as `Store.parent_of` does."""
         number = manifest.parent
-        while number is not None and number not in self._entries:
+        while number is not None and number not in self._living:
             tombstone = read_deleted(self._store.objects, number)
             number = tombstone.parent if tombstone else None
         return None if number is None else self._manifest(number)
