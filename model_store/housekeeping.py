@@ -6,28 +6,20 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Protocol
 
-from model_store.command import EXIT_OK, current_actor, print_json, version_number
+from model_store.command import EXIT_OK, Add, current_actor, print_json, version_number
 from model_store.copy import Progress, copy_store
 from model_store.delete import delete_version
 from model_store.forget import CANNOT_BE_UNDONE, forget_class
 from model_store.gc import GRACE_S, GcReport, collect_garbage
+from model_store.mend_command import add_mend_command
 from model_store.objects import Entry
 from model_store.storage import report_storage
 from model_store.store import Store
 from model_store.tables import columns, printable, size
-
-Command = Callable[[argparse.Namespace], int]
-
-
-class Add(Protocol):
-    """Adds a subcommand with the options that all have."""
-
-    def __call__(self, name: str, command: Command, *, help: str) -> argparse.ArgumentParser: ...
 
 
 def add_housekeeping_commands(add: Add) -> None:
@@ -56,6 +48,7 @@ def add_housekeeping_commands(add: Add) -> None:
         subparser.add_argument(
             "--reason", metavar="T", default="", help="why; kept in the tombstone"
         )
+    add_mend_command(add)
     copy = add("copy", copy_all, help="copy all versions and channels to another store")
     copy.add_argument(
         "--to",

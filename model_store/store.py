@@ -16,6 +16,7 @@ from model_store.channel import (
     decode_record,
 )
 from model_store.errors import (
+    ChannelBroken,
     RecordInvalid,
     ShardCorrupt,
     ShardForgotten,
@@ -231,8 +232,17 @@ class Store:
 
     def head(self, channel: str) -> ChannelRecord | None:
         """The newest record: what is served. One listing and one read, however long the history."""
-        number = max(self.record_numbers(channel), default=None)
-        return None if number is None else self.record(channel, number)
+        numbers = self.record_numbers(channel)
+        if not numbers:
+            return None
+        try:
+            return self.record(channel, numbers[-1])
+        except (RecordInvalid, StoreUnsupported) as error:
+            if numbers[-1] == len(numbers):
+                raise
+            name = record_name(channel, numbers[-1])
+            reason = f"records before it are missing, and it is none itself ({error})"
+            raise ChannelBroken(name, reason, channel=channel) from error
 
     def resolve(self, record: ChannelRecord) -> Manifest:
         """The manifest that `record` was written for, and no other of the same number."""

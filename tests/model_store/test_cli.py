@@ -19,7 +19,7 @@ from tests.model_store.drafts import prepare, publish_lineage
 
 COMMANDS = [
     *("list", "show", "diff", "verify", "promote", "rollback", "resume", "export-onnx"),
-    *("retire-class", "rename-class", "storage", "gc", "delete", "forget", "copy"),
+    *("retire-class", "rename-class", "storage", "gc", "delete", "forget", "copy", "mend-channel"),
 ]
 Capture = pytest.CaptureFixture[str]
 
