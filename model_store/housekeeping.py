@@ -81,6 +81,12 @@ def show_storage(options: argparse.Namespace) -> int:
 def collect(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     report = collect_garbage(store, dry_run=not options.sweep, grace_s=options.grace * 3600)
+    if report.unmarked:
+        print(
+            f"note: the disk is full: {_sum(report.unmarked)} could not be condemned; run it again "
+            "when the grace period of the others is over, or with a shorter --grace",
+            file=sys.stderr,
+        )
     if options.json:
         print_json(_gc_as_json(report))
         return EXIT_OK
@@ -177,6 +183,7 @@ def _gc_as_json(report: GcReport) -> dict[str, object]:
     return {
         "dry_run": report.dry_run,
         "condemned": [entry.name for entry in report.condemned],
+        "unmarked": [entry.name for entry in report.unmarked],
         "waiting": [entry.name for entry in report.waiting],
         "deleted": [entry.name for entry in (*report.swept, *report.forgotten)],
         "leftovers": list(report.leftovers),

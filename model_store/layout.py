@@ -14,6 +14,7 @@ RUNS = "runs"
 CONDEMNED = "condemned"
 CLOCK = "clock"
 MENDED = "mended"
+RESERVE = "reserve"
 TMP = "tmp"
 
 # ASCII digits, and `fullmatch` below: `\d` and `$` let through more than is meant.

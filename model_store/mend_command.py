@@ -7,6 +7,7 @@ import argparse
 from model_store.command import EXIT_OK, Add, add_channel_option, current_actor, print_json
 from model_store.layout import record_name
 from model_store.mend import Mender, MendReport, Stray, mend_channel
+from model_store.reserve import with_reserve
 from model_store.store import Store
 from model_store.tables import printable
 
@@ -31,13 +32,14 @@ def add_mend_command(add: Add) -> None:
 
 
 def mend_one(options: argparse.Namespace) -> int:
-    report = mend_channel(
-        Store.open(options.store),
-        options.channel,
-        mender=Mender(actor=current_actor(), reason=options.reason),
-        dry_run=not options.yes,
-        also_valid=options.also_valid,
-    )
+    with with_reserve(Store.open(options.store)) as store:
+        report = mend_channel(
+            store,
+            options.channel,
+            mender=Mender(actor=current_actor(), reason=options.reason),
+            dry_run=not options.yes,
+            also_valid=options.also_valid,
+        )
     if options.json:
         print_json(_as_json(report))
         return EXIT_OK

@@ -93,16 +93,20 @@ class Store:
     @classmethod
     def create(cls, location: str, *, objects: Objects | None = None) -> Store:
         """The store at `location`, which is made when there is none."""
+        from model_store.reserve import hold_back  # reading a store starts without it
+
         objects = objects or objects_at(location)
         try:
-            return cls(objects, location=location)
+            store = cls(objects, location=location)
         except StoreNotFound:
             if objects.list(VERSIONS):
                 raise RecordInvalid(STORE, "it is missing, although there are versions") from None
-        _probe(objects)
-        fresh = StoreRecord(id=uuid.uuid4().hex)
-        objects.create(STORE, seal(fresh.model_dump(mode="json")))  # or somebody else just did
-        return cls(objects, location=location)
+            _probe(objects)
+            fresh = StoreRecord(id=uuid.uuid4().hex)
+            objects.create(STORE, seal(fresh.model_dump(mode="json")))  # or somebody else just did
+            store = cls(objects, location=location)
+        hold_back(objects)
+        return store
 
     def read_id(self) -> str:
         try:
