@@ -163,7 +163,8 @@ def _unless_deleted(store: Store, version: int, *, deleted: set[int]) -> Manifes
 
 
 def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found) -> None:
-    """Every shard that nothing names ends up condemned, waiting or swept."""
+    """Every shard that nothing names ends up condemned, waiting or swept; the largest first, for
+    on a full disk there may not be room for all marks."""
     marked: set[str] = set()
     for mark in condemned.marks:
         entry = found.shards.get(mark.sha256)
@@ -183,7 +184,7 @@ def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found
             marked.add(mark.sha256)
     plan.condemn = {
         sha256: entry
-        for sha256, entry in found.shards.items()
+        for sha256, entry in sorted(found.shards.items(), key=lambda one: -one[1].bytes)
         if sha256 not in found.named and sha256 not in marked
     }
 
@@ -243,9 +244,9 @@ def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> l
 
 
 def _condemn(store: Store, plan: GcPlan) -> list[Entry]:
-    """Mark the shards that nothing names, the largest first, as many as there is room for."""
+    """Mark the shards that nothing names, as many as there is room for."""
     marked: list[Entry] = []
-    for sha256, entry in sorted(plan.condemn.items(), key=lambda one: -one[1].bytes):
+    for sha256, entry in plan.condemn.items():
         try:
             condemn(store.objects, sha256)
         except WriteFailed as error:
