@@ -128,6 +128,14 @@ def test_one_version_is_shown_without_reading_the_others(many: Live, read: list[
     assert found == {1, 2}, "the version and its parent"
 
 
+def test_the_index_of_the_open_inference_protocol_reads_the_newest_alone(
+    many: Live, read: list[str]
+) -> None:
+    rows = many.http.post("/v2/repository/index").json()
+    assert [row["version"] for row in rows] == [str(number) for number in range(201, 301)]
+    assert {version_of(name) for name in read} - {None} == set(range(201, 301))
+
+
 def test_an_unreadable_record_does_not_hide_the_versions(live: Live, store: Store) -> None:
     Path(store.location, "channels/production/00000001.json").write_bytes(b"junk")
     body = live.http.get("/versions").json()
