@@ -6,7 +6,7 @@ READY := .venv/ready
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-faults test-abuse test-benchmark test-contracts check format clean
+.PHONY: help demo test test-faults test-abuse test-scale test-benchmark test-contracts check format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -22,6 +22,9 @@ test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races: min
 
 test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up requests: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/abuse
+
+test-scale: $(READY) ## a store of ten thousand versions: what list and GET /versions cost, and a table at the end
+	$(BIN)/python -m pytest -q -m slow tests/scale
 
 test-benchmark: $(READY) ## store, engine, and the server beside its peers: an hour of a quiet machine, and tables
 	status=0; for one in store engine serving; do $(BIN)/python -m benchmarks.$$one || status=1; done; exit $$status

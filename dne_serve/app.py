@@ -16,6 +16,7 @@ from dne_serve.hosts import KnownHosts
 from dne_serve.inflate import Inflated
 from dne_serve.serving import Serving
 from dne_serve.settings import Settings, listed
+from dne_serve.versions import Overviews
 from model_store import __version__
 
 WORTH_PACKING = 4096  # bytes of an answer: most clients offer to unpack, and few need it
@@ -46,6 +47,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
         openapi_url=None,
     )
     app.state.serving = serving
+    app.state.overviews = Overviews()
     problems.install(app)
     # First, and not through a router in between: what is asked most is found soonest.
     app.router.routes.extend(routes.predicting.routes)

@@ -35,6 +35,8 @@ from model_store.channel import ChannelRecord
 from model_store.manifest import MAX_VERSION
 
 DEFAULT_TOP_K = 5
+DEFAULT_LISTED = 100
+MAX_LISTED = 1000
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 PREDICT_BODY = {
     "requestBody": {
@@ -129,15 +131,28 @@ async def predict(
     )
 
 
-@reading.get("/versions", responses=problems(503))
-def list_versions(serving: Parts) -> VersionsAnswer:
+@reading.get("/versions", responses=problems(400, 503))
+def list_versions(
+    request: Request,
+    serving: Parts,
+    before: Annotated[
+        int | None,
+        Query(ge=1, le=MAX_VERSION, description="Only versions with a smaller number."),
+    ] = None,
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_LISTED, description="How many versions, the newest of them.")
+    ] = DEFAULT_LISTED,
+) -> VersionsAnswer:
     """What is there, what is served, and how the channel came to it."""
     served, record = serving.residents.served, serving.reloader.record
-    return versions.overview(
+    overviews: versions.Overviews = request.app.state.overviews
+    return overviews.page(
         serving.open_store(),
         channel=serving.settings.channel,
         served=served.version if served else None,
         mode=record.mode if record else None,
+        before=before,
+        limit=limit,
     )
 
 

@@ -79,11 +79,18 @@ class VersionSummary(BaseModel):
 
 
 class VersionsAnswer(BaseModel):
+    """`versions` ascend. `next_before` is the `before` of the page with older versions; null where
+    there are none. `history` has the newest records, `problems` what is wrong with those that
+    cannot be read."""
+
     served: int | None
     channel: str
     mode: Mode | None
     versions: list[VersionSummary]
+    total: int
+    next_before: int | None
     history: list[ChannelRecord]
+    problems: list[str]
 
 
 class TaskAnswer(BaseModel):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import stat
 import uuid
 from collections.abc import Callable
@@ -24,6 +25,9 @@ DEFAULT_BYTES = 8 << 30
 KEPT_KINDS = ("expert", "classifier")
 
 log = logging.getLogger("model_store.cache")
+
+# The names that are written below, and no others: the folder may hold files of somebody else.
+_OWN_NAME = re.compile(r"[0-9a-f]{64}|tmp-[0-9a-f]{32}")
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -71,10 +75,13 @@ class ShardCache:
             log.warning("shard %s is not cached in %s: %s", ref.sha256, self.root, error.strerror)
 
     def _make_room(self, wanted_bytes: int) -> None:
-        """Removes what was used longest ago. What a killed process left unfinished counts too."""
+        """Remove the shards that were used longest ago. What a killed process left unfinished
+        counts too; files that this cache did not make neither count nor go."""
         held: list[tuple[float, int, str]] = []
         with os.scandir(self.root) as found:
             for item in found:
+                if not _OWN_NAME.fullmatch(item.name):
+                    continue
                 with suppress(FileNotFoundError):  # another process made room, too
                     status = item.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):

@@ -10,12 +10,12 @@ from model_store.class_care import Care, CareOutcome, rename_class, retire_class
 from model_store.command import (
     EXIT_NOT_PROMOTED,
     EXIT_OK,
+    Add,
     add_channel_option,
     add_sign_option,
     current_actor,
     print_json,
 )
-from model_store.housekeeping import Add
 from model_store.manifest import delta_of, total_bytes
 from model_store.signing import load_signer
 from model_store.store import Store

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from model_store.channel import ChannelRecord
 from model_store.command import (
@@ -22,8 +21,9 @@ from model_store.command import (
     run,
     version_number,
 )
-from model_store.describe import channel_head, channel_move, details, difference, summary, verdict
-from model_store.errors import StoreError
+from model_store.describe import channel_move, details, difference, verdict
+from model_store.errors import ShardCorrupt, ShardMissing, StoreError
+from model_store.list_command import add_list_options, list_versions
 from model_store.manifest import Manifest
 from model_store.signing import load_trust
 from model_store.store import Store
@@ -59,7 +59,8 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
         add_json_option(subparser)
         return subparser
 
-    add("list", list_versions, help="list all versions and what the channels name")
+    listing = add("list", list_versions, help="list versions, newest last, and what is served")
+    add_list_options(listing)
     _add_version(add("show", show_version, help="show what a version is made of"))
     diff = add("diff", show_difference, help="show what lies between two versions")
     _add_version(diff, "old")
@@ -74,6 +75,12 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     add_trust_option(verify)
     promote = add("promote", promote_version, help="let a channel name a version and follow on")
     _add_version(promote)
+    promote.add_argument(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="do not read the version's experts and classifier before the channel is moved",
+    )
     rollback = add("rollback", roll_back, help="go back to an earlier version and stay there")
     rollback.add_argument(
         "--to",
@@ -111,37 +118,6 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
         add_housekeeping_commands(add)
         add_keys_command(subparsers)
     return parser
-
-
-def list_versions(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
-    problems: list[str] = []
-    manifests: dict[int, Manifest] = {}
-    for version in store.versions():
-        try:
-            manifests[version] = store.manifest(version)
-        except StoreError as error:
-            problems.append(str(error))
-    heads: dict[str, ChannelRecord] = {}
-    for channel in store.channels():
-        try:
-            head = store.head(channel)
-        except StoreError as error:
-            problems.append(str(error))
-        else:
-            heads.update({channel: head} if head else {})
-    rows = [
-        summary(manifest, parent=_parent(store, manifest, manifests))
-        for manifest in manifests.values()
-    ]
-    for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
-    if options.json:
-        channels = {channel: channel_head(head) for channel, head in heads.items()}
-        print_json({"versions": rows, "channels": channels, "problems": problems})
-    else:
-        _print_versions(rows, heads)
-    return EXIT_FAILED if problems else EXIT_OK
 
 
 def show_version(options: argparse.Namespace) -> int:
@@ -222,8 +198,24 @@ def verify_store(options: argparse.Namespace) -> int:
 
 def promote_version(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
+    if options.verify:
+        _check_servable(store, options.number)
     moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
     return _tell_move(store, store.promote(options.number, **moved), options)
+
+
+def _check_servable(store: Store, version: int) -> None:
+    """Before the channel is moved: servers that start would have nothing to serve afterwards."""
+    from model_store.verify import check_servable  # the other quick commands start without it
+
+    manifest = store.manifest(version)
+    try:
+        check_servable(store, manifest)
+    except (ShardMissing, ShardCorrupt) as error:
+        raise StoreError(
+            f"version {version} was not promoted: {error}; `dne-store verify {version}` names "
+            "everything that is damaged, and --no-verify promotes it all the same"
+        ) from error
 
 
 def roll_back(options: argparse.Namespace) -> int:
@@ -271,46 +263,11 @@ def _add_version(
     )
 
 
-def _parent(store: Store, manifest: Manifest, known: dict[int, Manifest]) -> Manifest | None:
-    if manifest.parent in known:
-        return known[manifest.parent]
-    try:
-        return store.parent_of(manifest)
-    except StoreError:
-        return None  # said already: its own row has failed
-
-
 def _task_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
     return [
         (task.name, str(task.heads), ", ".join(manifest.without_retired(task.classes)) or "-")
         for task in manifest.tasks
     ]
-
-
-def _print_versions(rows: Sequence[dict[str, Any]], heads: dict[str, ChannelRecord]) -> None:
-    if not rows:
-        print("the store is empty; `dne-train add-task` makes the first version")
-        return
-    titles = ("version", "parent", "created", "tasks", "classes", "accuracy", "delta", "served as")
-    table = [
-        (
-            str(row["version"]),
-            str(row["parent"] or "-"),
-            row["created"][:19].replace("T", " "),
-            str(row["tasks"]),
-            str(row["classes"]),
-            percent(row["accuracy"]["all"]),
-            size(row["delta_bytes"]),
-            _markers(row["version"], heads),
-        )
-        for row in rows
-    ]
-    print(columns([titles, *table]))
-
-
-def _markers(version: int, heads: dict[str, ChannelRecord]) -> str:
-    named = (head for head in heads.values() if head.target == version)
-    return ", ".join(f"{head.channel} ({head.mode})" for head in named)
 
 
 def _tell_move(store: Store, record: ChannelRecord, options: argparse.Namespace) -> int:

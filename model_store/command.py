@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from model_store import __version__
 from model_store.channel import check_channel_name
@@ -21,6 +21,15 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_NOT_PROMOTED = 3
+
+
+Command = Callable[[argparse.Namespace], int]
+
+
+class Add(Protocol):
+    """Adds a subcommand with the options that all have."""
+
+    def __call__(self, name: str, command: Command, *, help: str) -> argparse.ArgumentParser: ...
 
 
 def add_version_option(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from model_store.errors import VersionNeeded, WrongUsage
 from model_store.layout import deleted_name, version_name
 from model_store.manifest import first_reason
 from model_store.record import timestamp
+from model_store.reserve import with_reserve
 from model_store.store import Store
 from model_store.stored import create_stored
 from model_store.tombstone import DeletedVersion, read_deleted, tombstone_of
@@ -19,6 +20,11 @@ from model_store.tombstone import DeletedVersion, read_deleted, tombstone_of
 
 def delete_version(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
     """VersionNeeded when a channel names the version, or a training run builds on it."""
+    with with_reserve(store) as reserved:
+        return _delete(reserved, version, actor=actor, reason=reason)
+
+
+def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
     manifest = store.manifest(version)
     _check_unneeded(store, version)
     try:

@@ -19,7 +19,8 @@ DneError
     ├── ChannelMoved         someone else moved the channel first
     ├── NothingToRollBack    the channel has no earlier version, or was never rolled back
     ├── RecordInvalid        a manifest, channel record or store.json that cannot be trusted
-    │   └── SignatureRefused a version that nobody we trust has signed
+    │   ├── SignatureRefused a version that nobody we trust has signed
+    │   └── ChannelBroken    a head after a gap that is no record, or that no record can follow
     ├── ShardMissing         a manifest names a shard that is not there
     │   └── ShardForgotten   images that someone asked to forget
     ├── ShardCorrupt         bytes that are not what the manifest says
@@ -112,6 +113,13 @@ class RecordInvalid(StoreError):
 
 class SignatureRefused(RecordInvalid):
     pass
+
+
+class ChannelBroken(RecordInvalid):
+    def __init__(self, name: str, reason: str, *, channel: str) -> None:
+        super().__init__(
+            name, f"{reason}; `dne-store mend-channel --channel {channel}` tells how to mend it"
+        )
 
 
 class ShardMissing(StoreError):

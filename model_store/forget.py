@@ -17,6 +17,7 @@ from model_store.gc import list_shards, read_all_manifests
 from model_store.layout import forgotten_name, shard_name
 from model_store.manifest import Manifest, ShardRef, first_reason
 from model_store.record import timestamp
+from model_store.reserve import with_reserve
 from model_store.store import Store
 from model_store.stored import create_stored
 from model_store.tombstone import ForgottenShard
@@ -43,6 +44,11 @@ class ForgetReport:
 
 def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
     """DataRejected when no version knows a class of that name."""
+    with with_reserve(store) as reserved:
+        return _forget_all(reserved, class_name, actor=actor, reason=reason)
+
+
+def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
     gone: dict[str, int] = {}
     manifests = read_all_manifests(store)
     _check_known(manifests, class_name)

@@ -25,10 +25,11 @@ from model_store.condemn import (
     read_decision,
     sweep,
 )
-from model_store.errors import StoreError, VersionDeleted
+from model_store.errors import StoreError, VersionDeleted, WriteFailed
 from model_store.layout import CLOCK, SHARDS, TMP, shard_of, version_name
 from model_store.manifest import Manifest
 from model_store.objects import Entry
+from model_store.reserve import is_full, with_reserve
 from model_store.store import Store
 from model_store.tombstone import (
     deleted_versions,
@@ -60,11 +61,12 @@ class GcPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcReport:
     """What was condemned, what waits for its grace period, and what is gone (or, of a dry run,
-    would be)."""
+    would be). `unmarked` is what nothing names either, and for whose marks there was no room."""
 
     dry_run: bool
     reachable: tuple[Entry, ...]
     condemned: tuple[Entry, ...]
+    unmarked: tuple[Entry, ...]
     waiting: tuple[Entry, ...]
     swept: tuple[Entry, ...]
     forgotten: tuple[Entry, ...]
@@ -86,14 +88,18 @@ def collect_garbage(
     grace_s: float = GRACE_S,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> GcReport:
-    plan = plan_collection(store, grace_s=grace_s)
-    swept = [entry for _, entry in plan.sweep]
-    if not dry_run:
-        swept = _apply(store, plan, monotonic_s=monotonic_s)
+    with with_reserve(store) as reserved:
+        plan = plan_collection(reserved, grace_s=grace_s)
+        swept = [entry for _, entry in plan.sweep]
+        condemned = list(plan.condemn.values())
+        if not dry_run:
+            swept = _apply(reserved, plan, monotonic_s=monotonic_s)
+            condemned = _condemn(reserved, plan)
     return GcReport(
         dry_run=dry_run,
         reachable=tuple(plan.reachable),
-        condemned=tuple(plan.condemn.values()),
+        condemned=tuple(condemned),
+        unmarked=tuple(one for one in plan.condemn.values() if one not in condemned),
         waiting=tuple(plan.waiting),
         swept=tuple(swept),
         forgotten=tuple(plan.forgotten),
@@ -157,7 +163,8 @@ def _unless_deleted(store: Store, version: int, *, deleted: set[int]) -> Manifes
 
 
 def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found) -> None:
-    """Every shard that nothing names ends up condemned, waiting or swept."""
+    """Every shard that nothing names ends up condemned, waiting or swept; the largest first, for
+    on a full disk there may not be room for all marks."""
     marked: set[str] = set()
     for mark in condemned.marks:
         entry = found.shards.get(mark.sha256)
@@ -177,7 +184,7 @@ def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found
             marked.add(mark.sha256)
     plan.condemn = {
         sha256: entry
-        for sha256, entry in found.shards.items()
+        for sha256, entry in sorted(found.shards.items(), key=lambda one: -one[1].bytes)
         if sha256 not in found.named and sha256 not in marked
     }
 
@@ -216,22 +223,35 @@ def _old(store: Store, *, now_s: float) -> list[str]:
 
 
 def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> list[Entry]:
-    """Does what was planned; the shards that are gone now."""
+    """Take away what was planned; the shards that are gone now. What goes without a record to be
+    written goes first, and of the shards the largest: on a full disk each makes room for more."""
     objects = store.objects
     for entry in plan.forgotten:
         objects.delete(entry.name)
+    for name in plan.leftovers:
+        objects.delete(name)
+    for mark in plan.void:
+        clear(objects, mark)
     swept = [
         entry
-        for mark, entry in plan.sweep
+        for mark, entry in sorted(plan.sweep, key=lambda one: -one[1].bytes)
         if sweep(objects, mark, delete=partial(objects.delete, entry.name), monotonic_s=monotonic_s)
     ]
     for mark in plan.release:
         if keep(objects, mark):
             clear(objects, mark)
-    for mark in plan.void:
-        clear(objects, mark)
-    for name in plan.leftovers:
-        objects.delete(name)
-    for sha256 in plan.condemn:
-        condemn(objects, sha256)
     return swept
+
+
+def _condemn(store: Store, plan: GcPlan) -> list[Entry]:
+    """Mark the shards that nothing names, as many as there is room for."""
+    marked: list[Entry] = []
+    for sha256, entry in plan.condemn.items():
+        try:
+            condemn(store.objects, sha256)
+        except WriteFailed as error:
+            if not marked or not is_full(error):
+                raise
+            break
+        marked.append(entry)
+    return marked

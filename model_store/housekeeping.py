@@ -6,28 +6,20 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Protocol
 
-from model_store.command import EXIT_OK, current_actor, print_json, version_number
+from model_store.command import EXIT_OK, Add, current_actor, print_json, version_number
 from model_store.copy import Progress, copy_store
 from model_store.delete import delete_version
 from model_store.forget import CANNOT_BE_UNDONE, forget_class
 from model_store.gc import GRACE_S, GcReport, collect_garbage
+from model_store.mend_command import add_mend_command
 from model_store.objects import Entry
 from model_store.storage import report_storage
 from model_store.store import Store
 from model_store.tables import columns, printable, size
-
-Command = Callable[[argparse.Namespace], int]
-
-
-class Add(Protocol):
-    """Adds a subcommand with the options that all have."""
-
-    def __call__(self, name: str, command: Command, *, help: str) -> argparse.ArgumentParser: ...
 
 
 def add_housekeeping_commands(add: Add) -> None:
@@ -56,6 +48,7 @@ def add_housekeeping_commands(add: Add) -> None:
         subparser.add_argument(
             "--reason", metavar="T", default="", help="why; kept in the tombstone"
         )
+    add_mend_command(add)
     copy = add("copy", copy_all, help="copy all versions and channels to another store")
     copy.add_argument(
         "--to",
@@ -88,6 +81,12 @@ def show_storage(options: argparse.Namespace) -> int:
 def collect(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     report = collect_garbage(store, dry_run=not options.sweep, grace_s=options.grace * 3600)
+    if report.unmarked:
+        print(
+            f"note: the disk is full: {_sum(report.unmarked)} could not be condemned; run it again "
+            "when the grace period of the others is over, or with a shorter --grace",
+            file=sys.stderr,
+        )
     if options.json:
         print_json(_gc_as_json(report))
         return EXIT_OK
@@ -184,6 +183,7 @@ def _gc_as_json(report: GcReport) -> dict[str, object]:
     return {
         "dry_run": report.dry_run,
         "condemned": [entry.name for entry in report.condemned],
+        "unmarked": [entry.name for entry in report.unmarked],
         "waiting": [entry.name for entry in report.waiting],
         "deleted": [entry.name for entry in (*report.swept, *report.forgotten)],
         "leftovers": list(report.leftovers),

@@ -13,6 +13,8 @@ FORGOTTEN = "forgotten"
 RUNS = "runs"
 CONDEMNED = "condemned"
 CLOCK = "clock"
+MENDED = "mended"
+RESERVE = "reserve"
 TMP = "tmp"
 
 # ASCII digits, and `fullmatch` below: `\d` and `$` let through more than is meant.
@@ -47,6 +49,10 @@ def forgotten_name(sha256: str) -> str:
 def run_name(transaction: str, number: int) -> str:
     """A run may announce itself more than once: the later ones carry a number."""
     return f"{RUNS}/{transaction}.json" if number == 1 else f"{RUNS}/{transaction}-{number}.json"
+
+
+def mended_name(channel: str, number: int, attempt: int) -> str:
+    return f"{MENDED}/{channel}/{number:08d}.{attempt}.json"
 
 
 def shard_of(name: str) -> str | None:

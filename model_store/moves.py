@@ -19,6 +19,7 @@ from model_store.channel import (
     rollback_target,
 )
 from model_store.errors import (
+    ChannelBroken,
     ChannelMoved,
     ChannelNotFound,
     VersionDeleted,
@@ -26,7 +27,7 @@ from model_store.errors import (
     WrongUsage,
 )
 from model_store.layout import record_name
-from model_store.manifest import first_reason
+from model_store.manifest import MAX_VERSION, first_reason
 from model_store.objects import MAX_CONFLICTS
 from model_store.record import timestamp
 from model_store.tombstone import deleted_versions
@@ -81,6 +82,20 @@ def _check_names_something(store: Store, channel: str) -> None:
         raise ChannelNotFound(f"channel {channel} names no version yet; promote one first")
 
 
+def _newest(store: Store, channel: str) -> int:
+    """The number that the next record follows; 0 where there is none. ChannelBroken where none
+    can follow. Numbers without a gap are taken as they are: a record that is damaged must not
+    keep a channel from moving on."""
+    numbers = store.record_numbers(channel)
+    newest = max(numbers, default=0)
+    if newest != len(numbers):
+        store.head(channel)
+    if newest >= MAX_VERSION:
+        name = record_name(channel, newest)
+        raise ChannelBroken(name, "no record can follow it", channel=channel)
+    return newest
+
+
 def _move(
     store: Store,
     channel: str,
@@ -94,7 +109,7 @@ def _move(
     for _ in range(MAX_CONFLICTS):
         # Listed before the target is chosen: a record that comes in between is a conflict,
         # and the choice is made again.
-        newest = max(store.record_numbers(channel), default=0)
+        newest = _newest(store, channel)
         if after not in (None, newest):
             done = "promoted" if mode == "follow" else "returned to"
             raise ChannelMoved(

@@ -105,10 +105,10 @@ class ObjectStorage:
             except FileNotFoundError as error:
                 raise ObjectMissing(name) from error
 
-    def list(self, folder: str) -> Sequence[Entry]:
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
         check_object_name(folder)
         with _explained(f"{folder} could not be listed"):
-            found = obstore.list(self._small, prefix=folder).collect()
+            found = obstore.list(self._small, prefix=folder, offset=after or None).collect()
         return tuple(
             Entry(
                 name=meta["path"],
@@ -116,8 +116,11 @@ class ObjectStorage:
                 modified_s=meta["last_modified"].timestamp(),
             )
             for meta in found
-            if _is_object_name(meta["path"])
+            if _is_object_name(meta["path"]) and meta["path"] > after
         )
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        return tuple(entry.name for entry in self.list(folder))
 
     def delete(self, name: str) -> None:
         check_object_name(name)

@@ -66,8 +66,13 @@ class Objects(Protocol):
         """All bytes of an object, read once. ObjectMissing; ObjectRefused when it is larger."""
         ...
 
-    def list(self, folder: str) -> Sequence[Entry]:
-        """Every object below `folder`, in no particular order; none where there is no folder."""
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
+        """Every object below `folder` whose name sorts after `after`, in no particular order; none
+        where there is no folder."""
+        ...
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        """The names that `list` would tell: without sizes and times, which cost more to find."""
         ...
 
     def delete(self, name: str) -> None:
@@ -155,13 +160,30 @@ class LocalDirectory:
                 raise ObjectRefused(name, "it is not a regular file") from error
             raise StoreError(f"{name} could not be read: {error.strerror}") from error
 
-    def list(self, folder: str) -> Sequence[Entry]:
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
+        with self._walk(folder) as found:
+            return tuple(
+                Entry(name=name, bytes=status.st_size, modified_s=status.st_mtime)
+                for name, item in found
+                if name > after and (status := _status(item)) is not None
+            )
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        with self._walk(folder) as found:
+            return tuple(name for name, _ in found)
+
+    @contextmanager
+    def _walk(self, folder: str) -> Iterator[Iterator[tuple[str, os.DirEntry[str]]]]:
+        """What may be an object below a folder that is open meanwhile; nothing where it is not."""
         parts = check_object_name(folder)
         try:
-            with self._folder(*parts) as opened:
-                return tuple(_entries(opened, prefix=folder, depth=MAX_NAME_PARTS - len(parts)))
-        except FileNotFoundError:
-            return ()
+            with ExitStack() as opened:
+                try:
+                    file = opened.enter_context(self._folder(*parts))
+                except FileNotFoundError:
+                    yield iter(())
+                else:
+                    yield _items(file, prefix=folder, depth=MAX_NAME_PARTS - len(parts))
         except OSError as error:
             raise StoreError(f"{folder} could not be listed: {error.strerror}") from error
 
@@ -273,23 +295,29 @@ def _read_bounded(name: str, file: int, *, max_bytes: int) -> bytes:
     return data
 
 
-def _entries(folder: int, *, prefix: str, depth: int) -> Iterator[Entry]:
+def _items(folder: int, *, prefix: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below an open folder that may be an object, with its name."""
     with os.scandir(folder) as found:
         for item in found:
             if not _NAME_PART.fullmatch(item.name):
                 continue  # no object can have that name: .DS_Store and the like
             name = f"{prefix}/{item.name}"
-            if item.is_dir(follow_symlinks=False):
-                if depth > 1:
-                    inner = os.open(item.name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-                    try:
-                        yield from _entries(inner, prefix=name, depth=depth - 1)
-                    finally:
-                        os.close(inner)
-                continue
-            with suppress(FileNotFoundError):  # deleted since the folder was read
-                status = item.stat(follow_symlinks=False)
-                yield Entry(name=name, bytes=status.st_size, modified_s=status.st_mtime)
+            if not item.is_dir(follow_symlinks=False):
+                yield name, item
+            elif depth > 1:
+                inner = os.open(item.name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+                try:
+                    yield from _items(inner, prefix=name, depth=depth - 1)
+                finally:
+                    os.close(inner)
+
+
+def _status(item: os.DirEntry[str]) -> os.stat_result | None:
+    """None where it was deleted since the folder was read."""
+    try:
+        return item.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
 
 
 def _hold(opened: ExitStack, file: int) -> int:

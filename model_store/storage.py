@@ -41,10 +41,13 @@ def report_storage(store: Store) -> StorageReport:
     manifests = read_all_manifests(store)
     there = {sha256: entry.bytes for sha256, entry in list_shards(store).items()}
     uses = Counter(sha256 for one in manifests for sha256 in {ref.sha256 for ref in one.shards})
-    living = {manifest.version for manifest in manifests}
+    living = {manifest.version: manifest for manifest in manifests}
     condemned = {mark.sha256 for mark in list_condemned(store.objects).marks}
     return StorageReport(
-        versions=tuple(_bytes_of(store, one, uses=uses, there=there) for one in manifests),
+        versions=tuple(
+            _bytes_of(one, parent=_parent(store, one, living), uses=uses, there=there)
+            for one in manifests
+        ),
         stored=sum(there.values()),
         unnamed=sum(size for sha256, size in there.items() if sha256 not in uses),
         condemned=sum(there.get(sha256, 0) for sha256 in condemned - uses.keys()),
@@ -53,11 +56,15 @@ def report_storage(store: Store) -> StorageReport:
     )
 
 
+def _parent(store: Store, manifest: Manifest, living: dict[int, Manifest]) -> Manifest | None:
+    """The nearest ancestor that was not deleted; looked for in the store only if it is far."""
+    return living.get(manifest.parent or 0) or store.parent_of(manifest)
+
+
 def _bytes_of(
-    store: Store, manifest: Manifest, *, uses: Counter[str], there: dict[str, int]
+    manifest: Manifest, *, parent: Manifest | None, uses: Counter[str], there: dict[str, int]
 ) -> VersionBytes:
     held = _there(manifest.shards, there)
-    parent = store.parent_of(manifest)
     inherited = {ref.sha256 for ref in parent.shards} if parent else set()
     own = total_bytes(tuple(ref for ref in held if uses[ref.sha256] == 1))
     return VersionBytes(

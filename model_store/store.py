@@ -16,6 +16,7 @@ from model_store.channel import (
     decode_record,
 )
 from model_store.errors import (
+    ChannelBroken,
     RecordInvalid,
     ShardCorrupt,
     ShardForgotten,
@@ -46,6 +47,7 @@ from model_store.manifest import (
     first_reason,
 )
 from model_store.objects import (
+    Entry,
     ObjectMissing,
     ObjectRefused,
     Objects,
@@ -91,16 +93,20 @@ class Store:
     @classmethod
     def create(cls, location: str, *, objects: Objects | None = None) -> Store:
         """The store at `location`, which is made when there is none."""
+        from model_store.reserve import hold_back  # reading a store starts without it
+
         objects = objects or objects_at(location)
         try:
-            return cls(objects, location=location)
+            store = cls(objects, location=location)
         except StoreNotFound:
             if objects.list(VERSIONS):
                 raise RecordInvalid(STORE, "it is missing, although there are versions") from None
-        _probe(objects)
-        fresh = StoreRecord(id=uuid.uuid4().hex)
-        objects.create(STORE, seal(fresh.model_dump(mode="json")))  # or somebody else just did
-        return cls(objects, location=location)
+            _probe(objects)
+            fresh = StoreRecord(id=uuid.uuid4().hex)
+            objects.create(STORE, seal(fresh.model_dump(mode="json")))  # or somebody else just did
+            store = cls(objects, location=location)
+        hold_back(objects)
+        return store
 
     def read_id(self) -> str:
         try:
@@ -117,8 +123,14 @@ class Store:
 
     def versions(self) -> list[int]:
         """The numbers of all versions, ascending."""
-        numbers = (version_of(entry.name) for entry in self.objects.list(VERSIONS))
+        numbers = map(version_of, self.objects.list_names(VERSIONS))
         return sorted(number for number in numbers if number is not None)
+
+    def version_entries(self, *, since: int) -> dict[int, Entry]:
+        """What a listing tells of the manifests from a number on. It reads none of them."""
+        entries = self.objects.list(VERSIONS, after=version_name(since - 1))
+        found = ((version_of(entry.name), entry) for entry in entries)
+        return {number: entry for number, entry in found if number is not None}
 
     def newest(self) -> int | None:
         return max(self.versions(), default=None)
@@ -205,8 +217,14 @@ class Store:
 
     def channels(self) -> list[str]:
         """The names of all channels that have a record, in alphabetical order."""
-        found = (record_of(entry.name) for entry in self.objects.list(CHANNELS))
-        return sorted({key[0] for key in found if key is not None})
+        return list(self.newest_records())
+
+    def newest_records(self) -> dict[str, int]:
+        """The number of each channel's newest record, by name, from one listing."""
+        newest: dict[str, int] = {}
+        for key in sorted(filter(None, map(record_of, self.objects.list_names(CHANNELS)))):
+            newest[key[0]] = key[1]
+        return newest
 
     def record(self, channel: str, number: int) -> ChannelRecord:
         name = record_name(channel, number)
@@ -218,8 +236,17 @@ class Store:
 
     def head(self, channel: str) -> ChannelRecord | None:
         """The newest record: what is served. One listing and one read, however long the history."""
-        number = max(self.record_numbers(channel), default=None)
-        return None if number is None else self.record(channel, number)
+        numbers = self.record_numbers(channel)
+        if not numbers:
+            return None
+        try:
+            return self.record(channel, numbers[-1])
+        except (RecordInvalid, StoreUnsupported) as error:
+            if numbers[-1] == len(numbers):
+                raise
+            name = record_name(channel, numbers[-1])
+            reason = f"records before it are missing, and it is none itself ({error})"
+            raise ChannelBroken(name, reason, channel=channel) from error
 
     def resolve(self, record: ChannelRecord) -> Manifest:
         """The manifest that `record` was written for, and no other of the same number."""
@@ -236,8 +263,15 @@ class Store:
         return [self.record(channel, number) for number in self.record_numbers(channel)]
 
     def record_numbers(self, channel: str) -> list[int]:
-        entries = self.objects.list(f"{CHANNELS}/{check_channel_name(channel)}")
-        return sorted(key[1] for key in map(record_of, (e.name for e in entries)) if key)
+        names = self.objects.list_names(f"{CHANNELS}/{check_channel_name(channel)}")
+        return sorted(key[1] for key in map(record_of, names) if key is not None)
+
+    def record_entries(self, channel: str, *, since: int) -> dict[int, Entry]:
+        """What a listing tells of a channel's records from a number on. It reads none of them."""
+        folder = f"{CHANNELS}/{check_channel_name(channel)}"
+        entries = self.objects.list(folder, after=record_name(channel, since - 1))
+        found = ((record_of(entry.name), entry) for entry in entries)
+        return {key[1]: entry for key, entry in found if key is not None}
 
     def promote(
         self, version: int, *, channel: str, actor: str, reason: str, after: int | None = None

@@ -31,4 +31,6 @@ def percent(share: float | None) -> str:
 
 def printable(text: str) -> str:
     """Text of unknown origin, unable to move the cursor or colour the terminal."""
+    if text.isprintable():
+        return text
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -5,6 +5,7 @@ Needs neither torch nor numpy, changes nothing, and goes on after a bad object.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,6 +72,14 @@ def verify_store(
         walk.one_version(store.manifest(version))
     walk.signatures(version, trust=trust)
     return walk.report()
+
+
+def check_servable(store: Store, manifest: Manifest) -> None:
+    """Read every shard that a server needs for a version, from the store itself and not from a
+    cache. Raise ShardMissing or ShardCorrupt for the first one that cannot be served."""
+    for ref in dict.fromkeys(manifest.model_shards):
+        data = store.read_stored_shard(ref)
+        check_shard(ref, data, expected=expected_tensors(manifest, ref))
 
 
 class _Walk:
@@ -215,7 +224,8 @@ class _Walk:
 
     def _check_channel(self, channel: str) -> None:
         numbers = self.store.record_numbers(channel)
-        for number in range(1, max(numbers) + 1):
+        self._find_missing_records(channel, numbers)
+        for number in numbers:
             with self._noting():
                 record = self.store.record(channel, number)
                 self.records += 1
@@ -227,6 +237,15 @@ class _Walk:
                     self._note(f"{name} was written for another version {record.target}")
                 elif number == numbers[-1] and record.target not in self.manifests:
                     self._note(f"{name} names version {record.target}, which was deleted")
+
+    def _find_missing_records(self, channel: str, numbers: list[int]) -> None:
+        """A gap is told once, however wide: whoever plants a record chooses its number."""
+        for before, number in itertools.pairwise((0, *numbers)):
+            if number > before + 1:
+                missing = f"{record_name(channel, before + 1)} is missing"
+                if number > before + 2:
+                    missing += f", and so are those up to {record_name(channel, number - 1)}"
+                self._note(f"{missing}; `dne-store mend-channel --channel {channel}` tells more")
 
     def _find_unused(self) -> None:
         used = {shard_name(ref.sha256) for one in self.manifests.values() for ref in one.shards}

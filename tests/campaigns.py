@@ -1,4 +1,4 @@
-"""The tables of `make test-faults` and `make test-abuse`: a row a campaign, written by itself."""
+"""The tables of `make test-faults`, `test-abuse` and `test-scale`: a row a campaign."""
 
 from __future__ import annotations
 

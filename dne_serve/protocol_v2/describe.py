@@ -29,6 +29,9 @@ from model_store import __version__
 from model_store.errors import DneError
 from model_store.manifest import Manifest
 
+MAX_INDEXED = 100
+"""Versions in the index: whether each can be asked for takes a look at its manifest."""
+
 EXTENSIONS = (
     "binary_tensor_data",
     "classification",
@@ -129,8 +132,8 @@ def config(serving: Serving, manifest: Manifest) -> ConfigAnswer:
 
 
 def index(serving: Serving, *, only_ready: bool) -> list[IndexRow]:
-    """Every version in the store; one that cannot be read does not hide the others."""
-    rows = [row(serving, number) for number in serving.open_store().versions()]
+    """The newest versions in the store; one that cannot be read does not hide the others."""
+    rows = [row(serving, number) for number in serving.open_store().versions()[-MAX_INDEXED:]]
     return [one for one in rows if one.state == "READY" or not only_ready]
 
 

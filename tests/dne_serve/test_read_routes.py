@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model_store.delete import delete_version
+from model_store.layout import STORE, record_name, version_name, version_of
 from model_store.manifest import Manifest
+from model_store.objects import LocalDirectory
 from model_store.store import Store
 from tests.live_server import Live, assert_problem, live_server, png
+from tests.many_versions import write_versions
 from tests.tiny_versions import publish_tiny
 
 
@@ -24,6 +29,126 @@ def test_versions_lists_what_is_there_and_what_is_served(
     assert second["accuracy"]["all"] == 0.9
     assert 0 < second["delta_bytes"] < second["total_bytes"]
     assert [(one["number"], one["target"]) for one in body["history"]] == [(1, 1), (2, 2)]
+
+
+@pytest.fixture(scope="module")
+def many_versions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 300 versions that no test changes."""
+    location = tmp_path_factory.mktemp("many") / "models"
+    write_versions(location, count=300, tasks=2)
+    return location
+
+
+@pytest.fixture(scope="module")
+def many(many_versions: Path) -> Iterator[Live]:
+    with live_server(many_versions) as live:
+        live.wait_until_ready()
+        yield live
+
+
+def _numbers(body: dict[str, Any]) -> list[int]:
+    return [row["version"] for row in body["versions"]]
+
+
+def test_versions_come_in_pages_that_name_the_next_one(many: Live) -> None:
+    pages = [many.http.get("/versions").json()]
+    while pages[-1]["next_before"] is not None:
+        asked = {"before": pages[-1]["next_before"]}
+        pages.append(many.http.get("/versions", params=asked).json())
+    assert [len(page["versions"]) for page in pages] == [100, 100, 100]
+    assert [page["total"] for page in pages] == [300] * 3
+    assert [n for page in reversed(pages) for n in _numbers(page)] == list(range(1, 301))
+    for page in pages:
+        assert [one["number"] for one in page["history"]] == list(range(201, 301))
+
+
+@pytest.mark.parametrize(
+    ("query", "first", "last", "next_before"),
+    [
+        ("limit=3", 298, 300, 298),
+        ("limit=1000", 1, 300, None),
+        ("before=3", 1, 2, None),
+        ("before=201&limit=1", 200, 200, 200),
+        ("before=99999999&limit=1", 300, 300, 300),
+    ],
+)
+def test_a_page_has_the_newest_below_a_number(
+    many: Live, query: str, first: int, last: int, next_before: int | None
+) -> None:
+    body = many.http.get(f"/versions?{query}").json()
+    assert (_numbers(body), body["next_before"]) == (list(range(first, last + 1)), next_before)
+    assert body["served"] == 300
+
+
+def test_a_page_before_the_first_version_is_empty(many: Live) -> None:
+    body = many.http.get("/versions?before=1").json()
+    assert (body["versions"], body["total"], body["next_before"]) == ([], 300, None)
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=1001", "before=0", "before=x", "limit=1e3"])
+def test_a_page_that_makes_no_sense_is_refused(many: Live, query: str) -> None:
+    assert_problem(many.http.get(f"/versions?{query}"), 400)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the objects that were read from any directory."""
+    found: list[str] = []
+    true_read = LocalDirectory.read
+
+    def counted(self: LocalDirectory, name: str, *, max_bytes: int) -> bytes:
+        found.append(name)
+        return true_read(self, name, max_bytes=max_bytes)
+
+    monkeypatch.setattr(LocalDirectory, "read", counted)
+    return found
+
+
+def test_a_page_reads_its_own_manifests_once_and_no_others(
+    many_versions: Path, read: list[str]
+) -> None:
+    with live_server(many_versions, poll_seconds=60) as live:
+        live.wait_until_ready()
+        read.clear()
+        first = live.http.get("/versions?before=51&limit=20").json()
+        manifests = {version_name(number) for number in range(30, 51)}  # and the oldest's parent
+        records = {record_name("production", number) for number in range(201, 301)}
+        # The other server of these tests looks at its channel all the time.
+        looks = {STORE, record_name("production", 300)}
+        assert set(read) - looks == (manifests | records) - looks
+        read.clear()
+        assert live.http.get("/versions?before=51&limit=20").json() == first
+        assert set(read) <= looks
+
+
+def test_one_version_is_shown_without_reading_the_others(many: Live, read: list[str]) -> None:
+    for path in ("/versions/2", "/classes?version=2", "/v2/models/dne/versions/2"):
+        assert many.http.get(path).status_code == 200
+    found = {version_of(name) for name in read} - {None}
+    assert found == {1, 2}, "the version and its parent"
+
+
+def test_the_index_of_the_open_inference_protocol_reads_the_newest_alone(
+    many: Live, read: list[str]
+) -> None:
+    rows = many.http.post("/v2/repository/index").json()
+    assert [row["version"] for row in rows] == [str(number) for number in range(201, 301)]
+    assert {version_of(name) for name in read} - {None} == set(range(201, 301))
+
+
+def test_an_unreadable_record_does_not_hide_the_versions(live: Live, store: Store) -> None:
+    Path(store.location, "channels/production/00000001.json").write_bytes(b"junk")
+    body = live.http.get("/versions").json()
+    assert _numbers(body) == [1, 2]
+    assert [one["number"] for one in body["history"]] == [2]
+    assert "channels/production/00000001.json" in body["problems"][0]
+
+
+def test_a_row_follows_the_deletion_of_its_ancestor(live: Live, store: Store) -> None:
+    before = live.http.get("/versions").json()["versions"][1]
+    delete_version(store, 1, actor="tests", reason="")
+    (after,) = live.http.get("/versions").json()["versions"]
+    assert before["delta_bytes"] < after["delta_bytes"] == after["total_bytes"]
 
 
 def test_an_unreadable_manifest_does_not_hide_the_others(live: Live, store: Store) -> None:

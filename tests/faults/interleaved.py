@@ -105,7 +105,7 @@ class Actor:
         if self._killed:
             raise Killed
 
-    # The four verbs: an actor is its own backend.
+    # The verbs: an actor is its own backend.
 
     def create(self, name: str, data: bytes) -> bool:
         self._turn("create", name)
@@ -115,9 +115,13 @@ class Actor:
         self._turn("read", name)
         return self._objects.read(name, max_bytes=max_bytes)
 
-    def list(self, folder: str) -> Sequence[Entry]:
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
         self._turn("list", folder)
-        return self._objects.list(folder)
+        return self._objects.list(folder, after=after)
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        self._turn("list", folder)
+        return self._objects.list_names(folder)
 
     def delete(self, name: str) -> None:
         self._turn("delete", name)

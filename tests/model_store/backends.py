@@ -29,13 +29,16 @@ class MemoryObjects:
             raise ObjectRefused(name, "it is too large")
         return self.held[name]
 
-    def list(self, folder: str) -> Sequence[Entry]:
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
         check_object_name(folder)
         return [
             Entry(name=name, bytes=len(data), modified_s=0.0)
             for name, data in self.held.items()
-            if name.startswith(f"{folder}/")
+            if name.startswith(f"{folder}/") and name > after
         ]
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        return [entry.name for entry in self.list(folder)]
 
     def delete(self, name: str) -> None:
         check_object_name(name)
@@ -56,10 +59,10 @@ class ClockedObjects(MemoryObjects):
             self._modified_s[name] = self.now_s
         return made
 
-    def list(self, folder: str) -> Sequence[Entry]:
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
         return [
             replace(entry, modified_s=self._modified_s[entry.name])
-            for entry in super().list(folder)
+            for entry in super().list(folder, after=after)
         ]
 
 
@@ -81,9 +84,13 @@ class WatchedObjects:
         self._seen("read", name)
         return self.objects.read(name, max_bytes=max_bytes)
 
-    def list(self, folder: str) -> Sequence[Entry]:
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
         self._seen("list", folder)
-        return self.objects.list(folder)
+        return self.objects.list(folder, after=after)
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        self._seen("list", folder)
+        return self.objects.list_names(folder)
 
     def delete(self, name: str) -> None:
         self._seen("delete", name)

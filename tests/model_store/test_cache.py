@@ -75,10 +75,37 @@ def test_what_was_used_longest_ago_makes_room(cache: ShardCache, far: Far) -> No
 
 def test_it_never_holds_more_than_it_may(cache: ShardCache, far: Far) -> None:
     (cache.root).mkdir(parents=True)
-    (cache.root / "tmp-left-by-a-kill").write_bytes(bytes(90))
+    (cache.root / f"tmp-{'0' * 32}").write_bytes(bytes(90))  # left by a kill
     for number in range(20):
         cache.read(far.add(bytes([number]) * (number * 5)), fetch=far.fetch)
         assert sum(path.stat().st_size for path in cache.root.iterdir()) <= 100
+
+
+def test_making_room_touches_nothing_that_the_cache_did_not_make(
+    cache: ShardCache, far: Far, tmp_path: Path
+) -> None:
+    cache.root.mkdir(parents=True)
+    digest = "a" * 64
+    strangers = [
+        *("thesis.tex", "tmp-notes", f"tmp-{'0' * 31}", f"tmp-{'0' * 32}.bak", f"{digest}.old"),
+        *(digest[:63], digest.upper(), f" {digest}", f"{digest}\n", "bfloat16.json"),
+    ]
+    for name in strangers:
+        (cache.root / name).write_bytes(bytes(90))
+    (cache.root / digest).mkdir()
+    (cache.root / digest / "inside").write_bytes(bytes(90))
+    (cache.root / ("b" * 64)).symlink_to(tmp_path / "elsewhere")
+    for path in cache.root.iterdir():
+        os.utime(path, (1, 1), follow_symlinks=False)
+    kept = far.add(bytes(60))
+    cache.read(kept, fetch=far.fetch)
+    cache.read(far.add(bytes(50)), fetch=far.fetch)
+    there = {path.name for path in cache.root.iterdir()}
+    assert there > {*strangers, digest, "b" * 64}
+    assert (cache.root / digest / "inside").exists()
+    assert kept.sha256 not in there, "what strangers hold is not room that the cache takes"
+    cache.read(kept, fetch=far.fetch)
+    assert far.asked.count(kept.sha256) == 2
 
 
 def test_a_shard_that_is_larger_than_all_the_room_is_passed_through(

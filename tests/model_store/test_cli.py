@@ -19,7 +19,7 @@ from tests.model_store.drafts import prepare, publish_lineage
 
 COMMANDS = [
     *("list", "show", "diff", "verify", "promote", "rollback", "resume", "export-onnx"),
-    *("retire-class", "rename-class", "storage", "gc", "delete", "forget", "copy"),
+    *("retire-class", "rename-class", "storage", "gc", "delete", "forget", "copy", "mend-channel"),
 ]
 Capture = pytest.CaptureFixture[str]
 
@@ -273,6 +273,42 @@ def test_rollback_and_resume_as_json(store: Store, capsys: Capture) -> None:
     assert (on["target"], on["mode"], on["previous"]) == (3, "follow", 2)
 
 
+@pytest.mark.parametrize("damage", ["flipped", "missing", "cut short"])
+@pytest.mark.parametrize("kind", ["expert", "classifier"])
+def test_promote_reads_what_would_be_served_and_refuses_what_is_damaged(
+    store: Store, kind: str, damage: str, capsys: Capture
+) -> None:
+    sha256 = next(ref.sha256 for ref in store.manifest(2).model_shards if ref.kind == kind)
+    path = Path(store.location) / shard_name(sha256)
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    match damage:
+        case "flipped":
+            path.write_bytes(data)
+        case "missing":
+            path.unlink()
+        case _:
+            path.write_bytes(data[:-4])
+    assert main(["promote", "2", "--store", store.location]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"version 2 was not promoted: shard {sha256} is" in err
+    assert "--no-verify" in err
+    assert len(store.history("production")) == 3
+    assert main(["promote", "2", "--no-verify", "--store", store.location]) == 0
+    assert len(store.history("production")) == 4
+
+
+def test_promote_minds_only_what_a_server_reads(store: Store, capsys: Capture) -> None:
+    (Path(store.location) / shard_name(store.manifest(2).memory[0].shard.sha256)).unlink()
+    assert _json(capsys, "promote", "2", "--store", store.location)["target"] == 2
+
+
+def test_a_rollback_is_not_kept_waiting_by_reading_shards(store: Store, capsys: Capture) -> None:
+    (Path(store.location) / shard_name(store.manifest(1).classifier.sha256)).unlink()
+    assert _json(capsys, "rollback", "--to", "1", "--store", store.location)["target"] == 1
+
+
 def test_promote_can_begin_a_channel(store: Store, capsys: Capture) -> None:
     found = _json(capsys, "promote", "2", "--channel", "staging", "--store", store.location)
     assert (found["channel"], found["number"], found["previous"]) == ("staging", 1, None)
@@ -342,7 +378,8 @@ def test_export_onnx_says_where_the_graph_is_and_what_was_written(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["list"], ["verify"], ["show", "1"], ["rollback", "--to", "1"]]
+    "arguments",
+    [["list"], ["verify"], ["show", "1"], ["promote", "2"], ["rollback", "--to", "1"]],
 )
 def test_no_command_but_export_imports_torch_or_numpy(store: Store, arguments: list[str]) -> None:
     script = (

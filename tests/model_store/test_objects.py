@@ -249,3 +249,14 @@ def test_a_location_that_can_hold_no_store_is_wrong_usage(
     Path("file").write_bytes(b"")
     with pytest.raises(WrongUsage):
         objects_at(location)
+
+
+def test_a_listing_can_begin_after_a_name_and_can_be_of_names_alone(objects: Objects) -> None:
+    names = [f"versions/{number:08d}.json" for number in range(1, 8)]
+    for name in (*names, "channels/a/00000009.json"):
+        objects.create(name, b"x")
+    assert sorted(objects.list_names("versions")) == names
+    for place in (0, 3, 6):
+        found = objects.list("versions", after=names[place])
+        assert sorted(entry.name for entry in found) == names[place + 1 :]
+    assert objects.list_names("nothing") == objects.list("nothing", after="nothing/a")

@@ -54,7 +54,7 @@ def test_opening_writes_nothing_and_probes_nothing(store: Store, watched: Watche
 def test_the_probe_leaves_nothing_behind(tmp_path: Path) -> None:
     Store.create(str(tmp_path / "models"))
     names = {path.name for path in (tmp_path / "models").rglob("*")}
-    assert names == {"store.json", "tmp"}
+    assert names == {"store.json", "tmp", "reserve", "room"}
 
 
 class Overwriting(MemoryObjects):
