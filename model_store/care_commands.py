@@ -19,7 +19,7 @@ from model_store.housekeeping import Add
 from model_store.manifest import delta_of, total_bytes
 from model_store.signing import load_signer
 from model_store.store import Store
-from model_store.tables import printable
+from model_store.tables import counted, printable
 
 
 def add_class_care_commands(add: Add) -> None:
@@ -71,8 +71,9 @@ def _tell(
     if options.json:
         print_json({**told, **_as_json(outcome)})
     else:
+        answers = counted(len(manifest.classes), "class", "classes")
         served = f", promoted in {options.channel}" if outcome.promoted else ""
-        print(f"version {manifest.version}: {done}; {len(manifest.classes)} classes{served}")
+        print(f"version {manifest.version}: {done}; {answers}{served}")
         if outcome.refused:
             print(f"not promoted: {outcome.refused}", file=sys.stderr)
         elif not outcome.promoted:

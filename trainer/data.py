@@ -18,6 +18,7 @@ from model_store.errors import DataRejected, ImageRejected, WrongUsage
 from model_store.manifest import Preprocessing
 from model_store.preprocess import read_pixels
 from model_store.spec import check_name
+from model_store.tables import counted
 from trainer.progress import Progress
 
 MIN_IMAGES_PER_CLASS = 2
@@ -168,7 +169,9 @@ def refuse_familiar_classes(listing: Listing, known: Collection[str], *, option:
 def refuse_small_classes(listing: Listing) -> None:
     small = [one for one in listing.classes if len(one.files) < MIN_IMAGES_PER_CLASS]
     if small:
-        each = ", ".join(f"{one.name!r} has {_images(len(one.files))}" for one in small[:MAX_NAMED])
+        each = ", ".join(
+            f"{one.name!r} has {counted(len(one.files), 'image')}" for one in small[:MAX_NAMED]
+        )
         raise DataRejected(
             f"too few images: {each}{_and_more(small)}; a class needs at least "
             f"{MIN_IMAGES_PER_CLASS}"
@@ -228,7 +231,9 @@ def without_known(
     if not fresh:
         raise DataRejected("the model was given all of these images already")
     if len(fresh) < len(images):
-        progress.note(f"{_images(len(images) - len(fresh))} left out, being in the store already")
+        progress.note(
+            f"{counted(len(images) - len(fresh), 'image')} left out, being in the store already"
+        )
     return images.take(np.array(fresh, dtype=np.int64))
 
 
@@ -311,9 +316,9 @@ def _refuse_or_note(bad: list[str], *, skip_bad: bool, progress: Progress) -> No
     named = "; ".join(bad[:MAX_NAMED]) + _and_more(bad)
     if not skip_bad:
         raise DataRejected(
-            f"{_images(len(bad))} cannot be read: {named}; --skip-bad goes on without them"
+            f"{counted(len(bad), 'image')} cannot be read: {named}; --skip-bad goes on without them"
         )
-    progress.note(f"going on without {_images(len(bad))} that cannot be read: {named}")
+    progress.note(f"going on without {counted(len(bad), 'image')} that cannot be read: {named}")
 
 
 def _images_in(folder: Path) -> tuple[tuple[Path, ...], list[Path]]:
@@ -336,10 +341,6 @@ def _entries(folder: Path) -> list[Path]:
 
 def _is_stray(entry: Path) -> bool:
     return entry.name.startswith(".") or entry.name.lower() in SYSTEM_FILES
-
-
-def _images(count: int) -> str:
-    return "1 image" if count == 1 else f"{count} images"
 
 
 def _and_more(items: Collection[object], *, named: int = MAX_NAMED) -> str:

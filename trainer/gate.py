@@ -11,6 +11,7 @@ import numpy as np
 
 from model_store.errors import WrongUsage
 from model_store.quality import ClassChange, Confusion, Flip, Gate
+from model_store.tables import counted, percent
 from trainer.evaluate import Judged
 
 SIGNIFICANCE = 0.05
@@ -128,9 +129,9 @@ def _old_reasons(
     if p_value > SIGNIFICANCE or flips[0] <= HANDFUL:
         return ()
     return (
-        f"accuracy on old classes fell from {_percent(before)} to {_percent(after)}, more than "
-        f"--max-drop {100 * limits.max_drop:g} allows ({flips[0]} images got worse, {flips[1]} "
-        f"better, p = {p_value:.2g})",
+        f"accuracy on old classes fell from {percent(before)} to {percent(after)}, more than "
+        f"--max-drop {100 * limits.max_drop:g} allows ({counted(flips[0], 'image')} got worse, "
+        f"{flips[1]} better, p = {p_value:.2g})",
     )
 
 
@@ -142,17 +143,17 @@ def _new_reasons(candidate: Candidate, *, limits: Limits) -> tuple[str, ...]:
             return ("--min-new was given, and there was no image of a new class to judge by",)
         if new < limits.min_new - 1e-9:
             return (
-                f"accuracy on new classes is {_percent(new)}, less than --min-new "
-                f"{_percent(limits.min_new)} asks",
+                f"accuracy on new classes is {percent(new)}, less than --min-new "
+                f"{percent(limits.min_new)} asks",
             )
         return ()
     rights_N = judged.right_N[judged.is_of(newest)]
     right, of = int(rights_N.sum()), len(rights_N)
     if candidate.parent and no_better_than_guessing(right, of=of, classes=len(newest)):
         return (
-            f"accuracy on new classes is {_percent(right / of)} ({right} of {of} images), no "
-            "better than guessing: are the images in the right folders? (--min-new replaces this "
-            "check)",
+            f"accuracy on new classes is {percent(right / of)} ({right} of {counted(of, 'image')})"
+            ", no better than guessing: are the images in the right folders? (--min-new replaces "
+            "this check)",
         )
     return ()
 
@@ -234,7 +235,3 @@ def _answers(judged: Judged) -> list[tuple[str, str]]:
 def _named(names: list[str], *, most: int = 10) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
