@@ -8,8 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from model_store.describe import verdict
 from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
 from model_store.manifest import Manifest, delta_of, total_bytes
+from trainer.assess import say_evidence
 from trainer.checkpoint import Checkpoint
 from trainer.configuration import configuration_of
 from trainer.data import (
@@ -46,6 +48,7 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         manifest = self.manifest
+        gate = manifest.metrics.gate
         return {
             "version": manifest.version,
             "parent": manifest.parent,
@@ -56,7 +59,9 @@ class Outcome:
             "accuracy": manifest.metrics.accuracy.model_dump(),
             "calibration": manifest.calibration.model_dump(),
             "unknown": manifest.unknown and manifest.unknown.model_dump(),
-            "gate": manifest.metrics.gate and manifest.metrics.gate.model_dump(by_alias=True),
+            "gate": gate and gate.model_dump(by_alias=True),
+            "judged": {"old": gate.old_images, "new": gate.new_images} if gate else None,
+            "verdict": verdict(manifest),
             "promoted": self.promoted,
             "refused": self.refused,
             "delta_bytes": total_bytes(delta_of(manifest, self.parent)),
@@ -96,6 +101,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         )
         expected = _forecast(student, base, images=listing.images)
         progress.note(str(expected))
+        say_evidence(student, data=data, limits=request.limits, progress=progress)
         checkpoint = _checkpoint(student, data=data, request=request, progress=progress)
         training = learn(
             student, data=data, request=request, progress=progress, checkpoint=checkpoint

@@ -53,7 +53,7 @@ SIDE_BY_SIDE = 12  # classes whose matrix is readable in half of the page
 TEXT_COLUMNS = frozenset({"task", "taken for", "what"})
 JUDGED_BY = {
     "held-out": "Judged by {}, which no version was trained on.",
-    "recorded": "As it was judged by {} when it was published, not in the store any more.",
+    "recorded": "As it was judged when it was published, by {} that the store does not keep.",
     "none": "No images were held out, so there is nothing to judge by.",
 }
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -90,7 +90,9 @@ def _heading(report: dict[str, Any]) -> str:
     noun = "held-out image" if report["source"] == "held-out" else "image"
     judged = JUDGED_BY[report["source"]].format(counted(report["images"], noun))
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in report["notes"])
-    return f"<h1>Version {report['version']}</h1><p>{when} UTC, {parent}. {judged}</p>{notes}"
+    gate = f"The gate: {escape(report['verdict'])}."
+    heading = f"<h1>Version {report['version']}</h1>"
+    return f"{heading}<p>{when} UTC, {parent}. {judged} {gate}</p>{notes}"
 
 
 def _tiles(report: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from model_store.describe import verdict
 from model_store.quality import Calibration, Gate, Unknown
 from model_store.tables import counted, percent
 from trainer.add_task import Outcome
@@ -34,6 +35,8 @@ def tell_outcome(outcome: Outcome) -> None:
         print("published and, as asked, not promoted")
     elif gate and gate.forced:
         print(f"promoted by force, against the gate: {'; '.join(gate.reasons)}", file=sys.stderr)
+    if gate and gate.passed:
+        print(f"the gate: {verdict(manifest)}")
 
 
 def tell_evaluation(report: dict[str, Any]) -> None:
