@@ -68,6 +68,8 @@ def _tell(
     outcome: CareOutcome, done: str, told: dict[str, str], options: argparse.Namespace
 ) -> int:
     manifest = outcome.manifest
+    for note in outcome.notes:
+        print(f"note: {note}", file=sys.stderr)
     if options.json:
         print_json({**told, **_as_json(outcome)})
     else:
@@ -90,5 +92,6 @@ def _as_json(outcome: CareOutcome) -> dict[str, Any]:
         "retired": list(manifest.retired),
         "promoted": outcome.promoted,
         "refused": outcome.refused,
+        "notes": list(outcome.notes),
         "delta_bytes": total_bytes(delta_of(manifest, outcome.parent)),
     }

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from model_store.names import JOINERS
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows as lines, each column as wide as its widest cell."""
@@ -49,4 +53,5 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 def printable(text: str) -> str:
     """Text of unknown origin, unable to move the cursor or colour the terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    shown = (char if char.isprintable() or char in JOINERS else REPLACEMENT for char in text)
+    return "".join(shown)

@@ -11,10 +11,12 @@ from typing import Any
 from model_store.describe import verdict
 from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
 from model_store.manifest import Manifest, delta_of, total_bytes
+from model_store.names import notes_on_look_alikes
 from trainer.assess import say_evidence
 from trainer.checkpoint import Checkpoint
 from trainer.configuration import configuration_of
 from trainer.data import (
+    Listing,
     list_classes,
     note_ignored,
     refuse_known_classes,
@@ -45,6 +47,8 @@ class Outcome:
     refused: str | None
     forecast: Forecast
     seconds: float
+    notes: tuple[str, ...] = ()
+    """What may be wrong with the names of the classes."""
 
     def as_json(self) -> dict[str, Any]:
         manifest = self.manifest
@@ -64,6 +68,7 @@ class Outcome:
             "verdict": verdict(manifest),
             "promoted": self.promoted,
             "refused": self.refused,
+            "notes": list(self.notes),
             "delta_bytes": total_bytes(delta_of(manifest, self.parent)),
             "total_bytes": total_bytes(manifest.model_shards),
             "memory_bytes": total_bytes(manifest.image_shards),
@@ -83,9 +88,11 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     base = base_of(request)
     if base.parent:
         refuse_pretrained(request)
+        listing = listing.spelt_as(base.parent.spec.classes)
         refuse_retired_classes(listing, base.parent.retired)
         refuse = refuse_new_classes if request.extend else refuse_known_classes
         refuse(listing, base.parent.classes)
+    notes = _say_look_alikes(listing, base, progress)
     transaction = uuid.uuid4().hex
     _announce(base, transaction)
     checkpoint = None
@@ -133,7 +140,18 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         refused=refused,
         forecast=expected,
         seconds=time.monotonic() - started,
+        notes=notes,
     )
+
+
+def _say_look_alikes(listing: Listing, base: Base, progress: Progress) -> tuple[str, ...]:
+    """Tell of names that differ in case or form only; both are kept as two classes."""
+    known = base.parent.classes if base.parent else ()
+    new = [name for name in listing.names if name not in known]
+    notes = notes_on_look_alikes(new, known=known)
+    for note in notes:
+        progress.note(f"note: {note}")
+    return notes
 
 
 def _announce(base: Base, transaction: str) -> None:

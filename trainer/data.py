@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from model_store.errors import DataRejected, ImageRejected, WrongUsage
 from model_store.manifest import Preprocessing
+from model_store.names import is_shown, new_class_name, spelt_among
 from model_store.preprocess import read_pixels
-from model_store.spec import check_name
 from model_store.tables import counted
 from trainer.progress import Progress
 
@@ -76,6 +76,13 @@ class Listing:
     @property
     def images(self) -> int:
         return sum(len(one.files) for one in self.classes)
+
+    def spelt_as(self, known: Collection[str]) -> Listing:
+        """Give every class the spelling that its name has among `known`, if it is there."""
+        classes = (
+            replace(one, name=spelt_among(one.name, known) or one.name) for one in self.classes
+        )
+        return replace(self, classes=tuple(classes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,11 +143,23 @@ def list_classes(folder: Path, *, option: str = "--data") -> Listing:
             "a folder named after the class"
         )
     classes = []
+    named: dict[str, Path] = {}
     for one in folders:
         files, ignored = _images_in(one)
         strays += ignored
-        classes.append(ClassFolder(name=check_name(one.name, what="the class name"), files=files))
+        name = new_class_name(one.name)
+        _refuse_twice(one, named.setdefault(name, one))
+        classes.append(ClassFolder(name=name, files=files))
     return Listing(folder=folder, classes=tuple(classes), ignored=tuple(strays))
+
+
+def _refuse_twice(folder: Path, first: Path) -> None:
+    """Escapes tell the two apart: on a screen their names are the same."""
+    if folder != first:
+        raise DataRejected(
+            f"{shown(first)} ({first.name!a}) and {shown(folder)} ({folder.name!a}) "
+            "are two spellings of one class name; put their images into one folder"
+        )
 
 
 def list_loose(folder: Path, *, option: str) -> Listing:
@@ -300,7 +319,7 @@ def still_there(listing: Listing, images: LabelledImages) -> Listing:
 def shown(path: Path) -> str:
     """A path as a user may see it: control characters and broken encodings are escaped."""
     text = str(path)
-    return text if text.isprintable() else repr(text)
+    return text if is_shown(text) else repr(text)
 
 
 def _map_in_threads(place: Callable[[int], str | None], count: int) -> Iterator[str | None]:

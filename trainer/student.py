@@ -11,8 +11,9 @@ from torch import nn
 from model_store.codec import load_network
 from model_store.errors import WrongUsage
 from model_store.manifest import Preprocessing, Scalar
+from model_store.names import new_name, spelt_among
 from model_store.network import Network, choose_device
-from model_store.spec import ExpertSpec, TaskSpec, check_name
+from model_store.spec import ExpertSpec, TaskSpec
 from trainer.data import Listing
 from trainer.losses import Teacher
 from trainer.progress import Progress
@@ -120,8 +121,8 @@ def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -
 def _task_name(base: Base, request: AddTask) -> str:
     taken = {task.name for task in base.parent.tasks} if base.parent else set()
     if request.name is not None:
-        if request.name in taken:
+        if spelt_among(request.name, taken):
             raise WrongUsage(f"there is a task named {request.name!r} already; give another --name")
-        return check_name(request.name, what="the task name")
-    name = request.data.resolve().name.strip() or "task"
-    return name if name not in taken else f"{name}-{len(taken) + 1}"
+        return new_name(request.name, what="the task name")
+    name = new_name(request.data.resolve().name.strip() or "task", what="the task name")
+    return f"{name}-{len(taken) + 1}" if spelt_among(name, taken) else name

@@ -135,6 +135,7 @@ def _validation(
     listing = list_classes(folder, option="--val-data")
     note_ignored(listing, progress)
     known = [name for name in classes if name not in retired]
+    listing = listing.spelt_as(classes)
     refuse_unknown_classes(listing, known, option="--val-data")
     images = read_images(listing, preprocessing=preprocessing, skip_bad=skip_bad, progress=progress)
     refuse_no_images(images, listing, option="--val-data")
