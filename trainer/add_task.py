@@ -25,7 +25,7 @@ from trainer.data import (
     shown,
 )
 from trainer.draft import draft_version
-from trainer.forecast import Forecast, forecast
+from trainer.forecast import Before, Forecast, forecast
 from trainer.learn import learn, plan_of
 from trainer.progress import Progress
 from trainer.request import AddTask, Base, base_of
@@ -167,13 +167,14 @@ def _withdraw(base: Base, transaction: str) -> None:
 
 
 def _forecast(student: Student, base: Base, *, images: int) -> Forecast:
-    parent = base.parent
-    return forecast(
-        student.network,
-        images=images,
-        parent=parent.spec if parent else None,
-        parent_bytes=total_bytes(tuple(task.expert for task in parent.tasks)) if parent else 0,
-    )
+    before = None
+    if base.parent is not None:
+        before = Before(
+            spec=base.parent.spec,
+            expert_bytes=total_bytes(tuple(task.expert for task in base.parent.tasks)),
+            classifier_bytes=base.parent.classifier.bytes,
+        )
+    return forecast(student.network, images=images, parent=before)
 
 
 def _checkpoint(
