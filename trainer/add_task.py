@@ -12,6 +12,7 @@ from model_store.describe import verdict
 from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
 from model_store.manifest import Manifest, delta_of, total_bytes
 from model_store.names import notes_on_look_alikes
+from model_store.store import Store
 from trainer.assess import say_evidence
 from trainer.checkpoint import Checkpoint
 from trainer.configuration import configuration_of
@@ -121,10 +122,11 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             transaction=transaction,
             training=training,
         )
-        manifest = base.store.publish(draft, shards=shards, signer=request.signer)
+        store = base.made_store()
+        manifest = store.publish(draft, shards=shards, signer=request.signer)
         if checkpoint:
             checkpoint.remove()
-        refused = _promote(base, manifest, request)
+        refused = _promote(store, manifest, base=base, request=request)
     except OutcomeUnknown:
         raise  # the version may be there, so what it needs stays announced
     except KeyboardInterrupt as error:
@@ -156,14 +158,16 @@ def _say_look_alikes(listing: Listing, base: Base, progress: Progress) -> tuple[
 
 def _announce(base: Base, transaction: str) -> None:
     """Housekeeping leaves alone what this run stands on, however long it trains."""
-    if base.parent is not None:
+    if base.store is not None and base.parent is not None:
         digests = [ref.sha256 for ref in base.parent.shards]
         base.store.announce(transaction, parent=base.parent.version, digests=digests)
 
 
 def _withdraw(base: Base, transaction: str) -> None:
     with suppress(StoreError):  # it expires by itself, and must not hide why the run failed
-        base.store.withdraw(transaction)
+        store = base.store_now()
+        if store is not None:
+            store.withdraw(transaction)
 
 
 def _forecast(student: Student, base: Base, *, images: int) -> Forecast:
@@ -189,7 +193,7 @@ def _checkpoint(
     return Checkpoint(request.checkpoint, configuration=configuration, progress=progress)
 
 
-def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
+def _promote(store: Store, manifest: Manifest, *, base: Base, request: AddTask) -> str | None:
     """Promotes the version, or says why not and how to go on."""
     channel, number, gate = request.channel, manifest.version, manifest.metrics.gate
     if not request.promote:
@@ -201,7 +205,7 @@ def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
     if base.head is not None and base.head.mode == "pin":
         return f"channel {channel} is pinned to version {base.head.target}; {by_hand}"
     try:
-        base.store.promote(
+        store.promote(
             number,
             channel=channel,
             actor=request.actor,
@@ -234,14 +238,15 @@ def _what_was_done(manifest: Manifest) -> str:
 def _where_it_stopped(
     base: Base, transaction: str, request: AddTask, checkpoint: Checkpoint | None
 ) -> str:
-    newest = base.store.newest()
-    if newest is None or base.store.manifest(newest).transaction != transaction:
+    store = base.store_now()
+    newest = store.newest() if store else None
+    if store is None or newest is None or store.manifest(newest).transaction != transaction:
         if checkpoint is None or checkpoint.reached is None:
             return "interrupted: nothing was published"
         return (
             "interrupted: nothing was published; the same command goes on after "
             f"{checkpoint.reached}, which is kept in {shown(checkpoint.folder)}"
         )
-    head = base.store.head(request.channel)
+    head = store.head(request.channel)
     promoted = "promoted" if head and head.target == newest else "not promoted"
     return f"interrupted: version {newest} was published just before, and {promoted}"

@@ -59,7 +59,7 @@ def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progre
     if base.parent is None:
         return _make_first(base, request=request, classes=new_classes, progress=progress)
     request.shape.check_agrees(base.parent.spec)
-    network = load_network(base.store.read_shard, base.parent)
+    network = load_network(base.read_shard, base.parent)
     # The old experts stay in the network, so the old heads are all that is left to keep.
     teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))
     expert = ExpertSpec(heads=request.shape.heads_of_later(images=images))
@@ -106,7 +106,7 @@ def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -
         raise WrongUsage("--extend adds neither task nor expert: --name and --heads do not fit it")
     request.shape.check_agrees(base.parent.spec)
     device = choose_device(request.device)
-    network = load_network(base.store.read_shard, base.parent).to(device)
+    network = load_network(base.read_shard, base.parent).to(device)
     teacher = Teacher(heads=copy.deepcopy(network.heads), classes=len(network.spec.classes))
     network.heads.requires_grad_(True)
     return Student(

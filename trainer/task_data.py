@@ -68,9 +68,7 @@ def read_task_data(
     progress: Progress,
 ) -> TaskData:
     def remembered(entries: tuple[ClassImages, ...]) -> LabelledImages:
-        return recall(
-            entries, classes=classes, read=base.store.read_shard, preprocessing=preprocessing
-        )
+        return recall(entries, classes=classes, read=base.read_shard, preprocessing=preprocessing)
 
     memory, old_held_out = remembered(base.memory), remembered(base.held_out)
     if not request.extend:

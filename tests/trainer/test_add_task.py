@@ -112,7 +112,7 @@ def test_learning_leaves_old_experts_bit_for_bit_as_they_were(
         progress=Listening(),
     )
     learn_task(student, data=data, request=request, progress=Listening())
-    published = load_network(base.store.read_shard, parent).experts[0].state_dict()
+    published = load_network(base.read_shard, parent).experts[0].state_dict()
     for name, value in student.network.experts[0].state_dict().items():
         assert torch.equal(value, published[name]), name
 
