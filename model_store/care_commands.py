@@ -19,7 +19,7 @@ from model_store.command import (
 from model_store.manifest import delta_of, total_bytes
 from model_store.signing import load_signer
 from model_store.store import Store
-from model_store.tables import printable
+from model_store.tables import counted, printable
 
 
 def add_class_care_commands(add: Add) -> None:
@@ -68,11 +68,14 @@ def _tell(
     outcome: CareOutcome, done: str, told: dict[str, str], options: argparse.Namespace
 ) -> int:
     manifest = outcome.manifest
+    for note in outcome.notes:
+        print(f"note: {note}", file=sys.stderr)
     if options.json:
         print_json({**told, **_as_json(outcome)})
     else:
+        answers = counted(len(manifest.classes), "class", "classes")
         served = f", promoted in {options.channel}" if outcome.promoted else ""
-        print(f"version {manifest.version}: {done}; {len(manifest.classes)} classes{served}")
+        print(f"version {manifest.version}: {done}; {answers}{served}")
         if outcome.refused:
             print(f"not promoted: {outcome.refused}", file=sys.stderr)
         elif not outcome.promoted:
@@ -89,5 +92,6 @@ def _as_json(outcome: CareOutcome) -> dict[str, Any]:
         "retired": list(manifest.retired),
         "promoted": outcome.promoted,
         "refused": outcome.refused,
+        "notes": list(outcome.notes),
         "delta_bytes": total_bytes(delta_of(manifest, outcome.parent)),
     }

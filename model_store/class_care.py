@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from model_store import __version__
 from model_store.errors import ChannelMoved, ChannelNotFound, DataRejected, WrongUsage
 from model_store.manifest import Accuracy, ClassImages, Draft, Manifest, Metrics, Signs, TaskRecord
+from model_store.names import new_class_name, notes_on_look_alikes, spelt_among
 from model_store.record import timestamp
-from model_store.spec import check_name
 from model_store.store import Store
 
 
@@ -39,6 +39,7 @@ class CareOutcome:
     parent: Manifest
     promoted: bool
     refused: str | None
+    notes: tuple[str, ...] = ()
 
 
 def retire_class(name: str, *, care: Care) -> CareOutcome:
@@ -46,18 +47,17 @@ def retire_class(name: str, *, care: Care) -> CareOutcome:
     are, and the pictures kept of it are not handed on."""
 
     def changed(parent: Manifest) -> dict[str, Any]:
-        _check_knows(parent, name)
-        if name in parent.retired:
+        known = _known(parent, name)
+        if known in parent.retired:
             raise DataRejected(f"class {name!r} is retired already")
-        if parent.classes == (name,):
+        if parent.classes == (known,):
             raise DataRejected(f"{name!r} is the last class that is left, so it cannot be retired")
-        gone = {*parent.retired, name}
-        held_out = _without(parent.held_out, name)
+        gone = {*parent.retired, known}
         return {
             "retired": tuple(one for one in parent.spec.classes if one in gone),
-            "memory": _without(parent.memory, name),
-            "held_out": held_out,
-            "metrics": _metrics_without(parent, name),
+            "memory": _without(parent.memory, known),
+            "held_out": _without(parent.held_out, known),
+            "metrics": _metrics_without(parent, known),
         }
 
     return _publish(care, changed, what=f"class {name} was retired")
@@ -66,18 +66,19 @@ def retire_class(name: str, *, care: Care) -> CareOutcome:
 def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
     """A version that answers `new` where its parent answers `old`. A retired class may be
     renamed too: that sets its name free for another one."""
-    check_name(new, what="the class name")
-    if old == new:
-        raise WrongUsage(f"class {old!r} has that name already")
+    new = new_class_name(new)
 
     def changed(parent: Manifest) -> dict[str, Any]:
-        _check_knows(parent, old)
-        if new in parent.spec.classes:
-            retired = " that is retired" if new in parent.retired else ""
-            raise DataRejected(f"there is a class {new!r}{retired} already")
+        known = _known(parent, old)
+        if known == new:
+            raise WrongUsage(f"class {old!r} has that name already")
+        taken = spelt_among(new, [one for one in parent.spec.classes if one != known])
+        if taken is not None:
+            retired = " that is retired" if taken in parent.retired else ""
+            raise DataRejected(f"there is a class {taken!r}{retired} already")
 
         def named(name: str) -> str:
-            return new if name == old else name
+            return new if name == known else name
 
         return {
             "tasks": tuple(_renamed_task(task, named) for task in parent.tasks),
@@ -97,7 +98,9 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
             ),
         }
 
-    return _publish(care, changed, what=f"class {old} was renamed to {new}")
+    outcome = _publish(care, changed, what=f"class {old} was renamed to {new}")
+    others = [one for one in outcome.manifest.spec.classes if one != new]
+    return replace(outcome, notes=notes_on_look_alikes([new], known=others))
 
 
 def _publish(
@@ -151,9 +154,12 @@ def _promote(care: Care, manifest: Manifest, *, pinned: bool, after: int, what: 
     return None
 
 
-def _check_knows(parent: Manifest, name: str) -> None:
-    if name not in parent.spec.classes:
+def _known(parent: Manifest, name: str) -> str:
+    """Find a class by its name, however it is spelt in the store."""
+    known = spelt_among(name, parent.spec.classes)
+    if known is None:
         raise DataRejected(f"version {parent.version} knows no class {name!r}")
+    return known
 
 
 def _without(entries: tuple[ClassImages, ...], name: str) -> tuple[ClassImages, ...]:

@@ -27,7 +27,7 @@ from model_store.list_command import add_list_options, list_versions
 from model_store.manifest import Manifest
 from model_store.signing import load_trust
 from model_store.store import Store
-from model_store.tables import columns, percent, printable, size
+from model_store.tables import columns, counted, percent, printable, size
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -190,8 +190,8 @@ def verify_store(options: argparse.Namespace) -> int:
             print(f"unused: {name}")
         verdict = "no problem" if report.ok else f"{len(report.problems)} bad"
         print(
-            f"{report.versions} versions, {report.shards} shards ({size(report.bytes)}), "
-            f"{report.records} channel records: {verdict}"
+            f"{counted(report.versions, 'version')}, {counted(report.shards, 'shard')} "
+            f"({size(report.bytes)}), {counted(report.records, 'channel record')}: {verdict}"
         )
     return EXIT_OK if report.ok else EXIT_FAILED
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from model_store.channel import ChannelRecord
 from model_store.manifest import Draft, Manifest, ShardRef, delta_of, total_bytes
+from model_store.tables import counted
 
 T = TypeVar("T")
 Verdict = Literal["passed", "refused", "overruled", "not judged"]
@@ -56,6 +57,7 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         "extended": list(manifest.extended),
         "shards": _shards(manifest.shards),
         "metrics": manifest.metrics.model_dump(mode="json", by_alias=True),
+        "verdict": verdict(manifest),
         "calibration": manifest.calibration.model_dump(),
         "unknown": manifest.unknown and manifest.unknown.model_dump(),
         "delta_bytes": total_bytes(delta_of(manifest, parent)),
@@ -65,13 +67,23 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
 
 
 def verdict(manifest: Manifest) -> str:
-    """What the gate said of a version, in one line."""
+    """Tell in one line what the gate said of a version: passed, refused, overruled, or that too
+    few images judged it."""
     gate = manifest.metrics.gate
     if gate is None:
         return "not judged"
-    if gate.passed:
+    if not gate.passed:
+        return f"{'overruled' if gate.forced else 'refused'}: {'; '.join(gate.reasons)}"
+    if not gate.not_judged:
         return "passed"
-    return f"{'overruled' if gate.forced else 'refused'}: {'; '.join(gate.reasons)}"
+    images = {"old": gate.old_images, "new": gate.new_images or 0}
+    of_which = "" if manifest.parent is None else " of {} classes"
+    few = [f"{_images(images[side])}{of_which.format(side)}" for side in gate.not_judged]
+    return f"not judged: {' and '.join(few)}"
+
+
+def _images(count: int) -> str:
+    return counted(count, "image") if count else "no images"
 
 
 def gate_of(manifest: Manifest) -> Verdict:

@@ -16,6 +16,7 @@ from model_store.errors import DataRejected, WrongUsage
 from model_store.gc import list_shards, read_all_manifests
 from model_store.layout import forgotten_name, shard_name
 from model_store.manifest import Manifest, ShardRef, first_reason
+from model_store.names import is_same, spelt_among
 from model_store.record import timestamp
 from model_store.reserve import with_reserve
 from model_store.store import Store
@@ -91,7 +92,7 @@ def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: s
 
 
 def _check_known(manifests: list[Manifest], class_name: str) -> None:
-    if not any(class_name in manifest.spec.classes for manifest in manifests):
+    if not any(spelt_among(class_name, manifest.spec.classes) for manifest in manifests):
         raise DataRejected(f"no version knows a class {class_name!r}")
 
 
@@ -100,7 +101,7 @@ def _images_of(manifests: list[Manifest], class_name: str) -> list[ShardRef]:
         images.shard
         for manifest in manifests
         for images in (*manifest.memory, *manifest.held_out)
-        if images.class_name == class_name
+        if is_same(images.class_name, class_name)
     ]
 
 
@@ -112,4 +113,4 @@ def _others(manifests: list[Manifest], gone: Collection[str], class_name: str) -
         for images in (*manifest.memory, *manifest.held_out)
         if images.shard.sha256 in gone
     }
-    return tuple(sorted(found - {class_name}))
+    return tuple(sorted(name for name in found if not is_same(name, class_name)))

@@ -19,7 +19,7 @@ from model_store.mend_command import add_mend_command
 from model_store.objects import Entry
 from model_store.storage import report_storage
 from model_store.store import Store
-from model_store.tables import columns, printable, size
+from model_store.tables import columns, counted, printable, size
 
 
 def add_housekeeping_commands(add: Add) -> None:
@@ -74,7 +74,7 @@ def show_storage(options: argparse.Namespace) -> int:
     if report.deleted:
         print(f"deleted: {', '.join(map(str, report.deleted))}")
     if report.forgotten:
-        print(f"forgotten: {report.forgotten} shards of images")
+        print(f"forgotten: {counted(report.forgotten, 'shard')} of images")
     return EXIT_OK
 
 
@@ -151,16 +151,17 @@ def copy_all(options: argparse.Namespace) -> int:
         print(f"note: channel {channel} has moved on in {options.to}: left alone", file=sys.stderr)
     if report.remembered:
         print(
-            f"note: {options.to} still has {len(report.remembered)} shards of images that were "
-            "forgotten here; `dne-store forget` removes them there",
+            f"note: {options.to} still has {counted(len(report.remembered), 'shard')} of images "
+            "that were forgotten here; `dne-store forget` removes them there",
             file=sys.stderr,
         )
     if options.json:
         print_json(asdict(report))
     else:
         print(
-            f"{len(report.versions)} versions, {report.shards} shards ({size(report.bytes)}) and "
-            f"{report.records} channel records copied to {options.to}"
+            f"{counted(len(report.versions), 'version')}, {counted(report.shards, 'shard')} "
+            f"({size(report.bytes)}) and {counted(report.records, 'channel record')} copied to "
+            f"{options.to}"
         )
     return EXIT_OK
 
@@ -195,7 +196,7 @@ def _gc_as_json(report: GcReport) -> dict[str, object]:
 
 
 def _sum(entries: Sequence[Entry]) -> str:
-    return f"{len(entries)} shards ({size(_bytes(entries))})"
+    return f"{counted(len(entries), 'shard')} ({size(_bytes(entries))})"
 
 
 def _bytes(entries: Iterable[Entry]) -> int:

@@ -302,6 +302,11 @@ def _body(draft: Draft) -> dict[str, Any]:
         del body["network"]["token"]
     if not draft.metrics.agreement:
         del body["metrics"]["agreement"]
+    gate = body["metrics"]["gate"]
+    if gate is not None and not gate["not_judged"]:
+        del gate["not_judged"]
+    if gate is not None and gate["new_images"] is None:
+        del gate["new_images"]
     for task in body["tasks"]:
         if task["attention_heads"] is None:
             del task["attention_heads"]

@@ -91,6 +91,21 @@ def objects_at(location: str) -> Objects:
     return LocalDirectory(Path(location))
 
 
+@contextmanager
+def leaving_no_folders(location: str) -> Iterator[None]:
+    """Remove the folders that are made inside, but for those that something was put into."""
+    root = Path(location)
+    missing: list[Path] = []
+    if "://" not in location:
+        missing = [one for one in (root / "tmp", root, *root.parents) if not one.exists()]
+    try:
+        yield
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # somebody uses it by now
+                folder.rmdir()
+
+
 def _is_something_else(location: str) -> bool:
     """Neither a directory nor free. A disk that cannot say is no reason to blame the user."""
     try:

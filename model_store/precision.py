@@ -26,6 +26,7 @@ from typing import Literal
 from model_store.cache import cache_folder
 from model_store.errors import WrongUsage
 from model_store.quality import Reduced
+from model_store.tables import percent
 
 Precision = Literal["fp32", "bf16", "int8"]
 Asked = Literal["auto", "fp32", "bf16", "int8"]
@@ -99,8 +100,8 @@ def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str 
         return f"{precision} was not compared with single precision when it was published"
     if share < MIN_AGREEMENT:
         return (
-            f"{precision} agrees with single precision on {share:.1%} of held-out images only, "
-            f"and {MIN_AGREEMENT:.0%} are needed"
+            f"{precision} agrees with single precision on {percent(share)} of held-out images "
+            f"only, and {percent(MIN_AGREEMENT)} are needed"
         )
     return None
 

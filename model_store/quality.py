@@ -11,6 +11,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(max_length=2000)]
 Reduced = Literal["bf16", "int8"]
 """Precisions below single precision."""
+Side = Literal["old", "new"]
+"""The classes that a version had before, and those that it brings."""
 
 
 class Record(BaseModel):
@@ -93,7 +95,12 @@ class Gate(Record):
     forced: bool = False
     reasons: tuple[Text, ...] = ()
     notes: tuple[Text, ...] = ()
+    not_judged: tuple[Side, ...] = ()
+    """The sides of which there were too few images to refuse a version by, whatever it answered.
+    Not written where it is empty."""
     old_images: Count = 0
+    new_images: Count | None = None
+    """None, and not written, in versions from before it was counted."""
     got_worse: Count = 0
     got_better: Count = 0
     p_value: Share | None = None

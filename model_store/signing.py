@@ -18,8 +18,8 @@ from pydantic import Field, ValidationError
 from model_store.errors import SignatureRefused, WrongUsage
 from model_store.layout import version_name
 from model_store.manifest import Manifest, Record, Signature, first_reason, signed_bytes
+from model_store.names import check_name
 from model_store.record import parse_object
-from model_store.spec import check_name
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

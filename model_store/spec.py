@@ -13,25 +13,16 @@ from itertools import accumulate
 from typing import Literal, get_args
 
 from model_store.errors import SpecInvalid
+from model_store.names import check_name
 
 Shape = tuple[int, ...]
 Token = Literal["class-attention", "in-sequence"]
 """Where the token lives: in a block of its own that reads the patches, or among the patches."""
 
-MAX_NAME_LENGTH = 200
 MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
 MAX_DEPTH = 1024
 MAX_TASKS = 1000
 MAX_PARAMETERS = 1 << 31  # of one network
-
-
-def check_name(name: str, *, what: str) -> str:
-    """Names reach file listings, logs, pages and metrics: printable, bounded, not blank."""
-    if not name or name != name.strip() or not name.isprintable():
-        raise SpecInvalid(f"{what} {name!r} must be printable text without surrounding spaces")
-    if len(name) > MAX_NAME_LENGTH:
-        raise SpecInvalid(f"{what} {name[:40]!r}… is longer than {MAX_NAME_LENGTH} characters")
-    return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

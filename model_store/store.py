@@ -51,6 +51,7 @@ from model_store.objects import (
     ObjectMissing,
     ObjectRefused,
     Objects,
+    leaving_no_folders,
     objects_at,
 )
 from model_store.record import FORMAT, MAX_RECORD_BYTES, seal, unseal
@@ -99,14 +100,21 @@ class Store:
         try:
             store = cls(objects, location=location)
         except StoreNotFound:
-            if objects.list(VERSIONS):
-                raise RecordInvalid(STORE, "it is missing, although there are versions") from None
+            _refuse_versions(objects)
             _probe(objects)
             fresh = StoreRecord(id=uuid.uuid4().hex)
             objects.create(STORE, seal(fresh.model_dump(mode="json")))  # or somebody else just did
             store = cls(objects, location=location)
         hold_back(objects)
         return store
+
+    @classmethod
+    def check_location(cls, location: str) -> None:
+        """Show that a store can be made at `location`, where there is none, and leave nothing."""
+        objects = objects_at(location)
+        _refuse_versions(objects)
+        with leaving_no_folders(location):
+            _probe(objects)
 
     def read_id(self) -> str:
         try:
@@ -308,6 +316,12 @@ class Store:
             return self.objects.read(name, max_bytes=MAX_RECORD_BYTES)
         except ObjectRefused as error:
             raise RecordInvalid(name, error.reason) from error
+
+
+def _refuse_versions(objects: Objects) -> None:
+    """For a location without a store: versions there have lost their `store.json`."""
+    if objects.list(VERSIONS):
+        raise RecordInvalid(STORE, "it is missing, although there are versions") from None
 
 
 def _probe(objects: Objects) -> None:

@@ -1,8 +1,13 @@
-"""Plain text for people: aligned columns, sizes, shares."""
+"""Plain text for people: aligned columns, sizes, shares, counts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+from model_store.names import JOINERS
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
@@ -25,12 +30,30 @@ def size(count: int) -> str:
     return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
+def percent(share: float | None, *, decimals: int = 1) -> str:
+    """Write a share in per cent, "-" where there is none: every percentage that is printed.
+
+    Halves are rounded up, as browsers do. Only a share of exactly 0 or 1 is written as such: 1,999
+    right answers of 2,000 are not 100 %.
+    """
+    if share is None:
+        return "-"
+    places = 10**decimals
+    whole = 100 * places
+    rounded = math.floor(share * whole + 0.5)
+    if 0 < share < 1:
+        rounded = min(max(rounded, 1), whole - 1)
+    return f"{rounded / places:.{decimals}f} %"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Write a number and its noun: 1 task, 2 tasks."""
+    return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
 def printable(text: str) -> str:
     """Text of unknown origin, unable to move the cursor or colour the terminal."""
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    shown = (char if char.isprintable() or char in JOINERS else REPLACEMENT for char in text)
+    return "".join(shown)

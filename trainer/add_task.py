@@ -8,11 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from model_store.describe import verdict
 from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
 from model_store.manifest import Manifest, delta_of, total_bytes
+from model_store.names import notes_on_look_alikes
+from model_store.store import Store
+from trainer.assess import say_evidence
 from trainer.checkpoint import Checkpoint
 from trainer.configuration import configuration_of
 from trainer.data import (
+    Listing,
     list_classes,
     note_ignored,
     refuse_known_classes,
@@ -21,7 +26,7 @@ from trainer.data import (
     shown,
 )
 from trainer.draft import draft_version
-from trainer.forecast import Forecast, forecast
+from trainer.forecast import Before, Forecast, forecast
 from trainer.learn import learn, plan_of
 from trainer.progress import Progress
 from trainer.request import AddTask, Base, base_of
@@ -43,9 +48,12 @@ class Outcome:
     refused: str | None
     forecast: Forecast
     seconds: float
+    notes: tuple[str, ...] = ()
+    """What may be wrong with the names of the classes."""
 
     def as_json(self) -> dict[str, Any]:
         manifest = self.manifest
+        gate = manifest.metrics.gate
         return {
             "version": manifest.version,
             "parent": manifest.parent,
@@ -56,9 +64,12 @@ class Outcome:
             "accuracy": manifest.metrics.accuracy.model_dump(),
             "calibration": manifest.calibration.model_dump(),
             "unknown": manifest.unknown and manifest.unknown.model_dump(),
-            "gate": manifest.metrics.gate and manifest.metrics.gate.model_dump(by_alias=True),
+            "gate": gate and gate.model_dump(by_alias=True),
+            "judged": {"old": gate.old_images, "new": gate.new_images} if gate else None,
+            "verdict": verdict(manifest),
             "promoted": self.promoted,
             "refused": self.refused,
+            "notes": list(self.notes),
             "delta_bytes": total_bytes(delta_of(manifest, self.parent)),
             "total_bytes": total_bytes(manifest.model_shards),
             "memory_bytes": total_bytes(manifest.image_shards),
@@ -78,9 +89,11 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     base = base_of(request)
     if base.parent:
         refuse_pretrained(request)
+        listing = listing.spelt_as(base.parent.spec.classes)
         refuse_retired_classes(listing, base.parent.retired)
         refuse = refuse_new_classes if request.extend else refuse_known_classes
         refuse(listing, base.parent.classes)
+    notes = _say_look_alikes(listing, base, progress)
     transaction = uuid.uuid4().hex
     _announce(base, transaction)
     checkpoint = None
@@ -96,6 +109,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         )
         expected = _forecast(student, base, images=listing.images)
         progress.note(str(expected))
+        say_evidence(student, data=data, limits=request.limits, progress=progress)
         checkpoint = _checkpoint(student, data=data, request=request, progress=progress)
         training = learn(
             student, data=data, request=request, progress=progress, checkpoint=checkpoint
@@ -108,10 +122,11 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             transaction=transaction,
             training=training,
         )
-        manifest = base.store.publish(draft, shards=shards, signer=request.signer)
+        store = base.made_store()
+        manifest = store.publish(draft, shards=shards, signer=request.signer)
         if checkpoint:
             checkpoint.remove()
-        refused = _promote(base, manifest, request)
+        refused = _promote(store, manifest, base=base, request=request)
     except OutcomeUnknown:
         raise  # the version may be there, so what it needs stays announced
     except KeyboardInterrupt as error:
@@ -127,29 +142,43 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         refused=refused,
         forecast=expected,
         seconds=time.monotonic() - started,
+        notes=notes,
     )
+
+
+def _say_look_alikes(listing: Listing, base: Base, progress: Progress) -> tuple[str, ...]:
+    """Tell of names that differ in case or form only; both are kept as two classes."""
+    known = base.parent.classes if base.parent else ()
+    new = [name for name in listing.names if name not in known]
+    notes = notes_on_look_alikes(new, known=known)
+    for note in notes:
+        progress.note(f"note: {note}")
+    return notes
 
 
 def _announce(base: Base, transaction: str) -> None:
     """Housekeeping leaves alone what this run stands on, however long it trains."""
-    if base.parent is not None:
+    if base.store is not None and base.parent is not None:
         digests = [ref.sha256 for ref in base.parent.shards]
         base.store.announce(transaction, parent=base.parent.version, digests=digests)
 
 
 def _withdraw(base: Base, transaction: str) -> None:
     with suppress(StoreError):  # it expires by itself, and must not hide why the run failed
-        base.store.withdraw(transaction)
+        store = base.store_now()
+        if store is not None:
+            store.withdraw(transaction)
 
 
 def _forecast(student: Student, base: Base, *, images: int) -> Forecast:
-    parent = base.parent
-    return forecast(
-        student.network,
-        images=images,
-        parent=parent.spec if parent else None,
-        parent_bytes=total_bytes(tuple(task.expert for task in parent.tasks)) if parent else 0,
-    )
+    before = None
+    if base.parent is not None:
+        before = Before(
+            spec=base.parent.spec,
+            expert_bytes=total_bytes(tuple(task.expert for task in base.parent.tasks)),
+            classifier_bytes=base.parent.classifier.bytes,
+        )
+    return forecast(student.network, images=images, parent=before)
 
 
 def _checkpoint(
@@ -164,7 +193,7 @@ def _checkpoint(
     return Checkpoint(request.checkpoint, configuration=configuration, progress=progress)
 
 
-def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
+def _promote(store: Store, manifest: Manifest, *, base: Base, request: AddTask) -> str | None:
     """Promotes the version, or says why not and how to go on."""
     channel, number, gate = request.channel, manifest.version, manifest.metrics.gate
     if not request.promote:
@@ -176,7 +205,7 @@ def _promote(base: Base, manifest: Manifest, request: AddTask) -> str | None:
     if base.head is not None and base.head.mode == "pin":
         return f"channel {channel} is pinned to version {base.head.target}; {by_hand}"
     try:
-        base.store.promote(
+        store.promote(
             number,
             channel=channel,
             actor=request.actor,
@@ -209,14 +238,15 @@ def _what_was_done(manifest: Manifest) -> str:
 def _where_it_stopped(
     base: Base, transaction: str, request: AddTask, checkpoint: Checkpoint | None
 ) -> str:
-    newest = base.store.newest()
-    if newest is None or base.store.manifest(newest).transaction != transaction:
+    store = base.store_now()
+    newest = store.newest() if store else None
+    if store is None or newest is None or store.manifest(newest).transaction != transaction:
         if checkpoint is None or checkpoint.reached is None:
             return "interrupted: nothing was published"
         return (
             "interrupted: nothing was published; the same command goes on after "
             f"{checkpoint.reached}, which is kept in {shown(checkpoint.folder)}"
         )
-    head = base.store.head(request.channel)
+    head = store.head(request.channel)
     promoted = "promoted" if head and head.target == newest else "not promoted"
     return f"interrupted: version {newest} was published just before, and {promoted}"

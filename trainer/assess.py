@@ -11,11 +11,14 @@ from torch import Tensor
 
 from model_store.network import Lineage, Network
 from model_store.quality import Accuracy, Calibration, Metrics, Unknown
+from model_store.tables import counted
 from trainer.agree import agreement_of
 from trainer.calibrate import calibrate
+from trainer.data import LabelledImages
 from trainer.evaluate import Judged, in_batches, judged_by
 from trainer.forecast import latencies_ms
-from trainer.gate import Candidate, Limits, decide
+from trainer.gate import FEWEST, Candidate, Limits, decide
+from trainer.progress import Progress
 from trainer.student import Student
 from trainer.task_data import TaskData
 from trainer.tune import can_be_balanced
@@ -34,9 +37,7 @@ class Assessment:
 def assess(
     student: Student, *, data: TaskData, limits: Limits, unknown_rate: float, model_bytes: int
 ) -> Assessment:
-    newest, classes = student.new_classes, student.network.spec.classes
-    # In an extension every class is an old one, and has to be as good as it was.
-    older = tuple(name for name in classes if student.extends or name not in newest)
+    newest, older = student.new_classes, _older(student)
     judged, parent = _judge_both(student, data)
     gate = decide(
         Candidate(
@@ -75,6 +76,28 @@ def assess(
         ),
         unknown=fit_threshold(judged.logits_NC, rate=unknown_rate),
     )
+
+
+def say_evidence(student: Student, *, data: TaskData, limits: Limits, progress: Progress) -> None:
+    """Tell before learning by how many images the gate will judge."""
+    images = data.judged_by
+    new = _count_of(images, student.new_classes)
+    says = f"the gate will judge by {counted(new, 'image')} of new classes"
+    if student.teacher is not None:
+        says += f" and {_count_of(images, _older(student))} of old ones"
+    if limits.min_new and new < FEWEST["new"]:
+        says += f"; --min-new needs {FEWEST['new']} of new classes, give more with --val-data DIR"
+    progress.note(says)
+
+
+def _count_of(images: LabelledImages, names: tuple[str, ...]) -> int:
+    return sum(len(images.rows_of(name)) for name in names)
+
+
+def _older(student: Student) -> tuple[str, ...]:
+    """In an extension every class is an old one, and has to be as good as it was."""
+    newest, classes = student.new_classes, student.network.spec.classes
+    return tuple(name for name in classes if student.extends or name not in newest)
 
 
 def _classifier_images(student: Student, data: TaskData) -> int:

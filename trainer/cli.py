@@ -251,9 +251,9 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     _prepare_torch(options)
+    from model_store.tables import counted, percent
     from trainer.progress import show_progress
     from trainer.report import Report, write_report
-    from trainer.tell import percent
 
     request = Report(
         store=options.store, version=options.version, out=options.out, device=options.device
@@ -262,7 +262,7 @@ def _report(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**report, "paths": [str(path) for path in paths]})
         return EXIT_OK
-    print(f"version {report['version']}, judged by {report['images']} held-out images:")
+    print(f"version {report['version']}, judged by {counted(report['images'], 'held-out image')}:")
     print(f"accuracy {percent(report['accuracy']['all'])}; the report is in {paths[-1]}")
     return EXIT_OK
 

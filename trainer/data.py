@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from model_store.errors import DataRejected, ImageRejected, WrongUsage
 from model_store.manifest import Preprocessing
+from model_store.names import is_shown, new_class_name, spelt_among
 from model_store.preprocess import read_pixels
-from model_store.spec import check_name
+from model_store.tables import counted
 from trainer.progress import Progress
 
 MIN_IMAGES_PER_CLASS = 2
@@ -75,6 +76,13 @@ class Listing:
     @property
     def images(self) -> int:
         return sum(len(one.files) for one in self.classes)
+
+    def spelt_as(self, known: Collection[str]) -> Listing:
+        """Give every class the spelling that its name has among `known`, if it is there."""
+        classes = (
+            replace(one, name=spelt_among(one.name, known) or one.name) for one in self.classes
+        )
+        return replace(self, classes=tuple(classes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,11 +143,23 @@ def list_classes(folder: Path, *, option: str = "--data") -> Listing:
             "a folder named after the class"
         )
     classes = []
+    named: dict[str, Path] = {}
     for one in folders:
         files, ignored = _images_in(one)
         strays += ignored
-        classes.append(ClassFolder(name=check_name(one.name, what="the class name"), files=files))
+        name = new_class_name(one.name)
+        _refuse_twice(one, named.setdefault(name, one))
+        classes.append(ClassFolder(name=name, files=files))
     return Listing(folder=folder, classes=tuple(classes), ignored=tuple(strays))
+
+
+def _refuse_twice(folder: Path, first: Path) -> None:
+    """Escapes tell the two apart: on a screen their names are the same."""
+    if folder != first:
+        raise DataRejected(
+            f"{shown(first)} ({first.name!a}) and {shown(folder)} ({folder.name!a}) "
+            "are two spellings of one class name; put their images into one folder"
+        )
 
 
 def list_loose(folder: Path, *, option: str) -> Listing:
@@ -168,7 +188,9 @@ def refuse_familiar_classes(listing: Listing, known: Collection[str], *, option:
 def refuse_small_classes(listing: Listing) -> None:
     small = [one for one in listing.classes if len(one.files) < MIN_IMAGES_PER_CLASS]
     if small:
-        each = ", ".join(f"{one.name!r} has {_images(len(one.files))}" for one in small[:MAX_NAMED])
+        each = ", ".join(
+            f"{one.name!r} has {counted(len(one.files), 'image')}" for one in small[:MAX_NAMED]
+        )
         raise DataRejected(
             f"too few images: {each}{_and_more(small)}; a class needs at least "
             f"{MIN_IMAGES_PER_CLASS}"
@@ -228,7 +250,9 @@ def without_known(
     if not fresh:
         raise DataRejected("the model was given all of these images already")
     if len(fresh) < len(images):
-        progress.note(f"{_images(len(images) - len(fresh))} left out, being in the store already")
+        progress.note(
+            f"{counted(len(images) - len(fresh), 'image')} left out, being in the store already"
+        )
     return images.take(np.array(fresh, dtype=np.int64))
 
 
@@ -295,7 +319,7 @@ def still_there(listing: Listing, images: LabelledImages) -> Listing:
 def shown(path: Path) -> str:
     """A path as a user may see it: control characters and broken encodings are escaped."""
     text = str(path)
-    return text if text.isprintable() else repr(text)
+    return text if is_shown(text) else repr(text)
 
 
 def _map_in_threads(place: Callable[[int], str | None], count: int) -> Iterator[str | None]:
@@ -311,9 +335,9 @@ def _refuse_or_note(bad: list[str], *, skip_bad: bool, progress: Progress) -> No
     named = "; ".join(bad[:MAX_NAMED]) + _and_more(bad)
     if not skip_bad:
         raise DataRejected(
-            f"{_images(len(bad))} cannot be read: {named}; --skip-bad goes on without them"
+            f"{counted(len(bad), 'image')} cannot be read: {named}; --skip-bad goes on without them"
         )
-    progress.note(f"going on without {_images(len(bad))} that cannot be read: {named}")
+    progress.note(f"going on without {counted(len(bad), 'image')} that cannot be read: {named}")
 
 
 def _images_in(folder: Path) -> tuple[tuple[Path, ...], list[Path]]:
@@ -336,10 +360,6 @@ def _entries(folder: Path) -> list[Path]:
 
 def _is_stray(entry: Path) -> bool:
     return entry.name.startswith(".") or entry.name.lower() in SYSTEM_FILES
-
-
-def _images(count: int) -> str:
-    return "1 image" if count == 1 else f"{count} images"
 
 
 def _and_more(items: Collection[object], *, named: int = MAX_NAMED) -> str:

@@ -165,7 +165,7 @@ def _answered_logits(network: Network, images: LabelledImages, manifest: Manifes
 
 
 def _read_known(request: Evaluate, manifest: Manifest, progress: Progress) -> LabelledImages:
-    listing = list_classes(request.data)
+    listing = list_classes(request.data).spelt_as(manifest.spec.classes)
     refuse_unknown_classes(listing, manifest.classes, option="--data")
     images = _read(listing, request, manifest, progress, option="--data")
     return images.among(manifest.spec.classes)
@@ -174,7 +174,7 @@ def _read_known(request: Evaluate, manifest: Manifest, progress: Progress) -> La
 def _read_strangers(
     folder: Path, request: Evaluate, manifest: Manifest, progress: Progress
 ) -> LabelledImages:
-    listing = list_loose(folder, option="--unknown-data")
+    listing = list_loose(folder, option="--unknown-data").spelt_as(manifest.spec.classes)
     refuse_familiar_classes(listing, manifest.spec.classes, option="--unknown-data")
     return _read(listing, request, manifest, progress, option="--unknown-data")
 

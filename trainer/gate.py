@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from model_store.errors import WrongUsage
-from model_store.quality import ClassChange, Confusion, Flip, Gate
+from model_store.quality import ClassChange, Confusion, Flip, Gate, Side
+from model_store.tables import counted, percent
 from trainer.evaluate import Judged
 
 SIGNIFICANCE = 0.05
@@ -18,6 +19,8 @@ HANDFUL = 5
 """Flips that are noise whatever a test says: the sign test reaches 5 % at five to none."""
 FEWEST_TO_CALL_A_GUESS = 12
 """New images below which being no better than guessing may well be bad luck."""
+FEWEST: dict[Side, int] = {"old": HANDFUL + 1, "new": FEWEST_TO_CALL_A_GUESS}
+"""Images of a side below which no answers at all would refuse a version: it is not judged."""
 MAX_TOLD = 200
 """Confusions and flips that a manifest keeps: the most frequent ones."""
 
@@ -54,6 +57,21 @@ class Candidate:
     model_bytes: int
     latency_ms: float | None = None
 
+    @property
+    def extends(self) -> bool:
+        """Whether no class is new: what got more images is compared with the parent too."""
+        return set(self.newest) <= set(self.older)
+
+    def images_of(self, side: Side) -> int:
+        return int(self.judged.is_of(self.older if side == "old" else self.newest).sum())
+
+    def not_judged(self) -> tuple[Side, ...]:
+        """Name the sides that are asked about and have too few images for an answer."""
+        asked: tuple[Side, ...] = ("old",) if self.parent is not None and self.older else ()
+        if not self.extends:
+            asked = ("new", *asked)
+        return tuple(side for side in asked if self.images_of(side) < FEWEST[side])
+
 
 def decide(candidate: Candidate, *, limits: Limits) -> Gate:
     """The verdict, with every reason against the version and what got worse, class by class."""
@@ -63,7 +81,7 @@ def decide(candidate: Candidate, *, limits: Limits) -> Gate:
         old_N = judged.is_of(candidate.older)
         worse = int((old_N & parent.right_N & ~judged.right_N).sum())
         better = int((old_N & ~parent.right_N & judged.right_N).sum())
-    old_images = int(judged.is_of(candidate.older).sum())
+    old_images = candidate.images_of("old")
     p_value = sign_test(worse=worse, better=better) if parent and old_images else None
     reasons = (
         *_old_reasons(candidate, limits=limits, p_value=p_value, flips=(worse, better)),
@@ -75,7 +93,9 @@ def decide(candidate: Candidate, *, limits: Limits) -> Gate:
         forced=bool(reasons) and limits.force,
         reasons=reasons,
         notes=_notes(candidate),
+        not_judged=candidate.not_judged(),
         old_images=old_images,
+        new_images=candidate.images_of("new"),
         got_worse=worse,
         got_better=better,
         p_value=p_value,
@@ -128,33 +148,50 @@ def _old_reasons(
     if p_value > SIGNIFICANCE or flips[0] <= HANDFUL:
         return ()
     return (
-        f"accuracy on old classes fell from {_percent(before)} to {_percent(after)}, more than "
-        f"--max-drop {100 * limits.max_drop:g} allows ({flips[0]} images got worse, {flips[1]} "
-        f"better, p = {p_value:.2g})",
+        f"accuracy on old classes fell from {percent(before)} to {percent(after)}, more than "
+        f"--max-drop {100 * limits.max_drop:g} allows ({counted(flips[0], 'image')} got worse, "
+        f"{flips[1]} better, p = {p_value:.2g})",
     )
 
 
 def _new_reasons(candidate: Candidate, *, limits: Limits) -> tuple[str, ...]:
-    judged, newest = candidate.judged, candidate.newest
-    new = judged.accuracy(newest)
-    if limits.min_new is not None:
-        if new is None:
-            return ("--min-new was given, and there was no image of a new class to judge by",)
-        if new < limits.min_new - 1e-9:
-            return (
-                f"accuracy on new classes is {_percent(new)}, less than --min-new "
-                f"{_percent(limits.min_new)} asks",
-            )
-        return ()
-    rights_N = judged.right_N[judged.is_of(newest)]
+    rights_N = candidate.judged.right_N[candidate.judged.is_of(candidate.newest)]
     right, of = int(rights_N.sum()), len(rights_N)
-    if candidate.parent and no_better_than_guessing(right, of=of, classes=len(newest)):
+    if limits.min_new is not None:
+        return _least_reasons(right, of=of, least=limits.min_new)
+    if candidate.parent and no_better_than_guessing(
+        right, of=of, classes=_to_guess_among(candidate)
+    ):
         return (
-            f"accuracy on new classes is {_percent(right / of)} ({right} of {of} images), no "
-            "better than guessing: are the images in the right folders? (--min-new replaces this "
-            "check)",
+            f"accuracy on new classes is {percent(right / of)} ({right} of {counted(of, 'image')})"
+            ", no better than guessing: are the images in the right folders? (--min-new replaces "
+            "this check)",
         )
     return ()
+
+
+def _least_reasons(right: int, *, of: int, least: float) -> tuple[str, ...]:
+    """Compare with --min-new. A share that is asked for wants evidence; 0 asks for nothing."""
+    if not least:
+        return ()
+    if of < FEWEST["new"]:
+        return (
+            f"--min-new {percent(least)} cannot be judged by {counted(of, 'image')} of new "
+            f"classes: {FEWEST['new']} are needed; give more with --val-data DIR",
+        )
+    if right / of >= least - 1e-9:
+        return ()
+    return (
+        f"accuracy on new classes is {percent(right / of)}, less than --min-new {percent(least)} "
+        "asks",
+    )
+
+
+def _to_guess_among(candidate: Candidate) -> int:
+    """Count the answers of which a guess is one: the new classes or, where one class is new, all
+    classes."""
+    lone = len(candidate.newest) == 1 and not candidate.extends
+    return len(candidate.older) + 1 if lone else len(candidate.newest)
 
 
 def _budget_reasons(candidate: Candidate, *, limits: Limits) -> tuple[str, ...]:
@@ -171,16 +208,22 @@ def _budget_reasons(candidate: Candidate, *, limits: Limits) -> tuple[str, ...]:
 
 
 def _notes(candidate: Candidate) -> tuple[str, ...]:
-    judged, notes = candidate.judged, []
-    if candidate.parent is not None:
+    few = candidate.not_judged()
+    notes = [_too_few(candidate, side) for side in few]
+    if candidate.parent is not None and "old" not in few:
+        judged = candidate.judged
         missing = [name for name in candidate.older if not judged.is_of([name]).any()]
-        if missing and len(missing) == len(candidate.older):
-            notes.append("old classes were not judged: there was no image of them to judge by")
-        elif missing:
+        if missing:
             notes.append(f"not judged, for want of images to judge by: {_named(missing)}")
-    if judged.accuracy(candidate.newest) is None:
-        notes.append("new classes were not judged: there was no image of them to judge by")
     return tuple(notes)
+
+
+def _too_few(candidate: Candidate, side: Side) -> str:
+    count = candidate.images_of(side)
+    found = "there was no image of them to judge by"
+    if count:
+        found = f"{counted(count, 'image')} to judge by, and {FEWEST[side]} are needed"
+    return f"{side} classes were not judged: {found}; --val-data DIR gives more"
 
 
 def _worse_classes(candidate: Candidate) -> tuple[ClassChange, ...]:
@@ -234,7 +277,3 @@ def _answers(judged: Judged) -> list[tuple[str, str]]:
 def _named(names: list[str], *, most: int = 10) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(repr, names[:most])) + more
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

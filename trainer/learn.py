@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from model_store.errors import DataRejected
 from model_store.manifest import Scalar
 from model_store.network import Lineage
+from model_store.tables import counted
 from trainer.augment import Augmentation
 from trainer.checkpoint import Checkpoint
 from trainer.classifier import fit_classifier, former_weights
@@ -83,22 +84,32 @@ class Lesson:
     def say(self) -> None:
         plan, memory = self.plan, self.request.memory
         classes = len(self.student.network.spec.classes)
+        learnt = counted(len(self.student.new_classes), "class", "classes")
         effort = "only the classifier is fitted, and epochs, rate and augmentation do not count"
         if plan is not None:
             heads = self.student.network.spec.tasks[-1].expert.heads
-            expert = "" if self.student.extends else f"an expert of {heads} heads, "
+            expert = "" if self.student.extends else f"an expert of {counted(heads, 'head')}, "
             effort = (
-                f"{expert}{plan.epochs} epochs in batches of {plan.batch_size}, learning rate "
-                f"{plan.learning_rate:.2g}"
+                f"{expert}{counted(plan.epochs, 'epoch')} in batches of {plan.batch_size}, "
+                f"learning rate {plan.learning_rate:.2g}"
             )
         self.progress.note(
-            f"learning {len(self.student.new_classes)} classes from {len(self.data.new)} images "
-            f"and {len(self.data.memory)} exemplars: {effort}"
+            f"learning {learnt} from {counted(len(self.data.new), 'image')} and "
+            f"{counted(len(self.data.memory), 'exemplar')}: {effort}"
         )
+        self._say_if_alone()
         if 0 < memory < classes:
             self.progress.note(
                 f"--memory {memory} is less than one image for each of {classes} classes, so none "
                 "is kept"
+            )
+
+    def _say_if_alone(self) -> None:
+        answers = [name for name in self.images.classes if name not in self.data.retired]
+        if len(answers) == 1:
+            self.progress.note(
+                f"with one class there is nothing to tell apart: every image will be answered "
+                f"{answers[0]!r} until another task brings more classes"
             )
 
     def refuse_missing(self) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
+
+from model_store.tables import counted, percent
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 260, 44, 14, 12, 34
 SERIES = 8  # colours that the page has; more lines begin anew
@@ -29,12 +32,12 @@ def lines(
         for x, y, value in points:
             plot.append(
                 f'<circle class="dot {kind}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
-                f"<title>{escape(name)}: {value:.1%}</title></circle>"
+                f"<title>{escape(name)}: {percent(value)}</title></circle>"
             )
     return "".join([*plot, "</svg>"])
 
 
-def reliability(bins: Sequence[dict[str, float]], *, title: str) -> str:
+def reliability(bins: Sequence[dict[str, Any]], *, title: str) -> str:
     """Accuracy over confidence; on the diagonal the two are the same."""
     side = HEIGHT - TOP - BOTTOM
     most = max((one["images"] for one in bins), default=1)
@@ -49,11 +52,14 @@ def reliability(bins: Sequence[dict[str, float]], *, title: str) -> str:
             f'<line class="gap" x1="{x:.1f}" y1="{y:.1f}" x2="{x:.1f}" '
             f'y2="{_y(one["confidence"]):.1f}"/>'
             f'<circle class="dot s0" cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}">'
-            f"<title>{one['images']} images: confidence {one['confidence']:.1%}, "
-            f"right {one['accuracy']:.1%}</title></circle>"
+            f"<title>{counted(one['images'], 'image')}: "
+            f"confidence {percent(one['confidence'])}, "
+            f"right {percent(one['accuracy'])}</title></circle>"
         )
     for share in (0, 0.5, 1):
-        plot.append(_text(LEFT + side * share, HEIGHT - 16, f"{share:.0%}", anchor="middle"))
+        plot.append(
+            _text(LEFT + side * share, HEIGHT - 16, percent(share, decimals=0), anchor="middle")
+        )
     plot.append(_text(LEFT + side / 2, HEIGHT - 2, "confidence", anchor="middle"))
     return "".join([*plot, "</svg>"])
 
@@ -135,7 +141,7 @@ def _frame(title: str, *, width: int = WIDTH) -> str:
 
 def _share_axis(*, width: int = WIDTH) -> str:
     return "".join(
-        _rule(_y(share), width=width) + _text(LEFT - 6, _y(share) + 4, f"{share:.0%}")
+        _rule(_y(share), width=width) + _text(LEFT - 6, _y(share) + 4, percent(share, decimals=0))
         for share in (0, 0.25, 0.5, 0.75, 1)
     )
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TextIO
 
+from model_store.tables import percent
+
 SECONDS_BETWEEN_LINES = 5.0
 
 
@@ -127,4 +129,4 @@ class _BarsPhase:
 
 def figures(*, loss: float | None, accuracy: float | None) -> str:
     said = "" if loss is None else f", loss {loss:.3f}"
-    return said if accuracy is None else f"{said}, accuracy {accuracy:.3f}"
+    return said if accuracy is None else f"{said}, accuracy {percent(accuracy)}"

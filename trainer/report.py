@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_store.codec import load_network
+from model_store.describe import verdict
 from model_store.errors import ShardForgotten, WriteFailed
 from model_store.manifest import ClassImages, Manifest
 from model_store.network import Expert, Lineage, choose_device
@@ -82,6 +83,7 @@ def make_report(
         "digest": manifest.digest,
         "images": int(counts.sum()),
         "source": "held-out" if len(images) else "recorded" if counts.any() else "none",
+        "verdict": verdict(manifest),
         "notes": notes,
         "accuracy": {
             "all": _right(counts),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from model_store.tables import percent, size
+from model_store.tables import counted, percent, size
 from trainer.plots import SERIES, lines, matrix, reliability, stacked
 
 STYLE = """
@@ -52,8 +52,8 @@ COLOURS = ("#1f7a66", "#c26a1b", "#4a67c0", "#a63d6d", "#7a8b1e", "#7a57b0", "#b
 SIDE_BY_SIDE = 12  # classes whose matrix is readable in half of the page
 TEXT_COLUMNS = frozenset({"task", "taken for", "what"})
 JUDGED_BY = {
-    "held-out": "Judged by {} held-out images, which no version was trained on.",
-    "recorded": "As it was judged by {} images when it was published; they are not in the store.",
+    "held-out": "Judged by {}, which no version was trained on.",
+    "recorded": "As it was judged when it was published, by {} that the store does not keep.",
     "none": "No images were held out, so there is nothing to judge by.",
 }
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -87,14 +87,17 @@ def page(report: dict[str, Any]) -> str:
 def _heading(report: dict[str, Any]) -> str:
     parent = f"on top of version {report['parent']}" if report["parent"] else "the first version"
     when = report["created"][:16].replace("T", " ")
-    judged = JUDGED_BY[report["source"]].format(report["images"])
+    noun = "held-out image" if report["source"] == "held-out" else "image"
+    judged = JUDGED_BY[report["source"]].format(counted(report["images"], noun))
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in report["notes"])
-    return f"<h1>Version {report['version']}</h1><p>{when} UTC, {parent}. {judged}</p>{notes}"
+    gate = f"The gate: {escape(report['verdict'])}."
+    heading = f"<h1>Version {report['version']}</h1>"
+    return f"{heading}<p>{when} UTC, {parent}. {judged} {gate}</p>{notes}"
 
 
 def _tiles(report: dict[str, Any]) -> str:
     accuracy, interval = report["accuracy"], report["accuracy"]["interval"]
-    between = f"{100 * interval[0]:.0f} to {100 * interval[1]:.0f} % likely" if interval else ""
+    between = f"{percent(interval[0])} to {percent(interval[1])} likely" if interval else ""
     newest = report["growth"][-1]
     tiles = [
         ("accuracy", percent(accuracy["all"]), between),

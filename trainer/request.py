@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from model_store.channel import ChannelRecord
-from model_store.errors import WrongUsage
-from model_store.manifest import ClassImages, Manifest
+from model_store.errors import StoreNotFound, WrongUsage
+from model_store.manifest import ClassImages, Manifest, ShardRef
 from model_store.signing import Signer
 from model_store.store import Store
 from trainer.gate import Limits
@@ -67,9 +67,26 @@ class AddTask:
 class Base:
     """What a task is learnt on top of: the channel as it was when training began."""
 
-    store: Store
+    location: str
+    store: Store | None
+    """None before the first version: the store is made when there is something to publish."""
     head: ChannelRecord | None
     parent: Manifest | None
+
+    def read_shard(self, ref: ShardRef) -> bytes:
+        assert self.store is not None, "without a store there is no shard to ask for"
+        return self.store.read_shard(ref)
+
+    def made_store(self) -> Store:
+        """Open the store, and make it where there is none."""
+        return self.store or Store.create(self.location)
+
+    def store_now(self) -> Store | None:
+        """Open the store where there is one by now."""
+        try:
+            return self.store or Store.open(self.location)
+        except StoreNotFound:
+            return None
 
     @property
     def memory(self) -> tuple[ClassImages, ...]:
@@ -81,13 +98,18 @@ class Base:
         return self._remembered(self.parent.held_out) if self.parent else ()
 
     def _remembered(self, entries: tuple[ClassImages, ...]) -> tuple[ClassImages, ...]:
-        forgotten = self.store.forgotten()
+        forgotten = self.store.forgotten() if self.store else ()
         return tuple(entry for entry in entries if entry.shard.sha256 not in forgotten)
 
 
 def base_of(request: AddTask) -> Base:
-    """The store, made if it is absent, and what its channel names now."""
-    store = Store.create(request.store)
+    """The store, if it is there, and what its channel names now. A place where none can be made
+    is refused now, and not after the training."""
+    try:
+        store = Store.open(request.store)
+    except StoreNotFound:
+        Store.check_location(request.store)
+        return Base(location=request.store, store=None, head=None, parent=None)
     head = store.head(request.channel)
     newest = store.newest()
     if head is None and newest is not None:
@@ -95,4 +117,5 @@ def base_of(request: AddTask) -> Base:
             f"channel {request.channel} names no version to build on; choose one with "
             f"`dne-store promote {newest} --channel {request.channel}`"
         )
-    return Base(store=store, head=head, parent=store.resolve(head) if head else None)
+    parent = store.resolve(head) if head else None
+    return Base(location=request.store, store=store, head=head, parent=parent)

@@ -8,6 +8,7 @@ from model_store.errors import WrongUsage
 from model_store.manifest import Preprocessing
 from model_store.network import Expert
 from model_store.spec import ExpertSpec, NetworkSpec
+from model_store.tables import counted
 from trainer.presets import Shape
 from trainer.pretrained import Pretrained, read_pretrained
 from trainer.progress import Progress
@@ -71,12 +72,14 @@ def _pretrained_start(asked: FromFile, shape: Shape, *, progress: Progress) -> S
     _refuse_other_sizes(shape, geometry, weights.expert)
     if asked.unfreeze_last > geometry.depth:
         raise WrongUsage(
-            f"--unfreeze-last {asked.unfreeze_last}: {asked.file} has {geometry.depth} blocks"
+            f"--unfreeze-last {asked.unfreeze_last}: {asked.file} has "
+            f"{counted(geometry.depth, 'block')}"
         )
+    heads = counted(weights.expert.attention_heads, "attention head")
     progress.note(
-        f"starting from {asked.file}: {geometry.depth} blocks, {weights.width} channels, "
-        f"{weights.expert.attention_heads} attention heads, images of {geometry.image_size} "
-        f"pixels, normalised with {asked.normalise}"
+        f"starting from {asked.file}: {counted(geometry.depth, 'block')}, {weights.width} "
+        f"channels, {heads}, images of {geometry.image_size} pixels, normalised with "
+        f"{asked.normalise}"
     )
     return Start(
         geometry=geometry,

@@ -11,8 +11,9 @@ from torch import nn
 from model_store.codec import load_network
 from model_store.errors import WrongUsage
 from model_store.manifest import Preprocessing, Scalar
+from model_store.names import new_name, spelt_among
 from model_store.network import Network, choose_device
-from model_store.spec import ExpertSpec, TaskSpec, check_name
+from model_store.spec import ExpertSpec, TaskSpec
 from trainer.data import Listing
 from trainer.losses import Teacher
 from trainer.progress import Progress
@@ -58,7 +59,7 @@ def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progre
     if base.parent is None:
         return _make_first(base, request=request, classes=new_classes, progress=progress)
     request.shape.check_agrees(base.parent.spec)
-    network = load_network(base.store.read_shard, base.parent)
+    network = load_network(base.read_shard, base.parent)
     # The old experts stay in the network, so the old heads are all that is left to keep.
     teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))
     expert = ExpertSpec(heads=request.shape.heads_of_later(images=images))
@@ -105,7 +106,7 @@ def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -
         raise WrongUsage("--extend adds neither task nor expert: --name and --heads do not fit it")
     request.shape.check_agrees(base.parent.spec)
     device = choose_device(request.device)
-    network = load_network(base.store.read_shard, base.parent).to(device)
+    network = load_network(base.read_shard, base.parent).to(device)
     teacher = Teacher(heads=copy.deepcopy(network.heads), classes=len(network.spec.classes))
     network.heads.requires_grad_(True)
     return Student(
@@ -120,8 +121,8 @@ def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -
 def _task_name(base: Base, request: AddTask) -> str:
     taken = {task.name for task in base.parent.tasks} if base.parent else set()
     if request.name is not None:
-        if request.name in taken:
+        if spelt_among(request.name, taken):
             raise WrongUsage(f"there is a task named {request.name!r} already; give another --name")
-        return check_name(request.name, what="the task name")
-    name = request.data.resolve().name.strip() or "task"
-    return name if name not in taken else f"{name}-{len(taken) + 1}"
+        return new_name(request.name, what="the task name")
+    name = new_name(request.data.resolve().name.strip() or "task", what="the task name")
+    return f"{name}-{len(taken) + 1}" if spelt_among(name, taken) else name

@@ -68,9 +68,7 @@ def read_task_data(
     progress: Progress,
 ) -> TaskData:
     def remembered(entries: tuple[ClassImages, ...]) -> LabelledImages:
-        return recall(
-            entries, classes=classes, read=base.store.read_shard, preprocessing=preprocessing
-        )
+        return recall(entries, classes=classes, read=base.read_shard, preprocessing=preprocessing)
 
     memory, old_held_out = remembered(base.memory), remembered(base.held_out)
     if not request.extend:
@@ -135,6 +133,7 @@ def _validation(
     listing = list_classes(folder, option="--val-data")
     note_ignored(listing, progress)
     known = [name for name in classes if name not in retired]
+    listing = listing.spelt_as(classes)
     refuse_unknown_classes(listing, known, option="--val-data")
     images = read_images(listing, preprocessing=preprocessing, skip_bad=skip_bad, progress=progress)
     refuse_no_images(images, listing, option="--val-data")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from model_store.describe import verdict
 from model_store.quality import Calibration, Gate, Unknown
+from model_store.tables import counted, percent
 from trainer.add_task import Outcome
 
 MAX_LINES = 10
@@ -14,7 +16,8 @@ MAX_LINES = 10
 def tell_outcome(outcome: Outcome) -> None:
     facts, manifest = outcome.as_json(), outcome.manifest
     print(
-        f"version {facts['version']}: {facts['tasks']} tasks, {facts['classes']} classes; "
+        f"version {facts['version']}: {counted(facts['tasks'], 'task')}, "
+        f"{counted(facts['classes'], 'class', 'classes')}; "
         f"delta {_mib(facts['delta_bytes'])} of {_mib(facts['total_bytes'])}, "
         f"images kept {_mib(facts['memory_bytes'])}, {facts['seconds']:.0f} s"
     )
@@ -32,10 +35,12 @@ def tell_outcome(outcome: Outcome) -> None:
         print("published and, as asked, not promoted")
     elif gate and gate.forced:
         print(f"promoted by force, against the gate: {'; '.join(gate.reasons)}", file=sys.stderr)
+    if gate and gate.passed:
+        print(f"the gate: {verdict(manifest)}")
 
 
 def tell_evaluation(report: dict[str, Any]) -> None:
-    print(f"version {report['version']}, {report['images']} images")
+    print(f"version {report['version']}, {counted(report['images'], 'image')}")
     for name, value in report["accuracy"].items():
         print(f"  accuracy, {name + ':':4} {percent(value)}")
     calibration = report["calibration"]
@@ -55,10 +60,6 @@ def tell_evaluation(report: dict[str, Any]) -> None:
         print(f"    {name:{width}}  {percent(value)}")
 
 
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
-
-
 def _tell_accuracy(accuracy: dict[str, float | None]) -> None:
     if accuracy["all"] is None:
         return
@@ -73,7 +74,7 @@ def _tell_calibration(calibration: Calibration) -> None:
     if before is not None and after is not None:
         print(
             f"calibration error {before:.3f}, {after:.3f} with temperature "
-            f"{calibration.temperature:.2f} ({calibration.images} images)"
+            f"{calibration.temperature:.2f} ({counted(calibration.images, 'image')})"
         )
 
 
@@ -90,7 +91,7 @@ def _tell_detector(unknown: Unknown | None) -> None:
 def _tell_what_got_worse(gate: Gate) -> None:
     worse = [
         f"{one.class_name}: {percent(one.before)} before, {percent(one.after)} now "
-        f"({one.images} images)"
+        f"({counted(one.images, 'image')})"
         for one in gate.worse
     ]
     confused = [f"{one.class_name} taken for {one.taken_for}: {one.count}" for one in gate.confused]

@@ -102,15 +102,17 @@ def _one_arena() -> None:
 
 
 def _share(options: Any, model: onnx.ModelProto, arrays: Arrays) -> list[Any]:
-    """Gives the runtime the memory of all weights but for the small ones that the graph stacks:
-    it does that once, when a session begins, and needs them in the model."""
+    """Gives the runtime the memory of all weights but for the few that it reads while a session
+    begins, which have to be in the model: what the graph stacks, and single numbers (the bias of
+    a lone class), which its optimiser tries to fold."""
     import onnxruntime
 
-    stacked = {name for node in model.graph.node if node.op_type in STACKING for name in node.input}
-    inline(model, {name: array for name, array in arrays.items() if name in stacked})
+    read = {name for node in model.graph.node if node.op_type in STACKING for name in node.input}
+    read |= {name for name, array in arrays.items() if array.size == 1}
+    inline(model, {name: array for name, array in arrays.items() if name in read})
     values = []
     for name, array in arrays.items():
-        if name not in stacked:
+        if name not in read:
             value = onnxruntime.OrtValue.ortvalue_from_numpy(array)
             options.add_initializer(name, value)
             values.append(value)

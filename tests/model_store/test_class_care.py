@@ -246,6 +246,7 @@ def test_the_commands_say_what_they_did(store: Store, capsys: Capture) -> None:
         "retired": ["class-0b"],
         "promoted": True,
         "refused": None,
+        "notes": [],
         "delta_bytes": 0,
     }
     assert main(["rename-class", "class-0a", "x", *at, "--no-promote"]) == 0

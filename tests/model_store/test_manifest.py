@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from model_store.describe import verdict
 from model_store.errors import RecordInvalid
 from model_store.manifest import Manifest, decode, delta_of, encode, total_bytes
+from model_store.quality import Gate
 from model_store.record import seal
 from model_store.spec import ExpertSpec
 from tests.model_store.drafts import expert_refs, prepare
@@ -142,3 +144,48 @@ def test_agreement_is_written_only_where_it_was_measured() -> None:
     assert b'"agreement":{"int8":0.995}' in sealed
     assert decode("a version", sealed, version=1).metrics.agreement == {"int8": 0.995}
     assert decode("a version", before, version=1).metrics.agreement == {}
+
+
+def _judged(gate: Gate | None, *, parent: int | None = None) -> bytes:
+    draft = prepare().draft
+    metrics = draft.metrics.model_copy(update={"gate": gate})
+    ancestry = {"parent": parent, "parent_digest": "0" * 64 if parent else None}
+    return encode(draft.model_copy(update={"metrics": metrics, **ancestry}), version=3)
+
+
+def test_a_gate_from_before_new_images_were_counted_keeps_its_bytes() -> None:
+    older = _judged(Gate(passed=True))
+    assert b"new_images" not in older
+    assert b"not_judged" not in older
+    assert decode("a version", older, version=3).metrics.gate == Gate(passed=True)
+    few = Gate(passed=True, new_images=0, not_judged=("new",))
+    sealed = _judged(few)
+    assert b'"new_images":0' in sealed
+    assert b'"not_judged":["new"]' in sealed
+    assert decode("a version", sealed, version=3).metrics.gate == few
+
+
+@pytest.mark.parametrize(
+    ("gate", "parent", "says"),
+    [
+        (None, None, "not judged"),
+        (Gate(passed=True), 2, "passed"),
+        (Gate(passed=True, new_images=4, not_judged=("new",)), None, "not judged: 4 images"),
+        (
+            Gate(passed=True, new_images=1, old_images=80, not_judged=("new",)),
+            2,
+            "not judged: 1 image of new classes",
+        ),
+        (
+            Gate(passed=True, new_images=0, not_judged=("new", "old")),
+            2,
+            "not judged: no images of new classes and no images of old classes",
+        ),
+        (Gate(passed=False, reasons=("it fell",)), 2, "refused: it fell"),
+        (Gate(passed=False, forced=True, reasons=("it fell",)), 2, "overruled: it fell"),
+    ],
+)
+def test_the_verdict_says_by_how_many_images_where_they_are_too_few(
+    gate: Gate | None, parent: int | None, says: str
+) -> None:
+    assert verdict(decode("a version", _judged(gate, parent=parent), version=3)) == says

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from model_store.tables import columns, percent, printable, size
+from model_store.tables import columns, counted, percent, printable, size
+from tests.packaging.project import ROOT
 
 
 @pytest.mark.parametrize(
@@ -32,3 +35,37 @@ def test_text_of_unknown_origin_cannot_steer_the_terminal() -> None:
 def test_a_share_that_is_not_known_is_a_dash() -> None:
     assert percent(None) == "-"
     assert percent(0.123) == "12.3 %"
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (None, "-"),
+        (0.0, "0.0 %"),
+        (1.0, "100.0 %"),
+        (0.935, "93.5 %"),
+        (13 / 16, "81.3 %"),  # a half: browsers round it up, and so does this
+        (1999 / 2000, "99.9 %"),
+        (1 / 100_000, "0.1 %"),
+    ],
+)
+def test_percentages_have_one_form(share: float | None, text: str) -> None:
+    assert percent(share) == text
+
+
+def test_a_noun_agrees_with_its_number() -> None:
+    assert [counted(count, "task") for count in (0, 1, 2)] == ["0 tasks", "1 task", "2 tasks"]
+    assert counted(1, "class", "classes") == "1 class"
+    assert counted(3, "class", "classes") == "3 classes"
+
+
+def test_no_other_place_writes_percentages_by_hand() -> None:
+    by_hand = re.compile(r":\.\df\} ?%|(?<!width:\{share):\.\d%\}")  # a width in CSS is none
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for package in ("trainer", "model_store")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if by_hand.search(line)
+    ]
+    assert found == []

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from model_store.manifest import total_bytes
+from model_store.spec import NetworkSpec
 from tests.model_store.networks import grown
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
-from trainer.forecast import forecast
+from trainer.forecast import Before, forecast
 from trainer.presets import Shape
 
 
@@ -29,14 +30,52 @@ def test_the_forecast_is_what_is_then_published(tmp_path: Path) -> None:
     assert notes.index("the") < notes.index("learning")  # told before, not after
 
 
+def before(spec: NetworkSpec) -> Before:
+    return Before(spec=spec.until(1), expert_bytes=1000, classifier_bytes=100)
+
+
 def test_costs_grow_with_every_task() -> None:
     network = grown([2, 1])
-    told = forecast(network, images=100, parent=network.spec.until(1), parent_bytes=1000)
+    told = forecast(network, images=100, parent=before(network.spec))
     assert told.parent is not None
+    assert told.following is not None
     assert told.parent.gflop < told.version.gflop < told.following.gflop
     assert told.parent.bytes < told.version.bytes < told.following.bytes
-    assert told.version.latency_ms > 0
+    assert "times what it takes now" in str(told)
     assert "one more task like it would add" in str(told)
+
+
+def test_an_extension_adds_a_classifier_and_no_task_is_forecast_after_it(tmp_path: Path) -> None:
+    store, progress = tmp_path / "models", Listening()
+    add_task(asked(store, write_classes(tmp_path / "a", ["a", "b"])), progress=Listening())
+    more = write_classes(tmp_path / "more", ["a"], images=30)
+    outcome = add_task(asked(store, more, extend=True, shape=Shape()), progress=progress)
+    told = outcome.forecast
+    assert told.following is None
+    assert told.delta_bytes == outcome.as_json()["delta_bytes"]
+    assert told.version.bytes == total_bytes(outcome.manifest.model_shards)
+    assert told.parent is not None
+    assert (told.parent.bytes, told.parent.gflop) == (told.version.bytes, told.version.gflop)
+    assert "one more task" not in str(told)
+    assert "GFLOP an image as now" in str(told)
+
+
+def test_only_the_version_itself_is_timed_and_only_its_own_work_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By CPU time of one thread: a machine that is busy stretches the clock a hundredfold."""
+    threads = torch.get_num_threads()
+    times_s = iter(range(100))
+    monkeypatch.setattr("trainer.forecast.time.thread_time", lambda: 1e-3 * next(times_s))
+    network = grown([2, 1])
+    monkeypatch.setattr("trainer.forecast.MOST_RUNS", 7)
+    told = forecast(network, images=100, parent=before(network.spec))
+    assert told.version.latency_ms == pytest.approx(1.0)
+    assert told.parent is not None
+    assert told.following is not None
+    assert (told.parent.latency_ms, told.following.latency_ms) == (None, None)
+    assert "here about 1 ms of one core" in str(told)
+    assert torch.get_num_threads() == threads
 
 
 def test_operations_are_those_of_the_form_that_is_served() -> None:
@@ -49,7 +88,7 @@ def test_operations_are_those_of_the_form_that_is_served() -> None:
     # The token projects itself alone, and reads the positions as they are.
     last = 4 * width**2 + 2 * (patches + 1) * heads * width + linear
     products = embed + spec.depth * block + last + width * len(spec.classes)
-    told = forecast(network, images=100, parent=None, parent_bytes=0)
+    told = forecast(network, images=100, parent=None)
     assert told.version.gflop * 1e9 == pytest.approx(2 * products)
 
 
@@ -59,5 +98,5 @@ def test_a_forecast_draws_no_random_numbers() -> None:
     torch.manual_seed(5)
     network = grown([1])
     torch.manual_seed(5)
-    forecast(network, images=100, parent=None, parent_bytes=0)
+    forecast(network, images=100, parent=None)
     assert torch.equal(torch.rand(3), expected)

@@ -131,13 +131,52 @@ def test_what_could_not_be_judged_is_said() -> None:
     assert nothing.passed
     assert nothing.p_value is None
     assert nothing.notes == (
-        "old classes were not judged: there was no image of them to judge by",
-        "new classes were not judged: there was no image of them to judge by",
+        "new classes were not judged: there was no image of them to judge by; --val-data DIR "
+        "gives more",
+        "old classes were not judged: there was no image of them to judge by; --val-data DIR "
+        "gives more",
     )
-    some = decide(candidate([0, 2], before=[0, 0], after=[0, 2]), limits=Limits())
+    assert nothing.not_judged == ("new", "old")
+    labels = [0] * 6 + [2] * 12
+    some = decide(candidate(labels, before=[0] * 18, after=labels), limits=Limits())
     assert some.notes == ("not judged, for want of images to judge by: 'b'",)
-    asked_for = decide(candidate([0], before=[0], after=[0]), limits=Limits(min_new=0.1))
-    assert not asked_for.passed
+    assert (some.not_judged, some.old_images, some.new_images) == ((), 6, 12)
+
+
+@pytest.mark.parametrize(("old", "new"), [(5, 11), (5, 12), (6, 11), (6, 12)])
+def test_a_side_is_judged_from_as_many_images_as_could_refuse_it(old: int, new: int) -> None:
+    labels = [0] * old + [2, 3] * 6
+    labels = labels[: old + new]
+    wrong = candidate(labels, before=[0] * len(labels), after=[1] * len(labels))
+    right = candidate(labels, before=[0] * len(labels), after=labels)
+    few = decide(right, limits=Limits()).not_judged
+    assert few == (("new",) if new < 12 else ()) + (("old",) if old < 6 else ())
+    against = decide(wrong, limits=Limits()).reasons
+    assert any("old classes fell" in one for one in against) is ("old" not in few)
+    assert any("guessing" in one for one in against) is ("new" not in few)
+
+
+def test_min_new_without_evidence_refuses_and_0_asks_for_none() -> None:
+    four = candidate([2, 3] * 2, before=[0] * 4, after=[2, 3] * 2)
+    gate = decide(four, limits=Limits(min_new=0.8))
+    assert gate.reasons == (
+        "--min-new 80.0 % cannot be judged by 4 images of new classes: 12 are needed; give more "
+        "with --val-data DIR",
+    )
+    assert decide(four, limits=Limits(min_new=0)).passed
+
+
+def test_a_lone_new_class_that_is_never_answered_is_refused() -> None:
+    lone = Candidate(
+        judged=answers([2] * 12, [0] * 12),
+        parent=answers([2] * 12, [0] * 12, classes=2),
+        older=OLD,
+        newest=("c",),
+        model_bytes=1000,
+    )
+    assert "no better than guessing" in decide(lone, limits=Limits()).reasons[0]
+    learnt = replace(lone, judged=answers([2] * 12, [2] * 12))
+    assert decide(learnt, limits=Limits()).passed
 
 
 @pytest.mark.parametrize(

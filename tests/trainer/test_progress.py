@@ -21,7 +21,7 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
         phase.advance(10, loss=0.5, accuracy=0.75)
     note, line = stream.getvalue().splitlines()
     assert note == "a note"
-    assert line.startswith("learning: 10/10, loss 0.500, accuracy 0.750, ")
+    assert line.startswith("learning: 10/10, loss 0.500, accuracy 75.0 %, ")
     assert "images/s" in line
     assert "\x1b" not in stream.getvalue()
 

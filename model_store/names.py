@@ -1,0 +1,87 @@
+"""The rule for names of classes and tasks, and when two of them are the same.
+
+Names reach file listings, logs, pages and metrics, and people type them on systems that spell
+one letter in two ways: é as one character (NFC) or as e and an accent (NFD). Names that are new
+are kept in NFC; a store may hold others, and those keep their spelling.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection, Iterable
+
+from model_store.errors import SpecInvalid
+
+MAX_NAME_LENGTH = 200
+JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
+JOINED = frozenset({"Lo", "Lm", "Mn", "Mc", "So", "Sk", "Sm"})
+"""Categories of characters that joiners stand between: letters without case, marks and symbols.
+In scripts with case a joiner shows nothing, and would make two names look alike."""
+SEPARATORS = "/\\"
+
+
+def check_name(name: str, *, what: str) -> str:
+    """Refuse a name that is blank, too long, or not made of characters that are seen."""
+    if not name or name != name.strip() or not is_shown(name):
+        raise SpecInvalid(f"{what} {name!r} must be printable text without surrounding spaces")
+    if len(name) > MAX_NAME_LENGTH:
+        raise SpecInvalid(f"{what} {name[:40]!r}… is longer than {MAX_NAME_LENGTH} characters")
+    return name
+
+
+def new_name(name: str, *, what: str) -> str:
+    """Check a name that is given now, and spell it in NFC."""
+    return check_name(unicodedata.normalize("NFC", name), what=what)
+
+
+def new_class_name(name: str) -> str:
+    """Check the name of a class too as that of a folder: `--extend` and `--val-data` find a class
+    by its folder."""
+    if name in {".", ".."} or any(one in name for one in SEPARATORS):
+        raise SpecInvalid(f"the class name {name!r} cannot name a folder: leave out / and \\")
+    return new_name(name, what="the class name")
+
+
+def is_shown(text: str) -> bool:
+    """Whether every character is printable, or joins two that are: 👩‍🍳, می‌خواهم."""
+    return all(
+        char.isprintable() or (char in JOINERS and _joins(text[max(0, place - 1) : place + 2]))
+        for place, char in enumerate(text)
+    )
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two spellings are one name."""
+    return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
+
+
+def spelt_among(name: str, known: Collection[str]) -> str | None:
+    """Find how the same name is spelt among `known`; None where it is not there."""
+    return name if name in known else next((one for one in known if is_same(one, name)), None)
+
+
+def notes_on_look_alikes(names: Iterable[str], *, known: Iterable[str] = ()) -> tuple[str, ...]:
+    """Write a note for every one of `names` that differs in case or form only from another of
+    them, or from one that is known: they may be meant as one class."""
+    seen: dict[str, str] = {}
+    for one in known:
+        seen.setdefault(_look(one), one)
+    notes = []
+    for name in names:
+        other = seen.setdefault(_look(name), name)
+        if other != name:
+            notes.append(
+                f"the classes {other!r} and {name!r} differ in case or form only, and are two "
+                "classes; `dne-store rename-class` or another folder name tells them apart"
+            )
+    return tuple(notes)
+
+
+def _look(name: str) -> str:
+    bare = "".join(char for char in name if char not in JOINERS)
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", bare).casefold())
+
+
+def _joins(around: str) -> bool:
+    """Whether the joiner in the middle has characters on both sides that it can join."""
+    return len(around) == 3 and {unicodedata.category(one) for one in around[::2]} <= JOINED

@@ -1,0 +1,46 @@
+"""What is said of a version that too few images judge, wherever its verdict is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model_store.cli import main as store_command
+from tests.trainer.command import Command
+from tests.trainer.folders import write_classes
+
+
+def test_too_few_images_to_judge_by_are_told_in_text_json_store_and_report(
+    dne_train: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letters = write_classes(tmp_path / "letters", ["a", "b"])
+    assert dne_train.add(letters) == 0
+    assert "the gate: not judged: 4 images\n" in dne_train.out
+    digits = write_classes(tmp_path / "digits", ["0", "1"])
+    assert dne_train.add(digits, "--json") == 0
+    assert "the gate will judge by 4 images of new classes and 4 of old ones" in dne_train.err
+    few = "not judged: 4 images of new classes and 4 images of old classes"
+    facts = json.loads(dne_train.out)
+    assert (facts["verdict"], facts["judged"]) == (few, {"old": 4, "new": 4})
+    assert facts["gate"]["not_judged"] == ["new", "old"]
+    store = ("--store", str(dne_train.store))
+    assert store_command(["show", "2", *store]) == 0
+    assert few in capsys.readouterr().out
+    assert store_command(["show", "2", "--json", *store]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == few
+    assert dne_train("report", 2, "--out", tmp_path / "report", "--json") == 0
+    assert json.loads(dne_train.out)["verdict"] == few
+    assert few in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_min_new_without_evidence_ends_with_3_and_the_way_on(
+    dne_train: Command, letters: Path
+) -> None:
+    assert dne_train.add(letters, "--min-new", "80%", "--json") == 3
+    assert "--min-new needs 12 of new classes" in dne_train.err
+    facts = json.loads(dne_train.out)
+    assert not facts["promoted"]
+    assert facts["refused"].startswith("the gate refused it: --min-new 80.0 % cannot be judged by")
+    assert facts["verdict"].startswith("refused: --min-new 80.0 % cannot be judged by 4 images")
