@@ -42,6 +42,7 @@ class Serving:
             threads=settings.decode_threads,
             seconds=settings.decode_seconds,
             max_pixels=settings.max_pixels,
+            max_queue=settings.max_queue,
         )
         self._loaders = ThreadPoolExecutor(1, "load")
         self.batcher = ImageBatcher(
