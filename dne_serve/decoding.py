@@ -28,9 +28,12 @@ ODD_NICENESS = 5
 
 
 class Decoder:
-    def __init__(self, *, threads: int, seconds: float, max_pixels: int, max_queue: int) -> None:
-        """`max_queue`: how many images may wait for the whole server. A half may be large and a
-        quarter odd, so that neither keeps small ones out."""
+    def __init__(
+        self, *, threads: int, seconds: float, max_pixels: int, max_queue: int, max_images: int
+    ) -> None:
+        """Of the `max_queue` images that may wait in the whole server, a half may be large and a
+        quarter odd, so that neither keeps small ones out; but a full request of `max_images` is
+        always taken."""
         self._small = ThreadPoolExecutor(threads, "decode")
 
         def processes(niceness: int) -> list[DecodeProcess]:
@@ -39,8 +42,8 @@ class Decoder:
                 for _ in range(threads)
             ]
 
-        self.large = Lane("large", processes(0), room=max(1, max_queue // 2))
-        self.odd = Lane("odd", processes(ODD_NICENESS), room=max(1, max_queue // 4))
+        self.large = Lane("large", processes(0), room=max(max_images, max_queue // 2))
+        self.odd = Lane("odd", processes(ODD_NICENESS), room=max(max_images, max_queue // 4))
         self._max_pixels = max_pixels
 
     async def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:

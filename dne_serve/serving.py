@@ -43,6 +43,7 @@ class Serving:
             seconds=settings.decode_seconds,
             max_pixels=settings.max_pixels,
             max_queue=settings.max_queue,
+            max_images=settings.max_images,
         )
         self._loaders = ThreadPoolExecutor(1, "load")
         self.batcher = ImageBatcher(

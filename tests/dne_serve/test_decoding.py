@@ -44,7 +44,9 @@ def decoder() -> Iterator[Decoder]:
 
 
 def make_decoder(*, threads: int = 1, seconds: float = 20, max_queue: int = 16) -> Decoder:
-    return Decoder(threads=threads, seconds=seconds, max_pixels=MOST, max_queue=max_queue)
+    return Decoder(
+        threads=threads, seconds=seconds, max_pixels=MOST, max_queue=max_queue, max_images=1
+    )
 
 
 def started(lane: Lane) -> bool:
