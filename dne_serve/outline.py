@@ -156,7 +156,7 @@ def _odd_jpeg(data: bytes, at: int) -> Outline:
 
 # GIF: blocks, up to the first picture
 
-_GIF_EXTENSION, _GIF_PICTURE, _GIF_END = 0x21, 0x2C, 0x3B
+_GIF_EXTENSION, _GIF_PICTURE, _GIF_END, _GIF_COMMENT = 0x21, 0x2C, 0x3B, 0xFE
 
 
 def _gif(data: bytes) -> Outline:
@@ -167,7 +167,7 @@ def _gif(data: bytes) -> Outline:
         if data[at] == _GIF_PICTURE:
             x, y, across, down = struct.unpack_from("<HHHH", data, at + 1)
             return Outline(max(width, x + across), max(height, y + down))
-        if data[at] != _GIF_EXTENSION or left < 0:
+        if data[at] != _GIF_EXTENSION or left < 0 or _misleads(data, at):
             return Outline(width, height, is_plain=False)
         at += 2
         while at < len(data) and data[at] and left >= 0:
@@ -176,6 +176,15 @@ def _gif(data: bytes) -> Outline:
         at += 1
         left -= 1
     return Outline(width, height)
+
+
+def _misleads(data: bytes, at: int) -> bool:
+    """Whether Pillow reads past the end of this extension, and sees other blocks than are counted
+    here: where it ends before the blocks that Pillow expects in it."""
+    label, first = data[at + 1], data[at + 2]
+    if label == _GIF_COMMENT:
+        return False
+    return not first or (data.startswith(b"NETSCAPE2.0", at + 3) and not data[at + 3 + first])
 
 
 # BMP: one header

@@ -27,7 +27,7 @@ KEPT = 24
 AGAIN = 3
 MOST_TRIED = 200_000
 BUSY = 2
-"""Seconds are of processor time; on a busy machine the search ends after this many times as many."""
+"""Seconds are of processor time; on a busy machine a search ends after this many times as many."""
 SHARES = {"JPEG": 10, "PNG": 10, "WEBP": 10, "GIF": 5, "BMP": 4, "TIFF": 1}
 """Of the time. No thread ever decodes a TIFF, so that there is little to find."""
 

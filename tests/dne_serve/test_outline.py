@@ -32,6 +32,7 @@ USUAL: dict[str, tuple[str, str, dict[str, object]]] = {
     "webp with alpha": ("RGBA", "WEBP", {}),
     "webp without loss": ("RGB", "WEBP", {"lossless": True}),
     "gif": ("P", "GIF", {"comment": b"x" * 2000}),
+    "gif that loops": ("P", "GIF", {"loop": 0, "comment": b"hello"}),
     "gif with transparency": ("P", "GIF", {"transparency": 0, "interlace": 1}),
     "bmp": ("RGB", "BMP", {}),
     "bmp with a palette": ("P", "BMP", {}),
@@ -97,6 +98,12 @@ def test_an_odd_structure_is_not_cheap_and_its_size_is_known(name: str) -> None:
     assert not outline.is_plain
     if outline.pixels:
         assert (outline.width, outline.height) == opened_size(data)
+
+
+@pytest.mark.parametrize("block", [b"\x21\x01\0", b"\x21\xff\x0bNETSCAPE2.0\0"])
+def test_a_gif_whose_extension_ends_too_early_for_pillow_is_odd(block: bytes) -> None:
+    """Pillow reads past its end, and sees other blocks than those that were counted."""
+    assert not read_outline(made.gif_with(block)).is_plain
 
 
 def test_a_lossless_webp_costs_more_than_its_pixels() -> None:
