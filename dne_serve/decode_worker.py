@@ -1,15 +1,21 @@
 """A process that decodes images, one after the other, and nothing else.
 
 It reads frames from stdin and writes frames to stdout until stdin ends. It may be killed at any
-time, is limited in memory, and has none of the server's secrets. See `decoding.py`.
+time, is limited in memory and processor time, and has none of the server's secrets. See
+`decode_process.py`.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import resource
 import signal
 import struct
 import sys
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO
 
 from model_store.errors import ImageRejected, ImageTooLarge
@@ -28,17 +34,40 @@ BYTES_A_PIXEL = 24
 
 
 def main(arguments: list[str]) -> None:
-    max_pixels = int(arguments[0])
+    max_pixels, seconds, niceness = int(arguments[0]), float(arguments[1]), int(arguments[2])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends us by closing stdin
+    _offer_to_the_oom_killer()
+    _step_back(niceness)
     most = BASE_BYTES + BYTES_A_PIXEL * max_pixels
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     while frame := read_frame(sys.stdin.buffer):
+        _limit_cpu(seconds)
         kind, payload = _decode(*frame, max_pixels=max_pixels)
         sys.stdout.buffer.write(ANSWERED.pack(kind, len(payload)) + payload)
         sys.stdout.buffer.flush()
+
+
+def _offer_to_the_oom_killer() -> None:
+    """Be the first to go when memory is short: an image can be sent again, the server cannot."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # a sandbox may hide /proc, and images are decoded all the same
+            Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _step_back(niceness: int) -> None:
+    with suppress(OSError):  # a sandbox may forbid it, and images are decoded all the same
+        os.nice(niceness)
+
+
+def _limit_cpu(seconds: float) -> None:
+    """End this process should nobody else: the server that watches the clock may be gone."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    most = math.ceil(time.process_time() + seconds) + 1
+    if hard == resource.RLIM_INFINITY or most <= hard:
+        resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
 
 
 def read_frame(stream: BinaryIO) -> tuple[bytes, bytes] | None:
@@ -55,9 +84,9 @@ def _decode(parameters: bytes, image: bytes, *, max_pixels: int) -> tuple[int, b
         preprocessing = Preprocessing.model_validate_json(parameters)
         return PIXELS, read_pixels(image, preprocessing, max_pixels=max_pixels).tobytes()
     except ImageTooLarge as error:
-        return TOO_LARGE, str(error).encode()
+        return TOO_LARGE, str(error).encode(errors="replace")
     except ImageRejected as error:
-        return REJECTED, str(error).encode()
+        return REJECTED, str(error).encode(errors="replace")
 
 
 if __name__ == "__main__":

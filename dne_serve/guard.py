@@ -1,7 +1,8 @@
 """Watches a version after it was promoted, and returns to the one before when it breaks a rule.
 
-What clients do wrong, and what is refused for want of room, is no error of the version. The
-return is a rollback like any other: recorded with its reason, and it stays.
+Only faults of the engine are errors of the version: not what clients do wrong, what is refused for
+want of room, an image that cannot be decoded, or a store that cannot be read. The return is a
+rollback like any other: recorded with its reason, and it stays.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from dne_serve.problems import answer_to
+from dne_serve.engine import ModelUnusable
 from dne_serve.rules import Rule
 from model_store.channel import ChannelRecord
 from model_store.errors import ChannelMoved, DneError, NothingToRollBack
@@ -98,11 +99,11 @@ class Guard:
 
     @contextmanager
     def request(self, version: int) -> Iterator[None]:
-        """Around the work for one request that this version answers."""
+        """Around the engine's work for one request that this version answers."""
         try:
             yield
         except Exception as error:
-            if answer_to(error).logged:  # our own fault, not the client's
+            if is_fault_of_version(error):
                 self._note(version, requests=1, errors=1)
             raise
         self._note(version, requests=1)
@@ -160,6 +161,12 @@ class Guard:
                 log.warning("the guard returned %s to version %s", self._channel, moved.target)
                 self._on_return(moved, rule.text)
                 return
+
+
+def is_fault_of_version(error: Exception) -> bool:
+    """Whether the engine failed on a version. The store, the decoder, a full queue and clients
+    raise domain errors of their own, and none of these speaks against the version."""
+    return isinstance(error, ModelUnusable) or not isinstance(error, DneError)
 
 
 def _reason(watch: Watch, rule: Rule, *, now: float) -> str:

@@ -96,14 +96,12 @@ class Predictor:
         """One for each of the labels of the version that answers, of each picture, in order.
         `since`: when the request had arrived, where that was not now."""
         resident, version = chosen.resident, chosen.resident.version
-        with (
-            self._guard.request(version),
-            self._statistics.request(version, images=len(pictures)),
-        ):
+        with self._statistics.request(version, images=len(pictures)):
             patience = Patience(self._max_wait_s, since=since)
             with self._statistics.decoding(version):
                 pixels = await patience.result(self._decode(resident, pictures))
-            logits = await self._ask(chosen, pixels, patience)
+            with self._guard.request(version):  # decoding is no work of the version's
+                logits = await self._ask(chosen, pixels, patience)
         unknown = sum(is_unknown(resident, row) for row in logits)
         self._guard.answered(version, images=len(logits), unknown=unknown)
         self._on_answered(chosen.by, len(logits))
@@ -172,16 +170,24 @@ class Predictor:
             raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
 
     async def _decode(self, resident: Resident, pictures: Sequence[Picture]) -> list[Pixels]:
-        """All images or the first one's fault. Images in decoding count as queued."""
+        """All images or the first one's fault. Images in decoding count as queued; one that is
+        done leaves its place at once, so that few slow ones do not hold the places of many."""
         self._check_room(len(pictures))
         self._decoding += len(pictures)
+        held = len(pictures)
+
+        async def read(picture: Picture) -> Pixels:
+            nonlocal held
+            try:
+                return await picture.read(self._decoder, resident.manifest.preprocessing)
+            finally:
+                held -= 1
+                self._decoding -= 1
+
         try:
-            preprocessing = resident.manifest.preprocessing
-            results = await _outcomes(
-                [picture.read(self._decoder, preprocessing) for picture in pictures]
-            )
+            results = await _outcomes([read(picture) for picture in pictures])
         finally:
-            self._decoding -= len(pictures)
+            self._decoding -= held  # of images whose reading was cancelled before it began
         return [
             _checked(result, place=place, of=len(pictures), filename=picture.filename)
             for place, (picture, result) in enumerate(zip(pictures, results, strict=True), start=1)

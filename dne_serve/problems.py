@@ -31,6 +31,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from dne_serve.batcher import QueueFull, Stopped
+from dne_serve.decode_process import DecoderUnavailable
 from dne_serve.engine import ModelUnusable
 from dne_serve.memory import NotEnoughMemory
 from dne_serve.residents import NoRoom
@@ -127,6 +128,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     NoRoom: Answer(503),
     QueueFull: Answer(503, retry=True),
     Stopped: Answer(503, retry=True),
+    DecoderUnavailable: Answer(503, retry=True),
     errors.WrongUsage: Answer(400),
     errors.ImageRejected: Answer(422),
     errors.ImageTooLarge: Answer(413),

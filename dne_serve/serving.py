@@ -42,6 +42,8 @@ class Serving:
             threads=settings.decode_threads,
             seconds=settings.decode_seconds,
             max_pixels=settings.max_pixels,
+            max_queue=settings.max_queue,
+            max_images=settings.max_images,
         )
         self._loaders = ThreadPoolExecutor(1, "load")
         self.batcher = ImageBatcher(

@@ -52,21 +52,6 @@ def read_pixels(
     return np.asarray(square)
 
 
-def check_size(data: bytes, *, max_pixels: int) -> None:
-    """ImageTooLarge by what the header says. Any other fault is left to `read_pixels`, so `data`
-    may be the beginning of an image."""
-    try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            pixels = image.width * image.height
-            about = f"an image of {image.width}×{image.height}"
-    except Image.DecompressionBombError as error:
-        raise ImageTooLarge(f"an image with more than {max_pixels} pixels") from error
-    except Exception:  # see `read_pixels`
-        return
-    if pixels > max_pixels:
-        raise ImageTooLarge(f"{about} has more than {max_pixels} pixels")
-
-
 def fit_pixels(pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
     """The image [S, S, 3] that the network sees of RGB pixels of any size: the middle square."""
     size = preprocessing.image_size

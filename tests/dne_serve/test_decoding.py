@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,15 @@ import pytest
 from PIL import Image
 
 from dne_serve import decoding
+from dne_serve.batcher import QueueFull
+from dne_serve.decode_process import DecodeProcess, DecoderUnavailable, ImageTooSlow
 from dne_serve.decode_worker import BASE_BYTES, BYTES_A_PIXEL
-from dne_serve.decoding import DecodeProcess, Decoder, ImageTooSlow
-from model_store.errors import ImageRejected, ImageTooLarge
+from dne_serve.decoding import Decoder, Lane
+from model_store.errors import DneError, ImageRejected, ImageTooLarge
 from model_store.manifest import Preprocessing
 from model_store.preprocess import Pixels, read_pixels
-from tests.abuse.images import flat, jpeg_of_many_scans
+from tests.abuse.images import encoded, flat, jpeg_of_many_scans
+from tests.abuse.structures import tiff_of_strips, tiff_of_tags
 from tests.live_server import png, wait_for
 
 EIGHT = Preprocessing(image_size=8)
@@ -34,9 +38,19 @@ def process() -> Iterator[DecodeProcess]:
 
 @pytest.fixture
 def decoder() -> Iterator[Decoder]:
-    decoder = Decoder(threads=1, seconds=20, max_pixels=MOST)
+    decoder = make_decoder()
     yield decoder
     decoder.stop()
+
+
+def make_decoder(*, threads: int = 1, seconds: float = 20, max_queue: int = 16) -> Decoder:
+    return Decoder(
+        threads=threads, seconds=seconds, max_pixels=MOST, max_queue=max_queue, max_images=1
+    )
+
+
+def started(lane: Lane) -> bool:
+    return any(one._process is not None for one in lane.processes.queue)
 
 
 def child(process: DecodeProcess) -> int:
@@ -80,30 +94,107 @@ def test_an_image_that_takes_too_long_is_refused_in_time_and_the_next_one_is_not
     process.stop()
 
 
-def test_an_image_that_kills_its_process_is_refused_and_the_next_one_is_not(
-    process: DecodeProcess, caplog: pytest.LogCaptureFixture
-) -> None:
+def end_while_it_decodes(process: DecodeProcess, signal_number: int) -> Exception:
+    """The error of a read whose process gets this signal."""
     process.read(png(), EIGHT)
     os.kill(child(process), signal.SIGSTOP)
 
     async def read() -> Pixels:
-        reading = asyncio.to_thread(process.read, png(), EIGHT)
-        task = asyncio.create_task(reading)
+        task = asyncio.create_task(asyncio.to_thread(process.read, png(), EIGHT))
         await asyncio.sleep(0.2)
-        os.kill(child(process), signal.SIGKILL)
+        os.kill(child(process), signal_number)
+        os.kill(child(process), signal.SIGCONT)
         return await task
 
-    with pytest.raises(ImageRejected, match="cannot be decoded"):
+    with pytest.raises(DneError) as caught:
         asyncio.run(read())
+    return caught.value
+
+
+def test_an_image_that_crashes_its_process_is_refused_and_the_next_one_is_not(
+    process: DecodeProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    error = end_while_it_decodes(process, signal.SIGSEGV)
+    assert isinstance(error, ImageRejected)
+    assert "cannot be decoded" in str(error)
     assert "ended the process" in caplog.text
     np.testing.assert_array_equal(process.read(png(), EIGHT), read_pixels(png(), EIGHT))
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_that_is_killed_from_outside_is_no_fault_of_the_image(
+    process: DecodeProcess, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    error = end_while_it_decodes(process, number)
+    assert isinstance(error, DecoderUnavailable)
+    assert "try again soon" in str(error)
+    assert f"was ended (-{number:d})" in caplog.text
+    np.testing.assert_array_equal(process.read(png(), EIGHT), read_pixels(png(), EIGHT))
+
+
+def test_an_image_that_uses_up_the_processor_time_is_too_slow(process: DecodeProcess) -> None:
+    assert isinstance(end_while_it_decodes(process, signal.SIGXCPU), ImageTooSlow)
+
+
+def test_processor_time_is_limited_for_each_image(process: DecodeProcess) -> None:
+    process.read(png(), EIGHT)
+    soft = int(limit_of(child(process), "Max cpu time"))
+    assert 20 < soft <= 20 + 10  # the seconds of the fixture, and what it took to start
+
+
+def test_a_process_that_cannot_be_started_is_unavailable(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    process = DecodeProcess(seconds=5, max_pixels=MOST)
+    with monkeypatch.context() as patched:
+        patched.setattr("subprocess.Popen", refuse)
+        with pytest.raises(DecoderUnavailable, match="cannot be started; try again soon"):
+            process.read(png(), EIGHT)
+    assert "Resource temporarily unavailable" in caplog.text
+    assert process.read(png(), EIGHT).shape == (8, 8, 3)
+    process.stop()
+
+
+def test_a_process_that_ends_at_its_start_is_unavailable_and_its_words_are_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dne_serve.decode_worker.__name__", "dne_serve.no_such_module")
+    with pytest.raises(DecoderUnavailable):
+        DecodeProcess(seconds=5, max_pixels=MOST).read(png(), EIGHT)
+    assert "no_such_module" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has an OOM killer")
+def test_decode_processes_are_the_first_to_go_when_memory_is_short(process: DecodeProcess) -> None:
+    process.read(png(), EIGHT)
+    assert Path(f"/proc/{child(process)}/oom_score_adj").read_text().strip() == "1000"
+
+
+def test_complaints_of_libraries_are_not_passed_on(
+    process: DecodeProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        with pytest.raises(ImageRejected):
+            process.read(tiff_of_tags(500), EIGHT)
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ImageRejected):  # a thread has no such door, and would flood the log
+        read_pixels(tiff_of_tags(500), EIGHT)
+    assert len(capfd.readouterr().err) > 50_000
+
+
 def test_memory_is_limited(process: DecodeProcess) -> None:
     process.read(png(), EIGHT)
-    limits = Path(f"/proc/{child(process)}/limits").read_text()
-    [line] = [line for line in limits.splitlines() if line.startswith("Max address space")]
-    assert int(line.split()[3]) == BASE_BYTES + BYTES_A_PIXEL * MOST
+    assert int(limit_of(child(process), "Max address space")) == BASE_BYTES + BYTES_A_PIXEL * MOST
+
+
+def limit_of(pid: int, name: str) -> str:
+    """The soft limit of a process."""
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    [line] = [line for line in lines if line.startswith(name)]
+    return line.removeprefix(name).split()[0]
 
 
 def test_the_process_does_not_know_the_servers_secrets(
@@ -119,11 +210,11 @@ def test_the_process_does_not_know_the_servers_secrets(
 def test_small_images_start_no_process_and_large_ones_do(decoder: Decoder) -> None:
     small, large = png(size=100), flat(1001, 1000)
     asyncio.run(decoder.read(small, EIGHT))
-    process = decoder._processes.queue[0]
-    assert process._process is None
+    assert not started(decoder.large)
     pixels = asyncio.run(decoder.read(large, EIGHT))
     np.testing.assert_array_equal(pixels, read_pixels(large, EIGHT))
-    assert process._process is not None
+    assert started(decoder.large)
+    assert not started(decoder.odd)
 
 
 def test_many_bytes_go_to_a_process_whatever_they_say(
@@ -134,17 +225,81 @@ def test_many_bytes_go_to_a_process_whatever_they_say(
     np.testing.assert_array_equal(
         asyncio.run(decoder.read(image, EIGHT)), read_pixels(image, EIGHT)
     )
-    assert decoder._processes.queue[0]._process is not None
+    assert started(decoder.large)
 
 
-def test_a_small_jpeg_of_many_scans_goes_to_a_process_and_is_ended_there() -> None:
-    decoder = Decoder(threads=1, seconds=0.3, max_pixels=MOST)
-    usual = jpeg_of_many_scans(64, total=0)
-    assert asyncio.run(decoder.read(usual, EIGHT)).shape == (8, 8, 3)
-    assert decoder._processes.queue[0]._process is None
+def test_a_tiff_goes_to_a_process_however_small(decoder: Decoder) -> None:
+    image = flat(8, 8, mode="L", kind="TIFF")
+    np.testing.assert_array_equal(
+        asyncio.run(decoder.read(image, EIGHT)), read_pixels(image, EIGHT)
+    )
+    assert started(decoder.odd)
+    assert not started(decoder.large)
+
+
+@pytest.mark.parametrize("kind", ["jpeg", "tiff"])
+def test_a_small_image_that_takes_very_long_is_ended_in_a_process(kind: str) -> None:
+    slow = {
+        "jpeg": lambda: jpeg_of_many_scans(900, total=100_000),
+        "tiff": lambda: tiff_of_strips(20_000),
+    }
+    decoder = make_decoder(seconds=0.3)
     with pytest.raises(ImageTooSlow):
-        asyncio.run(decoder.read(jpeg_of_many_scans(900, total=100_000), EIGHT))
+        asyncio.run(decoder.read(slow[kind](), EIGHT))
     decoder.stop()
+
+
+def test_an_odd_image_holds_up_no_other(decoder: Decoder) -> None:
+    async def all_three() -> list[str]:
+        order: list[str] = []
+
+        async def read(name: str, data: bytes) -> None:
+            await decoder.read(data, EIGHT)
+            order.append(name)
+
+        await read("odd", odd)
+        held = child(decoder.odd.processes.queue[0])
+        os.kill(held, signal.SIGSTOP)
+        waiting = asyncio.create_task(read("odd", odd))
+        await read("small", png())
+        await read("large", flat(1001, 1000))
+        os.kill(held, signal.SIGCONT)
+        await waiting
+        return order
+
+    odd = flat(8, 8, mode="L", kind="TIFF")
+    assert asyncio.run(all_three()) == ["odd", "small", "large", "odd"]
+
+
+def test_only_a_quarter_of_the_queue_is_for_odd_images() -> None:
+    """More are refused at once, and take no place from others."""
+    decoder = make_decoder(max_queue=8)
+    odd = flat(8, 8, mode="L", kind="TIFF")
+
+    async def ask() -> list[object]:
+        reading = [decoder.read(odd, EIGHT) for _ in range(5)]
+        return list(await asyncio.gather(*reading, return_exceptions=True))
+
+    outcomes = asyncio.run(ask())
+    refused = [one for one in outcomes if isinstance(one, QueueFull)]
+    assert len(refused) == 3
+    assert "2 odd images are waiting" in str(refused[0])
+    decoder.stop()
+
+
+def test_a_usual_photo_is_decoded_in_a_thread(decoder: Decoder) -> None:
+    photo = Image.radial_gradient("L").resize((900, 700)).convert("RGB")
+    turned = Image.Exif()
+    turned[274], turned[0x0110], turned[0x8769] = 6, "a camera", {0x829A: 0.01, 0x9003: "today"}
+    for kind, options in (
+        ("JPEG", {"exif": turned}),
+        ("JPEG", {"exif": turned, "progressive": True, "icc_profile": bytes(3000)}),
+        ("PNG", {"exif": turned}),
+        ("WEBP", {"exif": turned}),
+    ):
+        asyncio.run(decoder.read(encoded(photo, kind, **options), EIGHT))
+    assert not started(decoder.large)
+    assert not started(decoder.odd)
 
 
 @pytest.mark.parametrize("padding", [0, 1 << 20])
@@ -155,7 +310,8 @@ def test_too_many_pixels_are_refused_by_the_header_without_a_process(
     data = flat(2100, 2000, mode="L", kind=kind) + b"\0" * padding
     with pytest.raises(ImageTooLarge, match="2100×2000"):
         asyncio.run(decoder.read(data, EIGHT))
-    assert decoder._processes.queue[0]._process is None
+    assert not started(decoder.large)
+    assert not started(decoder.odd)
 
 
 def test_a_large_image_does_not_hold_up_a_small_one(decoder: Decoder) -> None:
@@ -173,9 +329,11 @@ def test_a_large_image_does_not_hold_up_a_small_one(decoder: Decoder) -> None:
 
 
 def test_stopping_leaves_no_process_behind() -> None:
-    decoder = Decoder(threads=2, seconds=5, max_pixels=MOST)
+    decoder = make_decoder(threads=2)
     asyncio.run(decoder.read(flat(1001, 1000), EIGHT))
-    pids = [one._process.pid for one in decoder._processes.queue if one._process is not None]
-    assert len(pids) == 1
+    asyncio.run(decoder.read(flat(8, 8, mode="L", kind="TIFF"), EIGHT))
+    processes = [*decoder.large.processes.queue, *decoder.odd.processes.queue]
+    pids = [one._process.pid for one in processes if one._process is not None]
+    assert len(pids) == 2
     decoder.stop()
-    wait_for(lambda: not Path(f"/proc/{pids[0]}").exists())
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

@@ -1,25 +1,38 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from dne_serve.batcher import QueueFull
 from dne_serve.cli import main
+from dne_serve.decode_process import DecoderUnavailable
 from dne_serve.engine import Answers, ModelUnusable, Query, Resident
 from dne_serve.guard import Guard
+from dne_serve.memory import NotEnoughMemory
 from dne_serve.problems import Malformed, WaitedTooLong
 from dne_serve.rules import parse_rules
 from dne_serve.settings import load_settings
 from dne_serve.torch_engine import TorchEngine
 from model_store.channel import ChannelRecord, Mode
-from model_store.errors import ChannelMoved, ImageRejected, StoreError, WrongUsage
+from model_store.errors import (
+    ChannelMoved,
+    ImageRejected,
+    ShardCorrupt,
+    StoreError,
+    WrongUsage,
+)
 from model_store.manifest import Manifest
 from model_store.quality import Unknown
 from model_store.store import Store
+from tests.abuse.images import flat
 from tests.live_server import Live, live_server, png, wait_for
 from tests.tiny_versions import promote, publish_tiny
 
@@ -283,6 +296,59 @@ def test_a_version_that_knows_nothing_is_taken_back(
     head = store.head("production")
     assert head is not None
     assert "12 of 12 images were unknown (100.0 %)" in head.reason
+
+
+def test_processes_that_cannot_decode_are_no_fault_of_the_version(
+    failing: tuple[Live, Failing],
+    store: Store,
+    letters: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    live, _ = failing
+    promote(store, publish_tiny(store, tasks=[("x", ["x"])], parent=letters, seed=1))
+    live.wait_until_serving(2)
+    with monkeypatch.context() as patched:
+        patched.setattr("dne_serve.decode_worker.__name__", "dne_serve.no_such_module")
+        answers = [live.predict(flat(1001, 1000)) for _ in range(12)]
+    assert live.predict(flat(1001, 1000)).status_code == 200
+    answers.append(killed_while_it_decodes(live))
+    assert [answer.status_code for answer in answers] == [503] * 13
+    assert all(answer.headers["retry-after"] for answer in answers)
+    head = store.head("production")
+    assert head is not None
+    assert (head.target, head.mode) == (2, "follow")
+    assert live.predict(png()).json()["version"] == 2
+
+
+def killed_while_it_decodes(live: Live) -> httpx.Response:
+    """The answer for a large image whose process is killed, as when memory runs out."""
+    processes = live.serving._decoder.large.processes.queue
+    [pid] = [one._process.pid for one in processes if one._process is not None]
+    os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as other:
+        answer = other.submit(live.predict, flat(1001, 1000))
+        wait_for(lambda: len(processes) == 1)  # of two, the other is in use
+        os.kill(pid, signal.SIGKILL)
+        return answer.result()
+
+
+def test_only_faults_of_the_engine_count() -> None:
+    store, clock = FakeStore(), Clock()
+    guard = guard_of(store, clock, "errors>1%")
+    guard.serving(record())
+    for error in (
+        DecoderUnavailable("no process"),
+        StoreError("away"),
+        ShardCorrupt("ab" * 32, "torn"),
+        NotEnoughMemory("full"),
+        ImageRejected("no image"),
+    ):
+        ask(guard, 2, error=error, times=50)
+    settled(guard)
+    assert store.asked == []
+    ask(guard, 2, error=ModelUnusable("not finite"), times=50)
+    settled(guard)
+    assert len(store.asked) == 1
 
 
 def test_a_guard_without_rules_watches_nothing(live: Live) -> None:
