@@ -1,8 +1,9 @@
 """Write the SHA-256 of every file of every pinned distribution, for pip to check: `make lock`.
 
 `requirements.lock` has all pins of constraints.txt; `deploy/image.lock` those that a server with
-onnxruntime needs. uv knows the hashes from the package index that it is set up with. A build of
-torch that comes from elsewhere, such as one without CUDA libraries, is what pip would take here.
+onnxruntime needs, and hatchling, which builds it. uv knows the hashes from the package index that
+it is set up with. A build of torch that comes from elsewhere, such as one without CUDA libraries,
+is what pip would take here.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main() -> int:
         print(f"the index has no hash of {', '.join(bare)}", file=sys.stderr)
         return 1
     LOCK.write_text(HEADER + lines_of(pins, hashes))
-    needed = closure("dne-serve", extras=("onnx",))
+    needed = closure("dne-serve", extras=("onnx",)) | closure("hatchling") | {"hatchling"}
     image = {name: pin for name, pin in pins.items() if name in needed}
     IMAGE_LOCK.write_text(HEADER + lines_of(image, hashes))
     lock_tools()
@@ -57,6 +58,11 @@ def lock_tools() -> None:
 def read_pins(path: Path) -> dict[str, str]:
     lines = path.read_text().splitlines()
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def read_lock(path: Path) -> dict[str, str]:
+    """Read the pins of a lock file."""
+    return dict(re.findall(r"^([a-z0-9-]+)==([^ ;]+)", path.read_text(), re.MULTILINE))
 
 
 def published_hashes(pins: Mapping[str, str]) -> dict[str, set[str]]:
@@ -83,7 +89,7 @@ def hash_chosen_here(requirement: str) -> str:
     return f"sha256:{chosen['download_info']['archive_info']['hashes']['sha256']}"
 
 
-def closure(name: str, *, extras: Iterable[str]) -> set[str]:
+def closure(name: str, *, extras: Iterable[str] = ()) -> set[str]:
     """Find what a distribution needs on this machine, by the environment of the project."""
     [installed] = PROJECT.glob(".venv/lib/python*/site-packages")
     needs = {
