@@ -92,7 +92,7 @@ def hash_chosen_here(requirement: str) -> str:
 def closure(name: str, *, extras: Iterable[str] = ()) -> set[str]:
     """Find what a distribution needs on this machine, by the environment of the project."""
     [installed] = PROJECT.glob(".venv/lib/python*/site-packages")
-    needs = {
+    needs: dict[str, list[Requirement]] = {
         canonicalize_name(one.metadata["Name"]): [Requirement(text) for text in one.requires or ()]
         for one in distributions(path=[str(installed)])
     }

@@ -15,6 +15,7 @@ from model_store.manifest import Manifest
 from model_store.store import Store
 from tests.dne_serve.test_cli import running
 from tests.dne_serve.test_exposure import certificate
+from tests.live_server import live_server
 
 
 def check(**variables: str) -> subprocess.CompletedProcess[str]:
@@ -38,11 +39,9 @@ def test_a_server_that_speaks_https_is_healthy(
         assert "is not healthy" in plain.stderr
 
 
-def test_a_server_that_speaks_http_is_healthy_until_it_is_gone(
-    store: Store, letters: Manifest
-) -> None:
-    with running("--store", store.location) as (_, url):
-        port = url.rpartition(":")[2]
+def test_a_server_that_speaks_http_is_healthy_until_it_is_gone(tmp_path: Path) -> None:
+    with live_server(tmp_path / "none") as live:
+        port = live.url.rpartition(":")[2]
         assert check(DNE_PORT=port, http_proxy="http://127.0.0.1:9").returncode == 0
     gone = check(DNE_PORT=port)
     assert gone.returncode == 1

@@ -184,6 +184,7 @@ def test_a_bill_of_materials_that_lacks_a_pin_is_refused(tmp_path: Path) -> None
 CYCLONEDX = ROOT / ".tools/bin/cyclonedx-py"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CYCLONEDX.exists(), reason="SBOM NOT MADE: `make sbom` installs its tool")
 def test_the_bill_of_materials_names_what_is_installed(tmp_path: Path) -> None:
     made = tmp_path / "sbom.json"
