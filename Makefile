@@ -57,11 +57,15 @@ clean: ## remove .venv, caches and what the demo made; ./models stays
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted installation is taken up again by the next `make`. pip
-# checks the hash of everything that is pinned. What only other machines need, such as the CUDA
-# libraries of torch's default build, the second installation adds.
-$(READY): pyproject.toml constraints.txt requirements.lock
+# checks the hash of everything that is pinned. torch comes first and is fetched without hashes: with
+# them pip would pass over a build in a folder of wheels and take the index's gigabytes of CUDA. The
+# last installation adds what only other machines need, such as those libraries.
+$(READY): pyproject.toml constraints.txt requirements.lock deploy/torch.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or newer is needed; set PYTHON=…")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -c constraints.txt -d .venv/torch torch
+	$(BIN)/python $(PIP) --require-hashes --no-deps --no-index --find-links .venv/torch -r deploy/torch.lock
+	rm -rf .venv/torch
 	$(BIN)/python $(PIP) --require-hashes --no-deps -r requirements.lock
 	$(BIN)/python $(PIP) --no-build-isolation -c constraints.txt -e '.[onnx,dev,demo]'
 	touch $@

@@ -22,6 +22,8 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).resolve().parents[1]
 LOCK = PROJECT / "requirements.lock"
 IMAGE_LOCK = PROJECT / "deploy/image.lock"
+TORCH_LOCK = PROJECT / "deploy/torch.lock"
+"""torch alone, for an installation that may see one file only."""
 TOOLS_LOCK = PROJECT / "deploy/tools.lock"
 UV = str(Path(sys.executable).with_name("uv"))
 UV_OPTIONS = ("--generate-hashes", "--no-header", "--no-annotate", "--no-config", "--quiet")
@@ -41,6 +43,7 @@ def main() -> int:
         print(f"the index has no hash of {', '.join(bare)}", file=sys.stderr)
         return 1
     LOCK.write_text(HEADER + lines_of(pins, hashes))
+    TORCH_LOCK.write_text(HEADER + lines_of({"torch": pins["torch"]}, hashes))
     needed = closure("dne-serve", extras=("onnx",)) | closure("hatchling") | {"hatchling"}
     image = {name: pin for name, pin in pins.items() if name in needed}
     IMAGE_LOCK.write_text(HEADER + lines_of(image, hashes))

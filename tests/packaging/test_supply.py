@@ -83,6 +83,15 @@ def test_the_image_installs_a_part_of_the_same_lock() -> None:
     assert not {"pytest", "moto", "onnxruntime-gpu"} & image.keys()
 
 
+def test_torch_is_checked_before_the_rest_and_from_one_folder() -> None:
+    """Beside an index pip passes over a wheel in a folder, whose address has no hash."""
+    assert locked("deploy/torch.lock") == {"torch": locked("requirements.lock")["torch"]}
+    recipe = (ROOT / "Makefile").read_text().partition("\n$(READY):")[2]
+    steps = [line for line in recipe.splitlines() if " -r " in line]
+    assert "--no-index --find-links .venv/torch -r deploy/torch.lock" in steps[0]
+    assert steps[1].endswith("--require-hashes --no-deps -r requirements.lock")
+
+
 def test_the_tools_are_locked_too() -> None:
     tools = locked("deploy/tools.lock")
     asked = [line for line in (ROOT / "deploy/tools.in").read_text().splitlines() if line[0] != "#"]
