@@ -3,10 +3,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+TOOLS := .tools/ready
+PIP := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-faults test-abuse test-scale test-benchmark test-contracts check format clean
+.PHONY: help demo test test-faults test-abuse test-scale test-benchmark test-contracts check format lock sbom audit clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -43,13 +45,35 @@ format: $(READY) ## rewrite the sources in the project's form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+lock: $(READY) $(TOOLS) ## write the hashes of what constraints.txt pins anew
+	.tools/bin/python deploy/lock.py
+
+sbom: $(READY) $(TOOLS) ## write what is installed as CycloneDX: sbom.json
+	.tools/bin/cyclonedx-py environment --pyproject pyproject.toml --sv 1.6 --output-reproducible --of JSON -o sbom.json $(BIN)/python
+	.tools/bin/python deploy/check_sbom.py sbom.json
+
+audit: $(TOOLS) ## look up known vulnerabilities of every pin; ADVISORIES=<OSV export> asks no network
+	.tools/bin/python deploy/audit.py $(if $(ADVISORIES),--advisories "$(ADVISORIES)")
+
 clean: ## remove .venv, caches and what the demo made; ./models stays
-	rm -rf .venv demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .tools sbom.json demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp is written last: an interrupted installation is taken up again by the next `make`.
-$(READY): pyproject.toml constraints.txt
+# The stamp is written last: an interrupted installation is taken up again by the next `make`. pip
+# checks the hash of everything that is pinned. torch comes first and is fetched without hashes: with
+# them pip would pass over a build in a folder of wheels and take the index's gigabytes of CUDA. The
+# last installation adds what only other machines need, such as those libraries.
+$(READY): pyproject.toml constraints.txt requirements.lock deploy/torch.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "python 3.11 or newer is needed; set PYTHON=…")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[onnx,dev,demo]'
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps -c constraints.txt -d .venv/torch torch
+	$(BIN)/python $(PIP) --require-hashes --no-deps --no-index --find-links .venv/torch -r deploy/torch.lock
+	rm -rf .venv/torch
+	$(BIN)/python $(PIP) --require-hashes --no-deps -r requirements.lock
+	$(BIN)/python $(PIP) --no-build-isolation -c constraints.txt -e '.[onnx,dev,demo]'
+	touch $@
+
+$(TOOLS): deploy/tools.lock
+	$(PYTHON) -m venv .tools
+	.tools/bin/python $(PIP) --require-hashes --no-deps -r deploy/tools.lock
 	touch $@

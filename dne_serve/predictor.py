@@ -1,4 +1,4 @@
-"""From a request's bytes to its answer: resolve the version, decode, queue, name the classes."""
+"""From a request's bytes to its logits: resolve the version, decode, queue, ask the engine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any
 
-import numpy as np
-
+from dne_serve.answers import is_unknown
 from dne_serve.batcher import QueueFull
 from dne_serve.companions import By, Chosen, Companions
 from dne_serve.decoding import Decoder
@@ -18,7 +17,6 @@ from dne_serve.guard import Guard
 from dne_serve.patience import Patience
 from dne_serve.problems import NotReady
 from dne_serve.residents import ImageBatcher, Residents
-from dne_serve.schemas import PredictAnswer, Prediction, Score
 from dne_serve.statistics import Statistics
 from dne_serve.uploads import Picture
 from model_store.errors import DneError, ImageRejected
@@ -77,18 +75,6 @@ class Predictor:
         """QueueFull where not even one image would be taken: to be asked before a body is read, so
         that who is refused costs little."""
         self._check_room(1)
-
-    async def predict(
-        self, chosen: Chosen, *, uploads: Sequence[Picture], top_k: int, since: float | None = None
-    ) -> PredictAnswer:
-        resident = chosen.resident
-        logits = await self.logits(chosen, pictures=uploads, since=since)
-        predictions = [
-            _prediction(resident, filename=upload.filename, logits=row, top_k=top_k)
-            for upload, row in zip(uploads, logits, strict=True)
-        ]
-        canary = chosen.by == "canary"
-        return PredictAnswer(version=resident.version, canary=canary, predictions=predictions)
 
     async def logits(
         self, chosen: Chosen, *, pictures: Sequence[Picture], since: float | None = None
@@ -220,34 +206,3 @@ def _checked(
     if isinstance(result, BaseException):
         raise result
     return result
-
-
-def _prediction(
-    resident: Resident, *, filename: str | None, logits: Floats, top_k: int
-) -> Prediction:
-    scores = probabilities_of(resident, logits)
-    order = np.argsort(-scores, kind="stable")[:top_k]
-    top = [Score(label=resident.labels[index], score=float(scores[index])) for index in order]
-    return Prediction(
-        filename=filename,
-        label=top[0].label,
-        score=top[0].score,
-        task=resident.tasks[order[0]],
-        unknown=is_unknown(resident, logits),
-        top=top,
-    )
-
-
-def is_unknown(resident: Resident, logits: Floats) -> bool:
-    """Whether the image is like none of the classes, by the rule that its trainer fitted."""
-    detector = resident.manifest.unknown
-    return detector is not None and float(logits.max()) < detector.threshold
-
-
-def probabilities_of(
-    resident: Resident, logits: Floats
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Calibrated, over the version's classes."""
-    scaled = logits.astype(np.float64) / resident.manifest.calibration.temperature
-    weights = np.exp(scaled - scaled.max())
-    return np.asarray(weights / weights.sum(), dtype=np.float64)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as Message
 
 from dne_serve import versions
+from dne_serve.answers import MAX_TOP_K, prediction_json, work_of
 from dne_serve.audit import FACTS
 from dne_serve.auth import Scope, actor_of
 from dne_serve.doors import ScopedRoute, scoped
@@ -37,6 +40,7 @@ from model_store.manifest import MAX_VERSION
 DEFAULT_TOP_K = 5
 DEFAULT_LISTED = 100
 MAX_LISTED = 1000
+JSON = "application/json"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 PREDICT_BODY = {
     "requestBody": {
@@ -82,6 +86,10 @@ AnyVersion = Annotated[
     int | None,
     Query(ge=1, le=MAX_VERSION, description="A version in the store; without it the served one."),
 ]
+TopK = Annotated[
+    int,
+    Query(ge=1, le=MAX_TOP_K, description="How many labels to list; at most all of the version."),
+]
 
 
 class Direct(ScopedRoute):
@@ -94,8 +102,7 @@ class Direct(ScopedRoute):
         if scope["query_string"]:
             await super()._answer(scope, receive, send)
             return
-        answer = await self.endpoint(Request(scope, receive, send), scope["app"].state.serving)
-        response = Response(answer.model_dump_json(), media_type="application/json")
+        response = await self.endpoint(Request(scope, receive, send), scope["app"].state.serving)
         await response(scope, receive, send)
 
 
@@ -113,22 +120,34 @@ ROUTERS = (reading, admin, health)
 
 @predicting.post(
     "/predict",
+    response_model=PredictAnswer,
     openapi_extra=PREDICT_BODY,
     responses=problems(400, 404, 406, 408, 413, 415, 422, 503),
 )
 async def predict(
     request: Request,
     serving: Parts,
-    top_k: Annotated[int, Query(ge=1, description="How many labels to list.")] = DEFAULT_TOP_K,
+    top_k: TopK = DEFAULT_TOP_K,
     version: AnyVersion = None,
-) -> PredictAnswer:
+) -> Response:
     """Classes of one or many images: a form's `files`, base64 in JSON, or one as the raw body."""
     serving.predictor.expect_room()
     chosen = await serving.predictor.resolve(version)
     uploads = await read_uploads(request, max_images=serving.settings.max_images)
-    return await serving.predictor.predict(
-        chosen, uploads=uploads, top_k=top_k, since=request.scope.get(ARRIVED)
+    logits = await serving.predictor.logits(
+        chosen, pictures=uploads, since=request.scope.get(ARRIVED)
     )
+    resident = chosen.resident
+    build = partial(
+        prediction_json,
+        resident,
+        canary=chosen.by == "canary",
+        filenames=[upload.filename for upload in uploads],
+        logits=logits,
+        top_k=top_k,
+    )
+    work = work_of(len(uploads), classes=len(resident.labels), listed=top_k)
+    return Response(await serving.answers.build(build, work=work), media_type=JSON)
 
 
 @reading.get("/versions", responses=problems(400, 503))
@@ -156,22 +175,25 @@ def list_versions(
     )
 
 
-@reading.get("/versions/{version}", responses=problems(400, 404, 503))
-def show_version(
-    serving: Parts, version: Annotated[int, Path(ge=1, le=MAX_VERSION)]
-) -> VersionAnswer:
+@reading.get("/versions/{version}", response_model=VersionAnswer, responses=problems(400, 404, 503))
+def show_version(serving: Parts, version: Annotated[int, Path(ge=1, le=MAX_VERSION)]) -> Response:
     """Everything about one version that a client may want to know."""
-    return versions.describe(serving.open_store(), version)
+    return _written(versions.describe(serving.open_store(), version))
 
 
-@reading.get("/classes", responses=problems(400, 404, 503))
-def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
+@reading.get("/classes", response_model=ClassesAnswer, responses=problems(400, 404, 503))
+def list_classes(serving: Parts, version: AnyVersion = None) -> Response:
     """The classes that a version answers, in the order they were learnt, with their tasks."""
     if version is not None:
-        return versions.classes(serving.open_store().manifest(version))
+        return _written(versions.classes(serving.open_store().manifest(version)))
     if serving.residents.served is None:
         raise NotReady("no version is served yet")
-    return versions.classes(serving.residents.served.manifest)
+    return _written(versions.classes(serving.residents.served.manifest))
+
+
+def _written(answer: BaseModel) -> Response:
+    """Write an answer in the thread that made it; FastAPI would do so on the event loop."""
+    return Response(answer.model_dump_json(), media_type=JSON)
 
 
 def _moved(request: Request, record: ChannelRecord) -> MovedAnswer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from concurrent.futures import ThreadPoolExecutor
 
+from dne_serve.answers import AnswerBuilder
 from dne_serve.audit import Audit
 from dne_serve.auth import Door
 from dne_serve.companions import Companions
@@ -46,6 +47,7 @@ class Serving:
             max_images=settings.max_images,
         )
         self._loaders = ThreadPoolExecutor(1, "load")
+        self.answers = AnswerBuilder()
         self.batcher = ImageBatcher(
             engine.run,
             max_batch=settings.max_batch,
@@ -120,6 +122,7 @@ class Serving:
         self._loaders.shutdown()
         self._decoder.stop()
         self.batcher.stop()
+        self.answers.stop()
 
     @property
     def error(self) -> str | None:

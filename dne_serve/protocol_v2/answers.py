@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dne_serve.answers import best_of, is_unknown, probabilities_of
 from dne_serve.engine import Floats, Resident
-from dne_serve.predictor import is_unknown, probabilities_of
 from dne_serve.problems import Malformed
-from dne_serve.protocol_v2.schemas import Datatype, RequestOutput
+from dne_serve.protocol_v2.schemas import MAX_JSON_VALUES, Datatype, RequestOutput
 from dne_serve.protocol_v2.tensors import Output
 
 
@@ -116,6 +116,8 @@ OUTPUTS: dict[str, Offer] = {
     )
 }
 
+EVERY_OUTPUT = tuple(RequestOutput(name=name) for name in OUTPUTS)
+
 
 def check_requested(outputs: Sequence[RequestOutput]) -> None:
     """Refuses what cannot be answered, before any image is decoded."""
@@ -135,6 +137,34 @@ def check_requested(outputs: Sequence[RequestOutput]) -> None:
             )
 
 
+def is_binary(output: RequestOutput, *, otherwise: bool) -> bool:
+    """Whether an output travels as binary; `otherwise` is what the whole request says."""
+    given = output.parameters.binary_data
+    return otherwise if given is None else given
+
+
+def count_json_values(
+    outputs: Sequence[RequestOutput], *, images: int, classes: int, binary: bool
+) -> int:
+    """Count what the JSON of an answer would hold, and refuse too much of it while that costs
+    nothing. `binary`: whether outputs travel as binary unless they say otherwise."""
+    in_json = [output for output in outputs if not is_binary(output, otherwise=binary)]
+    values = images * sum(_values_each(output, classes=classes) for output in in_json)
+    if values > MAX_JSON_VALUES:
+        raise Malformed(
+            f"the answer would hold {values} values in JSON, and {MAX_JSON_VALUES} are the most: "
+            "ask for fewer outputs or images, or for binary_data"
+        )
+    return values
+
+
+def _values_each(output: RequestOutput, *, classes: int) -> int:
+    """How many values an output has for each image."""
+    if not OUTPUTS[output.name].by_class:
+        return 1
+    return min(output.parameters.classification or classes, classes)
+
+
 def output_of(answers: Answers, *, name: str, classification: int = 0) -> Output:
     """`classification` > 0: the names of that many likeliest classes instead of all values."""
     offer = OUTPUTS[name]
@@ -149,7 +179,7 @@ def output_of(answers: Answers, *, name: str, classification: int = 0) -> Output
 
 def _classified(name: str, values_NC: NDArray[Any], *, labels: Sequence[str], count: int) -> Output:
     """The classification extension: `value:index:label`, the highest value first."""
-    order_NK = np.argsort(-values_NC, axis=1, kind="stable")[:, :count]
+    order_NK = np.stack([best_of(row, count) for row in values_NC])
     texts = [
         f"{row[index]:.6f}:{index}:{labels[index]}"
         for row, order in zip(values_NC, order_NK, strict=True)

@@ -9,8 +9,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
+from dne_serve.answers import list_json
 from dne_serve.problems import Malformed, TooLarge
 from dne_serve.protocol_v2.schemas import (
+    MAX_JSON_VALUES,
     InferenceAnswer,
     InferenceRequest,
     RequestInput,
@@ -20,8 +22,6 @@ from dne_serve.protocol_v2.tensors import Encoded, Tensor
 from model_store.manifest import first_reason
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-MAX_JSON_VALUES = 500_000
-"""Numbers, lists and objects in one JSON text: each costs tens of bytes and some time."""
 MOST_LIKELY_SHORT = 64
 """Characters of a client's own text that an error repeats."""
 
@@ -66,8 +66,9 @@ def parse(text: bytes, model: type[Model]) -> Model:
 
 
 def pack(answer: InferenceAnswer, *, outputs: Sequence[Encoded]) -> Response:
-    """JSON alone, or JSON and then the binary tensors in the order of its outputs."""
-    text = answer.model_dump_json(exclude_none=True).encode()
+    """JSON alone, or JSON and then the binary tensors in the order of its outputs. `outputs` has
+    the values of the answer's outputs."""
+    text = _written(answer, outputs)
     tensors = [output.binary for output in outputs if output.binary is not None]
     if not tensors:
         return Response(text, media_type="application/json")
@@ -76,6 +77,23 @@ def pack(answer: InferenceAnswer, *, outputs: Sequence[Encoded]) -> Response:
         media_type="application/octet-stream",
         headers={HEADER_LENGTH: str(len(text))},
     )
+
+
+def _written(answer: InferenceAnswer, outputs: Sequence[Encoded]) -> bytes:
+    """Write the values in pieces: a model that held them would be written in one go."""
+    heads = [
+        head.model_dump_json(exclude_none=True).encode()
+        if values.data is None
+        else b"".join((_open(head), b',"data":', list_json(values.data), b"}"))
+        for head, values in zip(answer.outputs, outputs, strict=True)
+    ]
+    named = _open(answer.model_copy(update={"outputs": []})).removesuffix(b"]")
+    return b"".join((named, b",".join(heads), b"]}"))
+
+
+def _open(model: BaseModel) -> bytes:
+    """Write a JSON object without its last brace."""
+    return model.model_dump_json(exclude_none=True).encode().removesuffix(b"}")
 
 
 def _length(header: str | None, *, of: bytes) -> int:

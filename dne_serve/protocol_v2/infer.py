@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from dne_serve.answers import SCORE_WORK, work_of
 from dne_serve.companions import Chosen
 from dne_serve.engine import Floats, Resident
 from dne_serve.patience import ARRIVED
 from dne_serve.protocol_v2 import describe, scopes
-from dne_serve.protocol_v2.answers import OUTPUTS, Answers, check_requested, output_of
+from dne_serve.protocol_v2.answers import (
+    EVERY_OUTPUT,
+    Answers,
+    check_requested,
+    count_json_values,
+    is_binary,
+    output_of,
+)
 from dne_serve.protocol_v2.body import HEADER_LENGTH, Asked, pack, unpack
 from dne_serve.protocol_v2.images import pictures_of
 from dne_serve.protocol_v2.openapi import INFER_ANSWER, INFER_BODY, refusals
-from dne_serve.protocol_v2.schemas import InferenceAnswer, RequestOutput, ResponseOutput
+from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
 from dne_serve.protocol_v2.scopes import ThisModel, Version
 from dne_serve.protocol_v2.tensors import encode
 from dne_serve.routes import Parts
@@ -64,6 +73,7 @@ class _Body:
         """Raises whatever is wrong with them, before an image is decoded."""
         asked = unpack(self.data, header_length=self.header_length)
         check_requested(asked.outputs)
+        asked = replace(asked, outputs=asked.outputs or EVERY_OUTPUT)
         pictures = pictures_of(asked.tensors, preprocessing=preprocessing, max_images=max_images)
         return asked, pictures
 
@@ -77,9 +87,15 @@ async def _infer(request: Request, serving: Serving, *, version: int | None) -> 
         header_length=request.headers.get(HEADER_LENGTH),
     )
     asked, pictures = await _read(body, serving, resident.manifest.preprocessing)
+    classes = len(resident.labels)
+    values = count_json_values(
+        asked.outputs, images=len(pictures), classes=classes, binary=asked.binary
+    )
     since = request.scope.get(ARRIVED)
     logits = await serving.predictor.logits(chosen, pictures=pictures, since=since)
-    return _answer(asked, resident, logits, model_name=serving.settings.model_name)
+    build = partial(_answer, asked, resident, logits, model_name=serving.settings.model_name)
+    work = work_of(len(pictures), classes=classes, listed=0) + SCORE_WORK * values
+    return await serving.answers.build(build, work=work)
 
 
 async def _resolve(serving: Serving, version: int | None) -> Chosen:
@@ -102,11 +118,10 @@ def _answer(
 ) -> Response:
     answers = Answers(resident, logits)
     heads, encoded = [], []
-    for wanted in asked.outputs or [RequestOutput(name=name) for name in OUTPUTS]:
+    for wanted in asked.outputs:
         parameters = wanted.parameters
         output = output_of(answers, name=wanted.name, classification=parameters.classification)
-        binary = asked.binary if parameters.binary_data is None else parameters.binary_data
-        values = encode(output, binary=binary)
+        values = encode(output, binary=is_binary(wanted, otherwise=asked.binary))
         heads.append(
             ResponseOutput(
                 name=output.name,
@@ -115,7 +130,6 @@ def _answer(
                 parameters=None
                 if values.binary is None
                 else {"binary_data_size": len(values.binary)},
-                data=values.data,
             )
         )
         encoded.append(values)

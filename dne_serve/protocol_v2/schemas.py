@@ -6,11 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from dne_serve.answers import MAX_TOP_K
+
 Datatype = Literal["BYTES", "UINT8", "FP32", "BOOL"]
 State = Literal["READY", "UNAVAILABLE"]
 Size = Annotated[int, Field(strict=True, ge=0, le=1 << 40)]
 Flag = Annotated[bool, Field(strict=True)]
 
+MAX_JSON_VALUES = 500_000
+"""Numbers, lists and objects in one JSON text: each costs tens of bytes and some time."""
 MAX_TENSORS = 16
 MAX_DIMENSIONS = 8
 MAX_ID = 1000
@@ -44,7 +48,7 @@ class RequestInput(Asked):
 
 class OutputParameters(Asked):
     binary_data: Flag | None = None
-    classification: Size = 0
+    classification: Annotated[int, Field(strict=True, ge=0, le=MAX_TOP_K)] = 0
     shared_memory_region: Any = None
 
 

@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from dne_serve.protocol_v2.body import MAX_JSON_VALUES
+from dne_serve.protocol_v2.schemas import MAX_JSON_VALUES
 from model_store.manifest import Manifest
 from model_store.signing import Trust, new_signer, save_trust
 from model_store.store import Store

@@ -12,8 +12,8 @@ import pytest
 import tritonclient.http as triton
 
 from dne_serve.protocol_v2.answers import OUTPUTS
-from dne_serve.protocol_v2.body import MAX_JSON_VALUES
 from dne_serve.protocol_v2.images import INPUTS
+from dne_serve.protocol_v2.schemas import MAX_JSON_VALUES
 from tests.live_server import Live, png
 
 ROOT = Path(__file__).resolve().parents[2]
