@@ -13,6 +13,7 @@ Refused (DneError)
 ├── RateExceeded         429
 ├── WaitedTooLong        503
 ├── NotReady             503
+├── NotMoved             503
 └── NotServed            503
 """
 
@@ -34,6 +35,7 @@ from dne_serve.batcher import QueueFull, Stopped
 from dne_serve.engine import ModelUnusable
 from dne_serve.memory import NotEnoughMemory
 from dne_serve.residents import NoRoom
+from dne_serve.same_store import ChannelWentBack, StoreChanged
 from model_store import errors
 
 MEDIA_TYPE = "application/problem+json"
@@ -95,6 +97,10 @@ class NotReady(Refused):
     pass
 
 
+class NotMoved(Refused):
+    """The channel stays where it is, because this server cannot load what it was to name."""
+
+
 class NotServed(Refused):
     """The channel was moved, and this server could not follow."""
 
@@ -123,10 +129,13 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     TypeNotAccepted: Answer(415),
     WaitedTooLong: Answer(503, retry=True),
     NotReady: Answer(503, retry=True),
+    NotMoved: Answer(503, logged=True),
     NotServed: Answer(503, logged=True),
     NoRoom: Answer(503),
     QueueFull: Answer(503, retry=True),
     Stopped: Answer(503, retry=True),
+    StoreChanged: Answer(503, retry=True),
+    ChannelWentBack: Answer(503, retry=True),
     errors.WrongUsage: Answer(400),
     errors.ImageRejected: Answer(422),
     errors.ImageTooLarge: Answer(413),

@@ -14,6 +14,7 @@ from dne_serve import versions
 from dne_serve.audit import FACTS
 from dne_serve.auth import Scope, actor_of
 from dne_serve.doors import ScopedRoute, scoped
+from dne_serve.moving import Moved
 from dne_serve.openapi import IMAGES_SCHEMA, problems
 from dne_serve.patience import ARRIVED
 from dne_serve.problems import NotReady, TypeNotAccepted, problem
@@ -31,7 +32,6 @@ from dne_serve.schemas import (
 )
 from dne_serve.serving import Serving
 from dne_serve.uploads import FIELD, read_uploads
-from model_store.channel import ChannelRecord
 from model_store.manifest import MAX_VERSION
 
 DEFAULT_TOP_K = 5
@@ -159,43 +159,36 @@ def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
     return versions.classes(serving.residents.served.manifest)
 
 
-def _moved(request: Request, record: ChannelRecord) -> MovedAnswer:
+def _moved(request: Request, moved: Moved) -> MovedAnswer:
     serving: Serving = request.app.state.serving
+    record = moved.record
     request.scope[FACTS].update(to=record.target, record=record.number, reason=record.reason)
-    return serving.follow(record)
+    return serving.follow(moved)
 
 
 @admin.post("/rollback")
 def rollback(request: Request, serving: Parts, move: RollbackMove | None = None) -> MovedAnswer:
-    """Back to an earlier version, until someone moves on. Answers when this server serves it."""
+    """Back to an earlier version, until someone moves on. Answers when this server serves it; one
+    that it cannot load is not recorded."""
     asked = move or RollbackMove()
-    record = serving.open_store().rollback(
-        channel=serving.settings.channel,
-        to=asked.to,
-        actor=actor_of(request),
-        reason=asked.reason,
-    )
-    return _moved(request, record)
+    moved = serving.mover.rollback(to=asked.to, actor=actor_of(request), reason=asked.reason)
+    return _moved(request, moved)
 
 
 @admin.post("/promote")
 def promote(request: Request, serving: Parts, move: PromoteMove) -> MovedAnswer:
-    """On to a version, following from there. Answers when this server serves it."""
-    record = serving.open_store().promote(
-        move.to, channel=serving.settings.channel, actor=actor_of(request), reason=move.reason
-    )
-    return _moved(request, record)
+    """On to a version, following from there. Answers when this server serves it; one that it
+    cannot load is not recorded."""
+    moved = serving.mover.promote(move.to, actor=actor_of(request), reason=move.reason)
+    return _moved(request, moved)
 
 
 @admin.post("/resume")
 def resume(request: Request, serving: Parts, move: Move | None = None) -> MovedAnswer:
-    """Undoes the rollback: the version followed last. Answers when this server serves it."""
-    record = serving.open_store().resume(
-        channel=serving.settings.channel,
-        actor=actor_of(request),
-        reason=move.reason if move else "",
-    )
-    return _moved(request, record)
+    """Undoes the rollback: the version followed last. Answers when this server serves it; one that
+    it cannot load is not recorded."""
+    reason = move.reason if move else ""
+    return _moved(request, serving.mover.resume(actor=actor_of(request), reason=reason))
 
 
 @health.get("/healthz")
@@ -216,6 +209,8 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
         channel=serving.settings.channel,
         mode=record.mode if record else None,
         record=record.number if record else None,
+        head=serving.reloader.head.target if serving.reloader.head else None,
+        fallback=serving.reloader.fallback,
         backend=serving.engine.backend,
         device=serving.engine.device,
         canary=serving.companions.ready("canary"),

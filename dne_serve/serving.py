@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from concurrent.futures import ThreadPoolExecutor
 
 from dne_serve.audit import Audit
@@ -13,11 +12,13 @@ from dne_serve.engine import Engine, joined
 from dne_serve.guard import Guard
 from dne_serve.memory import MemoryCheck
 from dne_serve.metrics import Metrics
+from dne_serve.moving import Moved, Mover, RecordMover
 from dne_serve.predictor import Predictor
 from dne_serve.problems import NotServed, tell
 from dne_serve.reloader import Reloader
 from dne_serve.residents import ImageBatcher, Limits, Residents
 from dne_serve.rules import parse_rules
+from dne_serve.same_store import SameStore
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings, listed
 from dne_serve.statistics import Statistics
@@ -25,7 +26,6 @@ from dne_serve.tokens import TokenSource
 from model_store.channel import ChannelRecord
 from model_store.command import current_actor
 from model_store.manifest import Manifest
-from model_store.store import Store
 
 
 class Serving:
@@ -36,8 +36,7 @@ class Serving:
         self.statistics = Statistics()
         self.door = Door(TokenSource(settings), rate=settings.rate_limit)
         self.audit = Audit(settings.audit_log)
-        # Failures are not cached: a store that is absent is looked for again.
-        self.open_store = functools.cache(functools.partial(Store.open, settings.store))
+        self.open_store = SameStore(settings.store)
         self._decoder = Decoder(
             threads=settings.decode_threads,
             seconds=settings.decode_seconds,
@@ -65,8 +64,9 @@ class Serving:
             ),
             admit=self._admit,
         )
+        self.mover = Mover(self.open_store, residents=self.residents, channel=settings.channel)
         self._guard = Guard(
-            self.open_store,
+            lambda: RecordMover(self.mover),
             rules=parse_rules(listed(settings.guard)),
             channel=settings.channel,
             actor=f"guard:{current_actor()}",
@@ -105,6 +105,7 @@ class Serving:
             residents=lambda: self.residents.count,
             model_bytes=lambda: self.residents.bytes,
             following=lambda: self.residents.served is not None and self.error is None,
+            fallback=lambda: self.reloader.fallback,
         )
 
     def start(self) -> None:
@@ -135,7 +136,8 @@ class Serving:
 
     def _swapped(self, version: int) -> None:
         self.metrics.swapped(version)
-        if self.reloader.record is not None:
+        # What stands in for the head was not promoted just now, and its faults are not the head's.
+        if self.reloader.record is not None and not self.reloader.fallback:
             self._guard.serving(self.reloader.record)
 
     def _returned(self, record: ChannelRecord, rule: str) -> None:
@@ -157,15 +159,16 @@ class Serving:
         self.reloader.withdraw()
         self.metrics.served_version.set(0)
 
-    def follow(self, moved: ChannelRecord) -> MovedAnswer:
-        """Serves what the channel names now that `moved` was appended to it."""
+    def follow(self, moved: Moved) -> MovedAnswer:
+        """Serves what the channel names now that a record was appended to it."""
+        record = moved.record
         try:
-            self.reloader.follow()
+            self.reloader.follow(loaded=moved.resident)
         except Exception as error:
             raise NotServed(
-                f"{moved.channel} names version {moved.target} now, "
-                f"and this server cannot load it: {tell(error)}"
+                f"{record.channel} names version {record.target} now, "
+                f"and this server cannot follow it: {tell(error)}"
             ) from error
         served = self.residents.served
-        version = served.version if served else moved.target
-        return MovedAnswer(version=version, channel=moved.channel, record=moved)
+        version = served.version if served else record.target
+        return MovedAnswer(version=version, channel=record.channel, record=record)
