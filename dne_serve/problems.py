@@ -12,6 +12,7 @@ Refused (DneError)
 ├── HostUnknown          421
 ├── RateExceeded         429
 ├── WaitedTooLong        503
+├── StoreBusy            503
 ├── NotReady             503
 ├── NotMoved             503
 └── NotServed            503
@@ -93,6 +94,10 @@ class WaitedTooLong(Refused):
     pass
 
 
+class StoreBusy(Refused):
+    """More wait for the store than may."""
+
+
 class NotReady(Refused):
     pass
 
@@ -128,6 +133,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     TooLarge: Answer(413),
     TypeNotAccepted: Answer(415),
     WaitedTooLong: Answer(503, retry=True),
+    StoreBusy: Answer(503, retry=True),
     NotReady: Answer(503, retry=True),
     NotMoved: Answer(503, logged=True),
     NotServed: Answer(503, logged=True),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 from dne_serve.audit import Audit
 from dne_serve.auth import Door
 from dne_serve.companions import Companions
@@ -22,10 +20,18 @@ from dne_serve.same_store import SameStore
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings, listed
 from dne_serve.statistics import Statistics
+from dne_serve.store_threads import StoreThreads
 from dne_serve.tokens import TokenSource
 from model_store.channel import ChannelRecord
 from model_store.command import current_actor
 from model_store.manifest import Manifest
+
+STORE_READS = 4
+"""Requests that read the store at a time."""
+STORE_MOVES = 2
+"""Requests that move the channel, or load and unload, at a time."""
+MAX_WAITING = 64
+"""Requests of either kind that wait; more are answered with 503."""
 
 
 class Serving:
@@ -42,7 +48,8 @@ class Serving:
             seconds=settings.decode_seconds,
             max_pixels=settings.max_pixels,
         )
-        self._loaders = ThreadPoolExecutor(1, "load")
+        self.readers = StoreThreads("store", threads=STORE_READS, waiting=MAX_WAITING)
+        self.movers = StoreThreads("move", threads=STORE_MOVES, waiting=MAX_WAITING)
         self.batcher = ImageBatcher(
             engine.run,
             max_batch=settings.max_batch,
@@ -92,7 +99,6 @@ class Serving:
             companions=self.companions,
             batcher=self.batcher,
             decoder=self._decoder,
-            loaders=self._loaders,
             guard=self._guard,
             statistics=self.statistics,
             max_queue=settings.max_queue,
@@ -116,7 +122,9 @@ class Serving:
         """The reloader first: a load under way still needs the engine to finish."""
         self._guard.stop()
         self.reloader.stop()
-        self._loaders.shutdown()
+        self.readers.stop(wait=False)
+        self.movers.stop(wait=True)
+        self.predictor.stop()
         self._decoder.stop()
         self.batcher.stop()
 
