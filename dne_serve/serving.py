@@ -7,6 +7,7 @@ from dne_serve.auth import Door
 from dne_serve.companions import Companions
 from dne_serve.decoding import Decoder
 from dne_serve.engine import Engine, joined
+from dne_serve.footprint import pass_bytes
 from dne_serve.guard import Guard
 from dne_serve.memory import MemoryCheck
 from dne_serve.metrics import Metrics
@@ -25,6 +26,7 @@ from dne_serve.tokens import TokenSource
 from model_store.channel import ChannelRecord
 from model_store.command import current_actor
 from model_store.manifest import Manifest
+from model_store.spec import NetworkSpec
 
 STORE_READS = 4
 """Requests that read the store at a time."""
@@ -60,7 +62,7 @@ class Serving:
             join=joined,
         )
         self.trust = settings.read_trust()
-        self._memory = MemoryCheck(lambda: self.residents.manifests)
+        self._memory = MemoryCheck(lambda: self.residents.manifests, pass_bytes=self._pass_bytes)
         self.residents = Residents(
             engine,
             batcher=self.batcher,
@@ -135,6 +137,17 @@ class Serving:
             return "the model was unloaded; loading it or moving the channel brings it back"
         failure = self.reloader.failure
         return tell(failure.error) if failure else None
+
+    def _pass_bytes(self, spec: NetworkSpec) -> int:
+        """What passes over the largest batches take of the machine's own memory."""
+        if self.engine.device != "cpu":
+            return 0
+        return pass_bytes(
+            spec,
+            batch=self.settings.max_batch,
+            backend=self.engine.backend,
+            workers=self.engine.workers,
+        )
 
     def _admit(self, manifest: Manifest) -> None:
         """Asked before any byte of a version is read."""
