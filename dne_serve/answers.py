@@ -109,9 +109,11 @@ def is_unknown(resident: Resident, logits: Floats) -> bool:
 
 
 def probabilities_of(resident: Resident, logits: Floats) -> NDArray[np.float64]:
-    """Calibrated, over the version's classes."""
-    scaled = logits.astype(np.float64) / resident.manifest.calibration.temperature
-    weights = np.exp(scaled - scaled.max())
+    """Calibrated, over the version's classes. Differences are taken before the division, so that
+    no temperature makes a number that is not finite of them."""
+    below = logits.astype(np.float64) - float(logits.max())
+    with np.errstate(over="ignore"):  # minus infinity, and e to its power is 0
+        weights = np.exp(below / resident.manifest.calibration.temperature)
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 

@@ -28,7 +28,7 @@ By = Literal["served", "canary", "asked"]
 class VersionReader(Protocol):
     """The part of a store that loading a version by its number needs."""
 
-    def manifest(self, version: int) -> Manifest: ...
+    def read_manifest(self, version: int) -> Manifest: ...
     def read_shard(self, ref: ShardRef) -> bytes: ...
 
 
@@ -73,7 +73,7 @@ class Companions:
                 continue
             try:
                 store = open_store()
-                one.resident = self.residents.load(store.manifest(one.version), shards=store)
+                one.resident = self.residents.load(store.read_manifest(one.version), shards=store)
                 self.residents.stand_beside(self._loaded())
                 log.info("version %s stands by as %s", one.version, one.name)
             except Exception as error:

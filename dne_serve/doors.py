@@ -18,6 +18,7 @@ from starlette.types import Scope as Request
 from dne_serve.audit import audited
 from dne_serve.auth import TOKEN, Scope
 from dne_serve.openapi import BEARER, problems
+from dne_serve.store_threads import on_store_threads
 
 WITH_TOKEN: dict[str, list[str]] = {BEARER: []}
 SECURITY: dict[Scope, list[dict[str, list[str]]]] = {
@@ -39,7 +40,7 @@ class ScopedRoute(APIRoute):
             extra = {"security": SECURITY[self.needs], **(options.get("openapi_extra") or {})}
             answers = {**problems(401, 403, 429), **(options.get("responses") or {})}
             options |= {"openapi_extra": extra, "responses": answers}
-        super().__init__(path, endpoint, **options)
+        super().__init__(path, on_store_threads(endpoint, needs=self.needs), **options)
 
     def _methods_here(self, scope: Request) -> list[str]:
         """Of all routes with this path: another method is another route."""

@@ -1,5 +1,6 @@
 """Whether a version will fit, before a byte of it is read: a server that runs out of memory is
-killed, and with it the version that was served well. And what versions leave behind."""
+killed, and with it the version that was served well. Its weights count, and a pass over a batch.
+And what versions leave behind."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from model_store.errors import DneError
 from model_store.manifest import Manifest
+from model_store.spec import NetworkSpec
 
 COPIES = 3
 """Of a shard at the worst moment: its bytes, its tensors, and what is made of these."""
@@ -27,20 +29,28 @@ class MemoryCheck:
         self,
         resident: Callable[[], Iterable[Manifest]],
         *,
+        pass_bytes: Callable[[NetworkSpec], int] = lambda spec: 0,
         available: Callable[[], int | None] | None = None,
     ) -> None:
-        """`resident`: the versions in memory, whose shards need not be loaded again."""
+        """`resident`: the versions in memory, whose shards need not be loaded again. `pass_bytes`:
+        what a pass over the largest batch takes; all versions use the same memory for it in
+        turn, so only what one takes beyond the others counts."""
         self._resident = resident
+        self._pass_bytes = pass_bytes
         self._available = available or available_bytes
 
     def check(self, manifest: Manifest) -> None:
-        there = {ref.sha256 for one in self._resident() for ref in one.model_shards}
+        residents = tuple(self._resident())
+        there = {ref.sha256 for one in residents for ref in one.model_shards}
         new = {ref.sha256: ref.bytes for ref in manifest.model_shards if ref.sha256 not in there}
-        needed, available = COPIES * sum(new.values()), self._available()
-        if available is not None and needed > available:
+        weights, available = COPIES * sum(new.values()), self._available()
+        held = max((self._pass_bytes(one.spec) for one in residents), default=0)
+        passing = max(0, self._pass_bytes(manifest.spec) - held)
+        if available is not None and weights + passing > available:
             raise NotEnoughMemory(
-                f"version {manifest.version} needs about {_mib(needed)} of memory to load, and "
-                f"{_mib(available)} are free"
+                f"version {manifest.version} needs about {_mib(weights)} of memory to load and "
+                f"{_mib(passing)} more for a batch of images, and {_mib(available)} are free; a "
+                "smaller --max-batch needs less"
             )
 
 

@@ -68,6 +68,11 @@ class Metrics:
         self.following = Gauge(
             "dne_following", "1 while what the channel names is what is served.", registry=new
         )
+        self.fallback = Gauge(
+            "dne_fallback",
+            "1 while an earlier version is served because the head could not be loaded.",
+            registry=new,
+        )
         self.swaps = Counter("dne_swaps", "Changes of the served version.", registry=new)
         self.failed_loads = Counter(
             "dne_failed_loads", "Versions that could not be loaded.", registry=new
@@ -83,12 +88,14 @@ class Metrics:
         residents: Callable[[], int],
         model_bytes: Callable[[], int],
         following: Callable[[], bool],
+        fallback: Callable[[], bool],
     ) -> None:
         """Gauges that are read when Prometheus asks."""
         self.queue_images.set_function(queue)
         self.residents.set_function(residents)
         self.model_bytes.set_function(model_bytes)
         self.following.set_function(following)
+        self.fallback.set_function(fallback)
 
     def ran(self, images: int) -> None:
         self.batch_images.observe(images)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Any
 
 from dne_serve.answers import is_unknown
@@ -18,6 +18,7 @@ from dne_serve.patience import Patience
 from dne_serve.problems import NotReady
 from dne_serve.residents import ImageBatcher, Residents
 from dne_serve.statistics import Statistics
+from dne_serve.store_threads import Loads
 from dne_serve.uploads import Picture
 from model_store.errors import DneError, ImageRejected
 from model_store.preprocess import Pixels
@@ -35,7 +36,6 @@ class Predictor:
         companions: Companions,
         batcher: ImageBatcher,
         decoder: Decoder,
-        loaders: Executor,
         guard: Guard,
         statistics: Statistics,
         max_queue: int,
@@ -48,7 +48,7 @@ class Predictor:
         self._companions = companions
         self._batcher = batcher
         self._decoder = decoder
-        self._loaders = loaders
+        self._loads = Loads(self._load)
         self._guard = guard
         self._statistics = statistics
         self._max_queue = max_queue
@@ -67,9 +67,17 @@ class Predictor:
             return self._companions.choose(served)
         found = self._residents.find_version(version)
         if found is None:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._loaders, self._load, version)
+            found = await self._loads.get(version, patience=Patience(self._max_wait_s))
         return Chosen(resident=found, by="asked")
+
+    async def load(self, version: int) -> None:
+        """Brings a version into memory, however long that takes."""
+        if self._residents.find_version(version) is None:
+            await self._loads.get(version)
+
+    def stop(self) -> None:
+        """Waits for a load under way, which needs the engine to finish."""
+        self._loads.stop()
 
     def expect_room(self) -> None:
         """QueueFull where not even one image would be taken: to be asked before a body is read, so
@@ -149,7 +157,7 @@ class Predictor:
 
     def _load(self, version: int) -> Resident:
         store = self._open_store()
-        return self._residents.load(store.manifest(version), shards=store)
+        return self._residents.load(store.read_manifest(version), shards=store)
 
     def _check_room(self, images: int) -> None:
         if self._decoding + self._batcher.depth + images > self._max_queue:

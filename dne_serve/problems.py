@@ -12,7 +12,9 @@ Refused (DneError)
 ├── HostUnknown          421
 ├── RateExceeded         429
 ├── WaitedTooLong        503
+├── StoreBusy            503
 ├── NotReady             503
+├── NotMoved             503
 └── NotServed            503
 """
 
@@ -35,6 +37,7 @@ from dne_serve.decode_process import DecoderUnavailable
 from dne_serve.engine import ModelUnusable
 from dne_serve.memory import NotEnoughMemory
 from dne_serve.residents import NoRoom
+from dne_serve.same_store import ChannelWentBack, StoreChanged
 from model_store import errors
 
 MEDIA_TYPE = "application/problem+json"
@@ -92,8 +95,16 @@ class WaitedTooLong(Refused):
     pass
 
 
+class StoreBusy(Refused):
+    """More wait for the store than may."""
+
+
 class NotReady(Refused):
     pass
+
+
+class NotMoved(Refused):
+    """The channel stays where it is, because this server cannot load what it was to name."""
 
 
 class NotServed(Refused):
@@ -123,12 +134,16 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     TooLarge: Answer(413),
     TypeNotAccepted: Answer(415),
     WaitedTooLong: Answer(503, retry=True),
+    StoreBusy: Answer(503, retry=True),
     NotReady: Answer(503, retry=True),
+    NotMoved: Answer(503, logged=True),
     NotServed: Answer(503, logged=True),
     NoRoom: Answer(503),
     QueueFull: Answer(503, retry=True),
     Stopped: Answer(503, retry=True),
     DecoderUnavailable: Answer(503, retry=True),
+    StoreChanged: Answer(503, retry=True),
+    ChannelWentBack: Answer(503, retry=True),
     errors.WrongUsage: Answer(400),
     errors.ImageRejected: Answer(422),
     errors.ImageTooLarge: Answer(413),

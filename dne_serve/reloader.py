@@ -2,6 +2,8 @@
 
 Requests under way keep the version they began with. A load that fails changes nothing: the old
 version goes on being served, the reason is visible, and the load is tried again with backoff.
+Where there is no old version, because the server has just started, it serves the newest version
+that the channel named before and that can be loaded.
 """
 
 from __future__ import annotations
@@ -11,16 +13,22 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from dne_serve.engine import Resident
 from dne_serve.residents import Residents
+from dne_serve.same_store import check_onward
 from model_store.channel import ChannelRecord
-from model_store.errors import DneError, StoreNotFound
+from model_store.errors import DneError, RecordInvalid, StoreNotFound
 from model_store.manifest import Manifest, ShardRef
 
 MAX_BACKOFF_S = 30.0
+MAX_FALLBACKS = 8
+"""Versions that are tried in place of a head that cannot be loaded, newest first."""
+MAX_RECORDS_BACK = 200
+"""Records that are read to find them: most of a long history names versions tried already."""
 NICENESS = 5
 """Of the thread that loads: with it p99 during changes was 1.19 of before, without it 1.41."""
 
@@ -31,6 +39,8 @@ class ChannelReader(Protocol):
     """The part of a store that following a channel needs."""
 
     def head(self, channel: str) -> ChannelRecord | None: ...
+    def record_numbers(self, channel: str) -> list[int]: ...
+    def record(self, channel: str, number: int) -> ChannelRecord: ...
     def resolve(self, record: ChannelRecord) -> Manifest: ...
     def read_shard(self, ref: ShardRef) -> bytes: ...
 
@@ -68,11 +78,16 @@ class Reloader:
         self._on_swap = on_swap
         self._on_failed_load = on_failed_load
         self._clock = clock
+        self._fall_back_at = 0.0
         self._following = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="reloader", daemon=True)
         self.record: ChannelRecord | None = None
         """The channel record that is served."""
+        self.head: ChannelRecord | None = None
+        """The newest record that was seen, whether its version is served or not."""
+        self.fallback = False
+        """Whether an earlier version is served, as the head could not be loaded at the start."""
         self.failure: Failure | None = None
         self.withdrawn = False
         """Whether nothing is served on purpose, whatever the channel names."""
@@ -90,22 +105,23 @@ class Reloader:
             if self.withdrawn:
                 return
             try:
-                self._follow(patient=True)
+                self._follow(asked=False)
             except Exception as error:  # a loop that ends would leave the server deaf for ever
                 log.debug("cannot follow channel %s", self._channel, exc_info=error)
 
-    def follow(self) -> ChannelRecord | None:
-        """Serves what the channel names now, or raises what is in the way."""
+    def follow(self, *, loaded: Resident | None = None) -> ChannelRecord | None:
+        """Serves what the channel names now, or raises what is in the way. `loaded`: a version
+        that is in memory and may have left the residents since."""
         with self._following:
             self.withdrawn = False
-            self._follow(patient=False)
+            self._follow(asked=True, loaded=loaded)
             return self.record
 
     def withdraw(self) -> None:
         """Serves nothing until `follow`. Requests under way keep the version they began with."""
         with self._following:
             self.withdrawn = True
-            self.record = None
+            self.record, self.fallback = None, False
             self._residents.clear()
 
     def _loop(self) -> None:
@@ -124,51 +140,114 @@ class Reloader:
         except Exception as error:  # it is tried again, and the loop must not end
             log.error("the versions in memory could not be cared for: %s", error, exc_info=error)
 
-    def _follow(self, *, patient: bool) -> None:
+    def _follow(self, *, asked: bool, loaded: Resident | None = None) -> None:
+        store: ChannelReader | None = None
         head: ChannelRecord | None = None
         try:
             store = self._open_store()
-            head = store.head(self._channel)
-            if head is None or head == self.record:
-                self.failure = None
-                return
-            if patient and self._should_wait(head):
-                return
-            self._swap(head, store)
+            head = self._look(store, asked=asked)
+            if head is not None and head != self.record:
+                if not asked and self._should_wait(head):
+                    return
+                resident = self._load(head, store, loaded=loaded)
+                self._serve(resident, head, fallback=False)
         except Exception as error:
-            self._remember(head, error)
+            failure = self._remember(head, error)
+            if store is not None and self._residents.served is None:
+                self._fall_back(store, failure)
             raise
-        self.failure = None
+        self._recover()
 
-    def _swap(self, head: ChannelRecord, store: ChannelReader) -> None:
+    def _look(self, store: ChannelReader, *, asked: bool) -> ChannelRecord | None:
+        head = store.head(self._channel)
+        check_onward(self._channel, seen=self.head or self.record, head=head, asked=asked)
+        self.head = head
+        return head
+
+    def _load(
+        self, record: ChannelRecord, store: ChannelReader, *, loaded: Resident | None = None
+    ) -> Resident:
+        if loaded is not None and loaded.manifest.digest == record.target_digest:
+            return loaded
+        found = self._residents.find(record.target_digest)
+        if found is not None:
+            return found
+        return self._residents.load(store.resolve(record), shards=store, needed=True)
+
+    def _serve(self, resident: Resident, record: ChannelRecord, *, fallback: bool) -> None:
         before = self._residents.served
-        resident = self._residents.find(head.target_digest)
-        if resident is None:
-            resident = self._residents.load(store.resolve(head), shards=store, needed=True)
         self._residents.serve(resident)
-        self.record = head
+        self.record, self.fallback = record, fallback
         if before is not resident:
             self._on_swap(resident.version)
             log.info(
-                "serving version %s (%s, record %s)", resident.version, self._channel, head.number
+                "serving version %s (%s, record %s)", resident.version, self._channel, record.number
             )
+
+    def _fall_back(self, store: ChannelReader, failure: Failure) -> None:
+        """Serves the newest version that the channel named before its head, of those that can be
+        loaded. Finding none changes nothing, and is tried again with backoff."""
+        if self._clock() < self._fall_back_at:
+            return
+        self._fall_back_at = failure.retry_at
+        level = logging.WARNING if failure.times == 1 else logging.DEBUG
+        try:
+            for record in _earlier_targets(store, self._channel, failure.record):
+                if self._stop.is_set():
+                    return
+                try:
+                    resident = self._load(record, store)
+                except Exception as error:
+                    log.log(level, "cannot load version %s either: %s", record.target, error)
+                    continue
+                self._serve(resident, record, fallback=True)
+                log.warning("version %s is served until the head can be", record.target)
+                return
+        except Exception as error:  # the loop must not end, and what failed first is what counts
+            log.log(level, "the past of channel %s cannot be read: %s", self._channel, error)
+
+    def _recover(self) -> None:
+        if self.failure is not None and self.record is not None:
+            log.info("channel %s is followed again", self._channel)
+        self.failure, self.fallback = None, False
 
     def _should_wait(self, head: ChannelRecord) -> bool:
         failure = self.failure
         return failure is not None and failure.record == head and self._clock() < failure.retry_at
 
-    def _remember(self, head: ChannelRecord | None, error: Exception) -> None:
+    def _remember(self, head: ChannelRecord | None, error: Exception) -> Failure:
         last = self.failure
         again = last is not None and last.record == head
         times = last.times + 1 if last and again else 1
         wait_s = min(MAX_BACKOFF_S, self._poll_s * 2 ** min(times, 16))
-        self.failure = Failure(
-            record=head, error=error, times=times, retry_at=self._clock() + wait_s
-        )
+        failure = Failure(record=head, error=error, times=times, retry_at=self._clock() + wait_s)
+        self.failure = failure
         if head is not None:
             self._on_failed_load()
         if not last or not again or str(last.error) != str(error):
             _say(self._channel, head, error)
+        return failure
+
+
+def _earlier_targets(
+    store: ChannelReader, channel: str, head: ChannelRecord | None
+) -> Iterator[ChannelRecord]:
+    """The records before `head`, or before one that cannot be read, newest first and one for each
+    version. Unreadable ones are passed over."""
+    known = {head.target_digest} if head else set()
+    numbers = [n for n in store.record_numbers(channel) if head is None or n < head.number]
+    for number in sorted(numbers, reverse=True)[:MAX_RECORDS_BACK]:
+        try:
+            record = store.record(channel, number)
+        except RecordInvalid as error:
+            log.warning("a record of the past is passed over: %s", error)
+            continue
+        if record.target_digest in known:
+            continue
+        if len(known) > MAX_FALLBACKS:
+            return
+        known.add(record.target_digest)
+        yield record
 
 
 def _say(channel: str, head: ChannelRecord | None, error: Exception) -> None:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as Message
@@ -17,6 +16,7 @@ from dne_serve.answers import MAX_TOP_K, prediction_json, work_of
 from dne_serve.audit import FACTS
 from dne_serve.auth import Scope, actor_of
 from dne_serve.doors import ScopedRoute, scoped
+from dne_serve.moving import Moved
 from dne_serve.openapi import IMAGES_SCHEMA, problems
 from dne_serve.patience import ARRIVED
 from dne_serve.problems import NotReady, TypeNotAccepted, problem
@@ -34,7 +34,6 @@ from dne_serve.schemas import (
 )
 from dne_serve.serving import Serving
 from dne_serve.uploads import FIELD, read_uploads
-from model_store.channel import ChannelRecord
 from model_store.manifest import MAX_VERSION
 
 DEFAULT_TOP_K = 5
@@ -175,64 +174,54 @@ def list_versions(
     )
 
 
-@reading.get("/versions/{version}", response_model=VersionAnswer, responses=problems(400, 404, 503))
-def show_version(serving: Parts, version: Annotated[int, Path(ge=1, le=MAX_VERSION)]) -> Response:
+@reading.get("/versions/{version}", responses=problems(400, 404, 503))
+def show_version(
+    serving: Parts, version: Annotated[int, Path(ge=1, le=MAX_VERSION)]
+) -> VersionAnswer:
     """Everything about one version that a client may want to know."""
-    return _written(versions.describe(serving.open_store(), version))
+    return versions.describe(serving.open_store(), version)
 
 
-@reading.get("/classes", response_model=ClassesAnswer, responses=problems(400, 404, 503))
-def list_classes(serving: Parts, version: AnyVersion = None) -> Response:
+@reading.get("/classes", responses=problems(400, 404, 503))
+def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
     """The classes that a version answers, in the order they were learnt, with their tasks."""
     if version is not None:
-        return _written(versions.classes(serving.open_store().manifest(version)))
+        return versions.classes(serving.open_store().manifest(version))
     if serving.residents.served is None:
         raise NotReady("no version is served yet")
-    return _written(versions.classes(serving.residents.served.manifest))
+    return versions.classes(serving.residents.served.manifest)
 
 
-def _written(answer: BaseModel) -> Response:
-    """Write an answer in the thread that made it; FastAPI would do so on the event loop."""
-    return Response(answer.model_dump_json(), media_type=JSON)
-
-
-def _moved(request: Request, record: ChannelRecord) -> MovedAnswer:
+def _moved(request: Request, moved: Moved) -> MovedAnswer:
     serving: Serving = request.app.state.serving
+    record = moved.record
     request.scope[FACTS].update(to=record.target, record=record.number, reason=record.reason)
-    return serving.follow(record)
+    return serving.follow(moved)
 
 
 @admin.post("/rollback")
 def rollback(request: Request, serving: Parts, move: RollbackMove | None = None) -> MovedAnswer:
-    """Back to an earlier version, until someone moves on. Answers when this server serves it."""
+    """Back to an earlier version, until someone moves on. Answers when this server serves it; one
+    that it cannot load is not recorded."""
     asked = move or RollbackMove()
-    record = serving.open_store().rollback(
-        channel=serving.settings.channel,
-        to=asked.to,
-        actor=actor_of(request),
-        reason=asked.reason,
-    )
-    return _moved(request, record)
+    moved = serving.mover.rollback(to=asked.to, actor=actor_of(request), reason=asked.reason)
+    return _moved(request, moved)
 
 
 @admin.post("/promote")
 def promote(request: Request, serving: Parts, move: PromoteMove) -> MovedAnswer:
-    """On to a version, following from there. Answers when this server serves it."""
-    record = serving.open_store().promote(
-        move.to, channel=serving.settings.channel, actor=actor_of(request), reason=move.reason
-    )
-    return _moved(request, record)
+    """On to a version, following from there. Answers when this server serves it; one that it
+    cannot load is not recorded."""
+    moved = serving.mover.promote(move.to, actor=actor_of(request), reason=move.reason)
+    return _moved(request, moved)
 
 
 @admin.post("/resume")
 def resume(request: Request, serving: Parts, move: Move | None = None) -> MovedAnswer:
-    """Undoes the rollback: the version followed last. Answers when this server serves it."""
-    record = serving.open_store().resume(
-        channel=serving.settings.channel,
-        actor=actor_of(request),
-        reason=move.reason if move else "",
-    )
-    return _moved(request, record)
+    """Undoes the rollback: the version followed last. Answers when this server serves it; one that
+    it cannot load is not recorded."""
+    reason = move.reason if move else ""
+    return _moved(request, serving.mover.resume(actor=actor_of(request), reason=reason))
 
 
 @health.get("/healthz")
@@ -253,6 +242,8 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
         channel=serving.settings.channel,
         mode=record.mode if record else None,
         record=record.number if record else None,
+        head=serving.reloader.head.target if serving.reloader.head else None,
+        fallback=serving.reloader.fallback,
         backend=serving.engine.backend,
         device=serving.engine.device,
         canary=serving.companions.ready("canary"),

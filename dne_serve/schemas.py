@@ -167,13 +167,17 @@ class HealthAnswer(BaseModel):
 
 
 class ReadyAnswer(BaseModel):
-    """`error` says why the channel's head is not what is served. `canary` and `shadow` are the
-    versions that stand beside it; null where there is none, or it is not loaded yet."""
+    """`error` says why the channel's head is not what is served. `head` is the version that the
+    channel named when it was last read. `fallback`: it could not be loaded when the server started,
+    and the newest one before it that could be is served. `canary` and `shadow` are the versions
+    that stand beside the served one; null where there is none, or it is not loaded yet."""
 
     version: int
     channel: str
     mode: Mode | None
     record: int | None
+    head: int | None
+    fallback: bool
     backend: str
     device: str
     canary: int | None

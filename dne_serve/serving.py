@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-import functools
-from concurrent.futures import ThreadPoolExecutor
-
 from dne_serve.answers import AnswerBuilder
 from dne_serve.audit import Audit
 from dne_serve.auth import Door
 from dne_serve.companions import Companions
 from dne_serve.decoding import Decoder
 from dne_serve.engine import Engine, joined
+from dne_serve.footprint import pass_bytes
 from dne_serve.guard import Guard
 from dne_serve.memory import MemoryCheck
 from dne_serve.metrics import Metrics
+from dne_serve.moving import Moved, Mover, RecordMover
 from dne_serve.predictor import Predictor
 from dne_serve.problems import NotServed, tell
 from dne_serve.reloader import Reloader
 from dne_serve.residents import ImageBatcher, Limits, Residents
 from dne_serve.rules import parse_rules
+from dne_serve.same_store import SameStore
 from dne_serve.schemas import MovedAnswer
 from dne_serve.settings import Settings, listed
 from dne_serve.statistics import Statistics
+from dne_serve.store_threads import StoreThreads
 from dne_serve.tokens import TokenSource
 from model_store.channel import ChannelRecord
 from model_store.command import current_actor
 from model_store.manifest import Manifest
-from model_store.store import Store
+from model_store.spec import NetworkSpec
+
+STORE_READS = 4
+"""Requests that read the store at a time."""
+STORE_MOVES = 2
+"""Requests that move the channel, or load and unload, at a time."""
+MAX_WAITING = 64
+"""Requests of either kind that wait; more are answered with 503."""
 
 
 class Serving:
@@ -37,8 +45,7 @@ class Serving:
         self.statistics = Statistics()
         self.door = Door(TokenSource(settings), rate=settings.rate_limit)
         self.audit = Audit(settings.audit_log)
-        # Failures are not cached: a store that is absent is looked for again.
-        self.open_store = functools.cache(functools.partial(Store.open, settings.store))
+        self.open_store = SameStore(settings.store)
         self._decoder = Decoder(
             threads=settings.decode_threads,
             seconds=settings.decode_seconds,
@@ -46,8 +53,9 @@ class Serving:
             max_queue=settings.max_queue,
             max_images=settings.max_images,
         )
-        self._loaders = ThreadPoolExecutor(1, "load")
         self.answers = AnswerBuilder()
+        self.readers = StoreThreads("store", threads=STORE_READS, waiting=MAX_WAITING)
+        self.movers = StoreThreads("move", threads=STORE_MOVES, waiting=MAX_WAITING)
         self.batcher = ImageBatcher(
             engine.run,
             max_batch=settings.max_batch,
@@ -58,7 +66,7 @@ class Serving:
             join=joined,
         )
         self.trust = settings.read_trust()
-        self._memory = MemoryCheck(lambda: self.residents.manifests)
+        self._memory = MemoryCheck(lambda: self.residents.manifests, pass_bytes=self._pass_bytes)
         self.residents = Residents(
             engine,
             batcher=self.batcher,
@@ -69,8 +77,9 @@ class Serving:
             ),
             admit=self._admit,
         )
+        self.mover = Mover(self.open_store, residents=self.residents, channel=settings.channel)
         self._guard = Guard(
-            self.open_store,
+            lambda: RecordMover(self.mover),
             rules=parse_rules(listed(settings.guard)),
             channel=settings.channel,
             actor=f"guard:{current_actor()}",
@@ -96,7 +105,6 @@ class Serving:
             companions=self.companions,
             batcher=self.batcher,
             decoder=self._decoder,
-            loaders=self._loaders,
             guard=self._guard,
             statistics=self.statistics,
             max_queue=settings.max_queue,
@@ -109,6 +117,7 @@ class Serving:
             residents=lambda: self.residents.count,
             model_bytes=lambda: self.residents.bytes,
             following=lambda: self.residents.served is not None and self.error is None,
+            fallback=lambda: self.reloader.fallback,
         )
 
     def start(self) -> None:
@@ -119,7 +128,9 @@ class Serving:
         """The reloader first: a load under way still needs the engine to finish."""
         self._guard.stop()
         self.reloader.stop()
-        self._loaders.shutdown()
+        self.readers.stop(wait=False)
+        self.movers.stop(wait=True)
+        self.predictor.stop()
         self._decoder.stop()
         self.batcher.stop()
         self.answers.stop()
@@ -132,6 +143,17 @@ class Serving:
         failure = self.reloader.failure
         return tell(failure.error) if failure else None
 
+    def _pass_bytes(self, spec: NetworkSpec) -> int:
+        """What passes over the largest batches take of the machine's own memory."""
+        if self.engine.device != "cpu":
+            return 0
+        return pass_bytes(
+            spec,
+            batch=self.settings.max_batch,
+            backend=self.engine.backend,
+            workers=self.engine.workers,
+        )
+
     def _admit(self, manifest: Manifest) -> None:
         """Asked before any byte of a version is read."""
         if self.trust is not None:
@@ -140,7 +162,8 @@ class Serving:
 
     def _swapped(self, version: int) -> None:
         self.metrics.swapped(version)
-        if self.reloader.record is not None:
+        # What stands in for the head was not promoted just now, and its faults are not the head's.
+        if self.reloader.record is not None and not self.reloader.fallback:
             self._guard.serving(self.reloader.record)
 
     def _returned(self, record: ChannelRecord, rule: str) -> None:
@@ -162,15 +185,16 @@ class Serving:
         self.reloader.withdraw()
         self.metrics.served_version.set(0)
 
-    def follow(self, moved: ChannelRecord) -> MovedAnswer:
-        """Serves what the channel names now that `moved` was appended to it."""
+    def follow(self, moved: Moved) -> MovedAnswer:
+        """Serves what the channel names now that a record was appended to it."""
+        record = moved.record
         try:
-            self.reloader.follow()
+            self.reloader.follow(loaded=moved.resident)
         except Exception as error:
             raise NotServed(
-                f"{moved.channel} names version {moved.target} now, "
-                f"and this server cannot load it: {tell(error)}"
+                f"{record.channel} names version {record.target} now, "
+                f"and this server cannot follow it: {tell(error)}"
             ) from error
         served = self.residents.served
-        version = served.version if served else moved.target
-        return MovedAnswer(version=version, channel=moved.channel, record=moved)
+        version = served.version if served else record.target
+        return MovedAnswer(version=version, channel=record.channel, record=record)

@@ -140,7 +140,9 @@ class Settings(BaseSettings):
     )
     decode_seconds: Seconds = Field(5.0, description="time to decode an image")
     max_wait_seconds: Seconds = Field(
-        10.0, description="time that a request may wait for the engine; then 503"
+        10.0,
+        description="time that a request may wait for the engine, or for a version to be loaded; "
+        "then 503",
     )
     admin_token: SecretStr | None = Field(
         None,

@@ -72,9 +72,8 @@ class StoreUnsupported(StoreError):
 
 
 class VersionNotFound(StoreError):
-    def __init__(self, version: int, *, newest: int | None) -> None:
-        there_is = f"the newest is {newest}" if newest is not None else "the store is empty"
-        super().__init__(f"there is no version {version}; {there_is}")
+    def __init__(self, version: int, *, hint: str = "") -> None:
+        super().__init__(f"there is no version {version}{hint and f'; {hint}'}")
         self.version = version
 
 

@@ -27,7 +27,7 @@ from model_store.errors import (
     WrongUsage,
 )
 from model_store.layout import record_name
-from model_store.manifest import MAX_VERSION, first_reason
+from model_store.manifest import MAX_VERSION, Manifest, first_reason
 from model_store.objects import MAX_CONFLICTS
 from model_store.record import timestamp
 from model_store.tombstone import deleted_versions
@@ -35,17 +35,45 @@ from model_store.tombstone import deleted_versions
 if TYPE_CHECKING:
     from model_store.store import Store
 
+Check = Callable[[Manifest], object]
+"""Called with the version that a record will name, before it is written. Raises to prevent it."""
+
+
+def unchecked(manifest: Manifest) -> None:
+    """Let any version be named."""
+
 
 def promote(
-    store: Store, version: int, *, channel: str, actor: str, reason: str, after: int | None
+    store: Store,
+    version: int,
+    *,
+    channel: str,
+    actor: str,
+    reason: str,
+    after: int | None = None,
+    check: Check = unchecked,
 ) -> ChannelRecord:
     return _move(
-        store, channel, lambda: version, mode="follow", actor=actor, reason=reason, after=after
+        store,
+        channel,
+        lambda: version,
+        mode="follow",
+        actor=actor,
+        reason=reason,
+        after=after,
+        check=check,
     )
 
 
 def rollback(
-    store: Store, *, channel: str, to: int | None, actor: str, reason: str, after: int | None
+    store: Store,
+    *,
+    channel: str,
+    to: int | None,
+    actor: str,
+    reason: str,
+    after: int | None = None,
+    check: Check = unchecked,
 ) -> ChannelRecord:
     _check_names_something(store, channel)
     return _move(
@@ -57,10 +85,13 @@ def rollback(
         actor=actor,
         reason=reason,
         after=after,
+        check=check,
     )
 
 
-def resume(store: Store, *, channel: str, actor: str, reason: str) -> ChannelRecord:
+def resume(
+    store: Store, *, channel: str, actor: str, reason: str, check: Check = unchecked
+) -> ChannelRecord:
     _check_names_something(store, channel)
     return _move(
         store,
@@ -69,6 +100,7 @@ def resume(store: Store, *, channel: str, actor: str, reason: str) -> ChannelRec
         mode="follow",
         actor=actor,
         reason=reason,
+        check=check,
     )
 
 
@@ -104,6 +136,7 @@ def _move(
     mode: Mode,
     actor: str,
     reason: str,
+    check: Check,
     after: int | None = None,
 ) -> ChannelRecord:
     for _ in range(MAX_CONFLICTS):
@@ -115,8 +148,10 @@ def _move(
             raise ChannelMoved(
                 f"channel {channel} was moved by someone else, so version {target()} was not {done}"
             )
+        named = store.manifest(target())
+        check(named)
         record = _append(
-            store, channel, newest + 1, target=target(), mode=mode, actor=actor, reason=reason
+            store, channel, newest + 1, named=named, mode=mode, actor=actor, reason=reason
         )
         if record is not None:
             return record
@@ -124,15 +159,15 @@ def _move(
 
 
 def _append(
-    store: Store, channel: str, number: int, *, target: int, mode: Mode, actor: str, reason: str
+    store: Store, channel: str, number: int, *, named: Manifest, mode: Mode, actor: str, reason: str
 ) -> ChannelRecord | None:
     """The record, or None when that number is taken."""
     try:
         record = ChannelRecord(
             channel=channel,
             number=number,
-            target=target,
-            target_digest=store.manifest(target).digest,
+            target=named.version,
+            target_digest=named.digest,
             mode=mode,
             actor=actor,
             reason=reason,
@@ -143,7 +178,7 @@ def _append(
         raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
     if not store.objects.create(record_name(channel, number), encode_record(record)):
         return None
-    if store.is_deleted(target):
+    if store.is_deleted(named.version):
         _retreat(store, record)
     return record
 

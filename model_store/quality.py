@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=0, lt=1 << 48)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Text = Annotated[str, Field(max_length=2000)]
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+"""A fit ends between 0.03 and 30: beyond these, a manifest was not written by a trainer."""
 Reduced = Literal["bf16", "int8"]
 """Precisions below single precision."""
 Side = Literal["old", "new"]
@@ -38,7 +40,7 @@ class Calibration(Record):
     """Logits are divided by `temperature` before the softmax. The errors are those of images that
     the temperature they are taken with was not fitted on."""
 
-    temperature: Annotated[float, Field(gt=0)] = 1.0
+    temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)] = 1.0
     before: CalibrationError = CalibrationError()
     after: CalibrationError = CalibrationError()
     images: Count = 0

@@ -21,6 +21,7 @@ Token = Literal["class-attention", "in-sequence"]
 
 MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
 MAX_DEPTH = 1024
+MAX_PATCHES = 1 << 16  # of an image: a pass takes time by their square, whatever the weights
 MAX_TASKS = 1000
 MAX_PARAMETERS = 1 << 31  # of one network
 
@@ -86,6 +87,11 @@ class NetworkSpec:
             raise SpecInvalid(
                 f"an image of {self.image_size} pixels "
                 f"cannot be cut into patches of {self.patch_size}"
+            )
+        if self.patches > MAX_PATCHES:
+            raise SpecInvalid(
+                f"an image of {self.patches} patches is too large: at most {MAX_PATCHES}; patches "
+                f"of {self.patch_size} pixels are too small for images of {self.image_size}"
             )
         if not 0 < self.layer_norm_eps < 1:
             raise SpecInvalid(f"layer_norm_eps {self.layer_norm_eps} is not between 0 and 1")

@@ -144,6 +144,18 @@ class Store:
         return max(self.versions(), default=None)
 
     def manifest(self, version: int) -> Manifest:
+        """Read a version's manifest. An error names the newest version, which takes a listing."""
+        try:
+            return self.read_manifest(version)
+        except VersionDeleted:
+            raise
+        except VersionNotFound as error:
+            newest = self.newest()
+            hint = f"the newest is {newest}" if newest is not None else "the store is empty"
+            raise VersionNotFound(version, hint=hint) from error
+
+    def read_manifest(self, version: int) -> Manifest:
+        """Like `manifest`, for those who may not know what else is in the store."""
         name = version_name(version)
         try:
             if not 1 <= version <= MAX_VERSION:
@@ -152,7 +164,7 @@ class Store:
         except ObjectMissing as error:
             if self.is_deleted(version):
                 raise VersionDeleted(version) from error
-            raise VersionNotFound(version, newest=self.newest()) from error
+            raise VersionNotFound(version) from error
 
     def parent_of(self, manifest: Manifest) -> Manifest | None:
         """The nearest ancestor that was not deleted; None where there is none."""
@@ -258,7 +270,7 @@ class Store:
 
     def resolve(self, record: ChannelRecord) -> Manifest:
         """The manifest that `record` was written for, and no other of the same number."""
-        manifest = self.manifest(record.target)
+        manifest = self.read_manifest(record.target)
         if manifest.digest != record.target_digest:
             raise RecordInvalid(
                 record_name(record.channel, record.number),

@@ -98,9 +98,9 @@ BREAKS = (
     Break(
         "7 a failed load keeps the old version",
         "dne_serve/reloader.py",
-        "            self._remember(head, error)\n            raise\n",
-        "            self._remember(head, error)\n            self._residents._served = None\n"
-        "            raise\n",
+        "                self._fall_back(store, failure)\n            raise\n",
+        "                self._fall_back(store, failure)\n"
+        "            self._residents._served = None\n            raise\n",
         "tests/dne_serve/test_reloader.py::"
         "test_a_flipped_bit_keeps_the_old_version_serving_and_says_so",
     ),

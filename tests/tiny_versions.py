@@ -12,6 +12,7 @@ import torch
 from model_store.codec import encode_classifier, encode_expert, load_network
 from model_store.manifest import (
     Accuracy,
+    Calibration,
     Draft,
     Manifest,
     Metrics,
@@ -29,6 +30,7 @@ from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store import Store
 
 IMAGE_SIZE = 8
+TINY = NetworkSpec(image_size=IMAGE_SIZE, patch_size=4, depth=1)
 Tasks = Sequence[tuple[str, Sequence[str]]]
 
 
@@ -45,13 +47,16 @@ def publish_tiny(
     spread: float = 1.0,
     agreement: Mapping[Reduced, float] | None = None,
     gate: Gate | None = None,
+    temperature: float = 1.0,
+    spec: NetworkSpec = TINY,
 ) -> Manifest:
     """A version with random weights that knows the parent's tasks and `tasks`. Not promoted.
     `heads` of each new expert; `spread` of the classifier's weights; `agreement` of reduced
-    precisions, as if it had been measured; `gate`, as if it had judged."""
+    precisions, as if it had been measured; `gate`, as if it had judged; `spec` of a version without
+    a parent."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = _grown(store, tasks, parent, heads=heads, spread=spread)
+        network = _grown(store, tasks, parent, spec=spec, heads=heads, spread=spread)
     old = parent.tasks if parent else ()
     experts = {index: encode_expert(network, index) for index in range(len(network.spec.tasks))}
     classifier = encode_classifier(network)
@@ -69,10 +74,11 @@ def publish_tiny(
         parent_digest=parent.digest if parent else None,
         transaction=uuid.uuid4().hex,
         network=geometry_of(network.spec),
-        preprocessing=Preprocessing(image_size=IMAGE_SIZE),
+        preprocessing=Preprocessing(image_size=network.spec.image_size),
         tasks=records,
         classifier=shard_ref("classifier", classifier),
         unknown=unknown,
+        calibration=Calibration(temperature=temperature),
         metrics=Metrics(
             accuracy=Accuracy(all=accuracy, new=accuracy),
             agreement=dict(agreement or {}),
@@ -102,12 +108,15 @@ def flip_last_bit(store: Store, ref: ShardRef) -> None:
 
 
 def _grown(
-    store: Store, tasks: Tasks, parent: Manifest | None, *, heads: int, spread: float
+    store: Store,
+    tasks: Tasks,
+    parent: Manifest | None,
+    *,
+    spec: NetworkSpec,
+    heads: int,
+    spread: float,
 ) -> Network:
-    if parent is None:
-        network = Network(NetworkSpec(image_size=IMAGE_SIZE, patch_size=4, depth=1))
-    else:
-        network = load_network(store.read_shard, parent)
+    network = Network(spec) if parent is None else load_network(store.read_shard, parent)
     for name, classes in tasks:
         network.expand(TaskSpec(name=name, classes=tuple(classes), expert=ExpertSpec(heads=heads)))
     # Heads start near zero, and then every answer looks the same: spread them out.

@@ -28,6 +28,7 @@ from dne_serve.statistics import Duration
 from model_store import __version__
 from model_store.errors import DneError
 from model_store.manifest import Manifest
+from model_store.store import Store
 
 MAX_INDEXED = 100
 """Versions in the index: whether each can be asked for takes a look at its manifest."""
@@ -133,14 +134,15 @@ def config(serving: Serving, manifest: Manifest) -> ConfigAnswer:
 
 def index(serving: Serving, *, only_ready: bool) -> list[IndexRow]:
     """The newest versions in the store; one that cannot be read does not hide the others."""
-    rows = [row(serving, number) for number in serving.open_store().versions()[-MAX_INDEXED:]]
+    store = serving.open_store()
+    rows = [_row(serving, store, number) for number in store.versions()[-MAX_INDEXED:]]
     return [one for one in rows if one.state == "READY" or not only_ready]
 
 
-def row(serving: Serving, version: int) -> IndexRow:
+def _row(serving: Serving, store: Store, version: int) -> IndexRow:
     reason = ""
     try:
-        check_ready(serving, version)
+        _check_askable(serving, store, version)
     except DneError as error:
         reason = tell(error)
     return IndexRow(
@@ -152,17 +154,30 @@ def row(serving: Serving, version: int) -> IndexRow:
 
 
 def check_ready(serving: Serving, version: int | None) -> None:
-    """Raises what would keep a request from being answered, as far as is known without loading.
-
-    A version in the store need not be in memory to be ready: the request that names it loads it.
-    """
+    """Raises what keeps a request from being answered at once. Looks at nothing but memory:
+    anybody may ask, as often as they like, and learns nothing of what else is in the store."""
     if serving.reloader.withdrawn or (version is None and serving.residents.served is None):
         raise why_not_ready(serving)
-    if version is None:
+    if version is None or any(one.version == version for one in serving.residents.manifests):
         return
-    manifest = manifest_of(serving, version)
+    _check_not_failed(serving, version)
+    raise NotReady(
+        f"version {version} is not in memory; a request that names it loads it, if there is one"
+    )
+
+
+def _check_askable(serving: Serving, store: Store, version: int) -> None:
+    """Raises what would keep a request that names this version from being answered, as far as is
+    known without loading it. Reads the store."""
+    if serving.reloader.withdrawn:
+        raise why_not_ready(serving)
+    manifest = store.manifest(version)
     if serving.trust is not None:
         serving.trust.check(manifest)
+    _check_not_failed(serving, version)
+
+
+def _check_not_failed(serving: Serving, version: int) -> None:
     failure = serving.reloader.failure
     if failure is not None and failure.record is not None and failure.record.target == version:
         raise NotReady(tell(failure.error))

@@ -46,8 +46,8 @@ async def model_ready(serving: Parts) -> ModelReadyAnswer:
     dependencies=[ThisModel],
     responses=refusals(400, 404, 503),
 )
-def version_ready(serving: Parts, version: Version) -> ModelReadyAnswer:
-    """A request that names this version would be answered."""
+async def version_ready(serving: Parts, version: Version) -> ModelReadyAnswer:
+    """This version is in memory. A request loads the one that it names where it is not."""
     describe.check_ready(serving, version)
     return ModelReadyAnswer(name=serving.settings.model_name, ready=True)
 

@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 from fastapi import Request
-from starlette.concurrency import run_in_threadpool
 
 from dne_serve.auth import actor_of
 from dne_serve.problems import Malformed
@@ -33,7 +32,7 @@ admin = scopes.admin()
 async def repository_index(request: Request, serving: Parts) -> list[IndexRow]:
     """Every version in the store, and whether it can be asked for."""
     asked = await _read(request, IndexRequest)
-    return await run_in_threadpool(describe.index, serving, only_ready=asked.ready)
+    return await serving.readers.run(lambda: describe.index(serving, only_ready=asked.ready))
 
 
 @admin.post(
@@ -45,11 +44,11 @@ async def repository_index(request: Request, serving: Parts) -> list[IndexRow]:
 async def load(request: Request, serving: Parts) -> StateAnswer:
     """Serves what the channel names now, and brings the versions of `config` into memory."""
     versions = _versions(await _read(request, LoadRequest), most=serving.settings.max_resident)
-    await run_in_threadpool(serving.load)
+    await serving.movers.run(serving.load)
     if serving.residents.served is None:
         raise describe.why_not_ready(serving)
     for version in versions:
-        await serving.predictor.resolve(version)
+        await serving.predictor.load(version)
     log.info("loaded for %s: the channel's head and %s", actor_of(request), versions or "no more")
     return StateAnswer(name=serving.settings.model_name, state="READY", reason="")
 
@@ -64,7 +63,7 @@ async def unload(request: Request, serving: Parts) -> StateAnswer:
     """Serves nothing, until the model is loaded or the channel is moved through this server."""
     asked = await _read(request, LoadRequest)
     _refuse_other(asked.parameters, than="unload_dependents")
-    await run_in_threadpool(serving.withdraw)
+    await serving.movers.run(serving.withdraw)
     log.warning("unloaded for %s", actor_of(request))
     return StateAnswer(
         name=serving.settings.model_name, state="UNAVAILABLE", reason=serving.error or ""

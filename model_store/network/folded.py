@@ -249,14 +249,11 @@ def _attend_first(x_SBPC: Tensor, attention: Attention, *, eps: float) -> Tensor
 
 def _weigh(asking: Asking, ask_SDD: Tensor, scale_SK: Tensor) -> None:
     """How much each head reads of each source head, times its scale, into `weights_NKH`."""
-    rows, heads, width = asking.own_NKD.shape
+    heads = asking.own_NKD.shape[1]
     lone = heads == len(ask_SDD)
-    if lone:
-        torch.bmm(asking.own_NKD.transpose(0, 1), ask_SDD, out=asking.asked_NKD.transpose(0, 1))
-    else:
-        by_expert = (rows, len(ask_SDD), -1, width)
-        asked = torch.matmul(asking.own_NKD.reshape(by_expert), ask_SDD)
-        asking.asked_NKD.view(by_expert).copy_(asked)
+    # Once a head: a product that is broadcast over the rows copies the matrices for every row.
+    ask_KDD = ask_SDD if lone else ask_SDD.repeat_interleave(heads // len(ask_SDD), dim=0)
+    torch.bmm(asking.own_NKD.transpose(0, 1), ask_KDD, out=asking.asked_NKD.transpose(0, 1))
     torch.bmm(asking.asked_NKD, asking.sources_NDH, out=asking.scores_NKH)
     asking.scores_NKH.add_(asking.mask_KH)
     torch.softmax(asking.scores_NKH, dim=-1, out=asking.weights_NKH)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from dne_serve.residents import bytes_of
 from model_store.manifest import Manifest
 from model_store.store import Store
 from tests.live_server import TOKEN, Live, assert_problem, live_server, png
@@ -125,9 +126,61 @@ def test_nothing_to_go_back_to_is_409(live: Live) -> None:
     assert_problem(live.admin("/rollback"), 409)
 
 
-def test_a_move_to_a_version_that_cannot_be_loaded_says_so(live: Live, store: Store) -> None:
+@pytest.mark.parametrize("route", ["/promote", "/rollback"])
+def test_a_channel_does_not_move_to_a_version_that_cannot_be_loaded(
+    live: Live, store: Store, route: str
+) -> None:
     broken = publish_tiny(store, tasks=[("odd", ["x"])], seed=9)
     flip_last_bit(store, broken.classifier)
-    answer = live.admin("/promote", to=broken.version)
-    assert_problem(answer, 503, says=f"names version {broken.version} now")
+    before = store.history("production")
+    answer = live.admin(route, to=broken.version)
+    assert_problem(answer, 503, says="channel production was not moved")
+    assert broken.classifier.sha256 in answer.json()["detail"]
+    assert store.history("production") == before
     assert live.predict(png()).json()["version"] == 2
+    assert live.http.get("/readyz").json()["error"] is None
+
+
+def test_a_rollback_is_not_resumed_to_a_version_that_cannot_be_loaded(
+    store: Store, digits: Manifest
+) -> None:
+    store.rollback(channel="production", to=1, actor="tests", reason="")
+    flip_last_bit(store, digits.classifier)
+    before = store.history("production")
+    with live_server(Path(store.location)) as live:
+        live.wait_until_serving(1)
+        assert_problem(live.admin("/resume"), 503, says="production was not moved")
+        assert store.history("production") == before
+
+
+def test_a_version_that_would_not_fit_into_memory_is_not_promoted(
+    live: Live, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = publish_tiny(store, tasks=[("odd", ["x"])], seed=9)
+    monkeypatch.setattr(live.serving._memory, "_available", lambda: 1000)
+    assert_problem(live.admin("/promote", to=large.version), 503, says="not moved: version 3 needs")
+    assert [record.target for record in store.history("production")] == [1, 2]
+
+
+def test_a_head_that_cannot_be_loaded_is_rolled_back(store: Store, digits: Manifest) -> None:
+    third = publish_tiny(store, tasks=[("odd", ["x"])], parent=digits, seed=9)
+    flip_last_bit(store, third.tasks[-1].expert)
+    store.promote(3, channel="production", actor="tests", reason="")
+    with live_server(Path(store.location)) as live:
+        live.wait_until_serving(2)  # the one before stands in
+        answer = live.admin("/rollback")
+        assert (answer.status_code, answer.json()["version"]) == (200, 2)
+        ready = live.http.get("/readyz").json()
+        assert (ready["error"], ready["fallback"], ready["mode"]) == (None, False, "pin")
+
+
+def test_a_version_that_the_residents_let_go_of_at_once_is_loaded_once_and_served(
+    store: Store, digits: Manifest
+) -> None:
+    """With a limit below two versions, the one that is loaded first leaves before it is served."""
+    other = publish_tiny(store, tasks=[("odd", ["x"])], seed=9)
+    with live_server(Path(store.location), max_model_bytes=bytes_of([digits])) as live:
+        live.wait_until_serving(2)
+        assert live.admin("/promote", to=other.version).json()["version"] == 3
+        assert live.predict(png()).json()["version"] == 3
+        assert live.metric("dne_resident_versions") == 1

@@ -8,6 +8,7 @@ import pytest
 from dne_serve import memory
 from dne_serve.memory import COPIES, MemoryCheck, NotEnoughMemory, give_back
 from model_store.manifest import Manifest
+from model_store.spec import NetworkSpec
 from model_store.store import Store
 from tests.live_server import Live, assert_problem, png, wait_for
 from tests.tiny_versions import promote, publish_tiny
@@ -33,6 +34,22 @@ def test_what_is_in_memory_need_not_fit_again(letters: Manifest, digits: Manifes
     MemoryCheck(lambda: [digits], available=lambda: 0).check(digits)
     with pytest.raises(NotEnoughMemory):
         MemoryCheck(lambda: [letters], available=lambda: new - 1).check(digits)
+
+
+def test_a_pass_counts_where_it_takes_more_than_those_of_versions_in_memory(
+    letters: Manifest, digits: Manifest
+) -> None:
+    def pass_bytes(spec: NetworkSpec) -> int:
+        return 1000 * len(spec.tasks)
+
+    alone = MemoryCheck(list, pass_bytes=pass_bytes, available=lambda: COPIES * size(digits) + 1999)
+    with pytest.raises(NotEnoughMemory, match="more for a batch of images"):
+        alone.check(digits)
+    new = COPIES * (size(letters, digits) - size(letters))
+    beside = MemoryCheck(lambda: [letters], pass_bytes=pass_bytes, available=lambda: new + 1000)
+    beside.check(digits)
+    back = MemoryCheck(lambda: [digits], pass_bytes=pass_bytes, available=lambda: new)
+    back.check(letters)  # an older version never takes more than the one that is there
 
 
 def test_a_load_that_would_not_fit_leaves_the_served_version_alone(

@@ -4,17 +4,23 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
+from dne_serve.engine import Resident
+from dne_serve.predictor import probabilities_of
 from model_store.codec import load_network
-from model_store.manifest import Manifest
+from model_store.manifest import Calibration, Manifest
 from model_store.preprocess import normalise, read_pixels
+from model_store.quality import MAX_TEMPERATURE, MIN_TEMPERATURE
 from model_store.store import Store
 from tests.live_server import Live, assert_problem, live_server, png, wait_for
-from tests.tiny_versions import publish_tiny
+from tests.tiny_versions import promote, publish_tiny
 
 HOSTILE = Path(__file__).resolve().parents[3] / "shared/data/hostile-images"
 
@@ -210,3 +216,29 @@ def test_hostile_images_never_fail_the_server(steady: Live) -> None:
         expected = (200,) if path.parent.name.startswith("ok-") else (413, 422)
         assert answer.status_code in expected, (path, answer.text)
     assert steady.predict(png()).status_code == 200
+
+
+@pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE])
+def test_scores_are_finite_at_the_ends_of_the_temperatures(
+    store: Store, temperature: float
+) -> None:
+    promote(store, publish_tiny(store, spread=1e3, temperature=temperature))
+    with live_server(Path(store.location)) as live:
+        live.wait_until_ready()
+        [prediction] = live.predict(png()).json()["predictions"]
+        assert sum(one["score"] for one in prediction["top"]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e300])
+def test_no_temperature_makes_a_score_that_is_not_finite(
+    letters: Manifest, temperature: float
+) -> None:
+    """A manifest with such a temperature cannot be read; the arithmetic does not rely on it."""
+    with pytest.raises(ValidationError):
+        Calibration(temperature=temperature)
+    odd = Calibration.model_construct(temperature=temperature)
+    resident = SimpleNamespace(manifest=letters.model_copy(update={"calibration": odd}))
+    logits = np.array([3e38, -3e38, 0.0, 3e38], dtype=np.float32)
+    scores = probabilities_of(cast(Resident, resident), logits)
+    assert np.isfinite(scores).all()
+    assert scores.sum() == pytest.approx(1)

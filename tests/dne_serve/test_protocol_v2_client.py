@@ -56,9 +56,16 @@ def test_health_is_answered(client: triton.InferenceServerClient) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert client.is_model_ready("dne")
-    assert client.is_model_ready("dne", "1")
+    assert client.is_model_ready("dne", "2")
     assert not client.is_model_ready("dne", "7")
     assert not client.is_model_ready("resnet")
+
+
+def test_a_version_is_ready_once_it_is_in_memory(live: Live) -> None:
+    with connected(live) as client:
+        assert not client.is_model_ready("dne", "1")
+        client.infer("dne", [image_input(png())], model_version="1")
+        assert client.is_model_ready("dne", "1")
 
 
 def test_without_a_version_the_server_lives_and_is_not_ready(tmp_path: Path) -> None:

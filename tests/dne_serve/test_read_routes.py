@@ -198,6 +198,8 @@ def test_ready_says_what_serves(live: Live) -> None:
         "channel": "production",
         "mode": "follow",
         "record": 2,
+        "head": 2,
+        "fallback": False,
         "backend": "torch",
         "device": "cpu",
         "canary": None,

@@ -3,14 +3,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dne_serve.engine import Answers, Fetched, Floats, Model, Query, ReadShard, Resident, Steps
-from dne_serve.reloader import NICENESS, Reloader
+from dne_serve.reloader import MAX_FALLBACKS, NICENESS, Reloader
 from dne_serve.residents import ImageBatcher, Limits, NoRoom, Residents, bytes_of
 from model_store.errors import ShardCorrupt, StoreNotFound
 from model_store.manifest import Manifest, ShardRef
@@ -186,13 +186,83 @@ def test_a_failed_load_keeps_the_old_version_and_is_tried_again_with_backoff(
 def test_a_new_head_is_tried_at_once_after_a_failure(
     store: Store, digits: Manifest, reloader: Reloader, residents: Residents, engine: FakeEngine
 ) -> None:
-    engine.broken.add(2)
+    engine.broken |= {1, 2}
     reloader.poll()
     assert served(residents) is None
+    engine.broken.remove(1)
     store.rollback(channel="production", to=1, actor="tests", reason="")
     reloader.poll()
     assert served(residents) == 1
-    assert reloader.failure is None
+    assert (reloader.failure, reloader.fallback) == (None, False)
+
+
+def test_at_the_start_an_earlier_version_stands_in_for_a_head_that_cannot_be_loaded(
+    store: Store,
+    digits: Manifest,
+    reloader: Reloader,
+    residents: Residents,
+    engine: FakeEngine,
+    clock: Clock,
+) -> None:
+    for seed in (3, 4):
+        promote(store, publish_tiny(store, tasks=[("t", [f"c{seed}"])], seed=seed))
+    promote(store, digits)  # 1, 2, 3, 4, 2
+    engine.broken |= {2, 4}
+    reloader.poll()
+    assert served(residents) == 3
+    assert reloader.fallback
+    assert reloader.failure is not None
+    assert reloader.failure.record == reloader.head == store.head("production")
+    assert reloader.record == store.record("production", 3)
+    reloader.poll()
+    assert engine.loaded == [3]  # it is served, and the head is not tried before its time
+    engine.broken.clear()
+    clock.now = reloader.failure.retry_at
+    reloader.poll()
+    assert served(residents) == 2
+    assert (reloader.failure, reloader.fallback) == (None, False)
+
+
+def test_a_version_that_was_served_is_not_replaced_by_an_earlier_one(
+    store: Store, digits: Manifest, reloader: Reloader, residents: Residents, engine: FakeEngine
+) -> None:
+    reloader.poll()
+    engine.broken.add(3)
+    promote(store, publish_tiny(store, tasks=[("t", ["c"])], seed=3))
+    reloader.poll()
+    assert (served(residents), reloader.fallback) == (2, False)
+
+
+def test_an_unreadable_head_record_is_passed_over_at_the_start(
+    store: Store, digits: Manifest, reloader: Reloader, residents: Residents, clock: Clock
+) -> None:
+    junk = Path(store.location, "channels", "production", "99999999.json")
+    junk.write_bytes(b"junk")
+    reloader.poll()
+    assert (served(residents), reloader.fallback) == (2, True)
+    assert "99999999.json cannot be trusted" in str(reloader.failure and reloader.failure.error)
+    junk.unlink()
+    reloader.poll()
+    assert (served(residents), reloader.fallback, reloader.failure) == (2, False, None)
+
+
+def test_the_way_back_is_bounded(
+    store: Store, reloader: Reloader, residents: Residents, engine: FakeEngine, clock: Clock
+) -> None:
+    tried: list[int] = []
+    fetch = engine.fetch
+    engine.fetch = lambda manifest, *, read: (  # type: ignore[method-assign]
+        tried.append(manifest.version) or fetch(manifest, read=read)  # type: ignore[func-returns-value]
+    )
+    for seed in range(MAX_FALLBACKS + 3):
+        promote(store, publish_tiny(store, tasks=[("t", [f"c{seed}"])], seed=seed))
+    engine.broken |= set(range(2, 100))
+    reloader.poll()
+    newest = MAX_FALLBACKS + 3
+    assert tried == [newest - i for i in range(MAX_FALLBACKS + 1)]
+    assert served(residents) is None
+    reloader.poll()
+    assert len(tried) == MAX_FALLBACKS + 1  # with backoff, as the head itself
 
 
 def test_follow_raises_what_is_in_the_way(
@@ -368,6 +438,40 @@ def test_a_flipped_bit_keeps_the_old_version_serving_and_says_so(
     store.rollback(channel="production", to=1, actor="tests", reason="")
     live.wait_until_serving(1)
     assert live.http.get("/readyz").json()["error"] is None
+
+
+def test_a_server_that_starts_with_a_broken_head_serves_the_version_before_and_says_so(
+    store: Store, digits: Manifest, caplog: pytest.LogCaptureFixture
+) -> None:
+    third = publish_tiny(store, tasks=[("greek", ["alpha"])], parent=digits, seed=5)
+    mend = break_expert(store, third)
+    promote(store, third)
+    with live_server(Path(store.location), guard="errors>1%") as live:
+        live.wait_until_serving(2)
+        ready = live.http.get("/readyz").json()
+        assert (ready["fallback"], ready["head"], ready["record"]) == (True, 3, 2)
+        assert third.tasks[-1].expert.sha256 in ready["error"]
+        assert (live.metric("dne_fallback"), live.metric("dne_following")) == (1, 0)
+        assert live.serving._guard._watch is None  # it was not promoted just now
+        assert live.predict(png()).json()["version"] == 2
+        mend()
+        live.wait_until_serving(3)
+        ready = live.http.get("/readyz").json()
+        assert (ready["fallback"], ready["head"], ready["error"]) == (False, 3, None)
+        assert (live.metric("dne_fallback"), live.metric("dne_following")) == (0, 1)
+    assert "version 2 is served until the head can be" in caplog.text
+
+
+def break_expert(store: Store, manifest: Manifest) -> Callable[[], None]:
+    """Damages the newest expert; what it returns mends it."""
+    ref = manifest.tasks[-1].expert
+    path = Path(store.location, "shards", ref.sha256[:2], f"{ref.sha256}.safetensors")
+    whole = path.read_bytes()
+    flip_last_bit(store, ref)
+    return lambda: void(path.write_bytes(whole))
+
+
+def void(_: object) -> None: ...
 
 
 def test_loading_the_next_version_reads_only_the_delta(

@@ -70,6 +70,8 @@ CHANGES: tuple[tuple[str, object], ...] = (
     ("memory.0.shard.sha256", "../../outside/treasure"),
     ("calibration.temperature", 0.0),
     ("calibration.temperature", -1.0),
+    ("calibration.temperature", 5e-324),
+    ("calibration.temperature", 1e300),
     ("calibration.after.all", 1.5),
     ("unknown", {}),
     ("unknown", {"score": "os.system", "threshold": 0.5, "rate": 0.05, "images": 9}),
