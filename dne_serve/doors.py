@@ -52,7 +52,7 @@ class ScopedRoute(APIRoute):
             # Said to everybody, token or not.
             raise HTTPException(405, headers={"Allow": ", ".join(self._methods_here(scope))})
         if self.needs is Scope.ADMIN:
-            async with audited(scope, send) as watched:
+            async with audited(scope, send, route=self.path) as watched:
                 _judge(scope, needs=self.needs)
                 await self._answer(scope, receive, watched)
         else:

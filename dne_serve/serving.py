@@ -118,6 +118,7 @@ class Serving:
         self._loaders.shutdown()
         self._decoder.stop()
         self.batcher.stop()
+        self.audit.close()
 
     @property
     def error(self) -> str | None:
