@@ -65,7 +65,9 @@ class ScopedRoute(APIRoute):
 
 def _judge(scope: Request, *, needs: Scope) -> None:
     authorization = Headers(scope=scope).get("authorization")
-    scope[TOKEN] = scope["app"].state.serving.door.judge(authorization, needs=needs)
+    address = scope["client"][0] if scope.get("client") else ""
+    door = scope["app"].state.serving.door
+    scope[TOKEN] = door.judge(authorization, needs=needs, address=address)
 
 
 def scoped(scope: Scope) -> type[ScopedRoute]:
