@@ -13,9 +13,9 @@ from typing import Any, ClassVar, cast
 
 import httptools
 from starlette.responses import JSONResponse
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from dne_serve.held_flow import HeldFlow
 from dne_serve.patience import ARRIVED
 from dne_serve.problems import MEDIA_TYPE, document, new_instance
 from dne_serve.tally import Tally
@@ -24,8 +24,8 @@ from dne_serve.target import origin_form, without_upgrade
 YOUNG_S = 1.0  # a connection of that age is not taken for a slow one
 LINGER_S = 2.0
 PIECE_BYTES = 4096
-"""What the parser is given at a time. The shortest request has 18 bytes, so that one piece makes
-no more than 228 requests that wait for their turn."""
+"""What the parser is given at a time, besides the rest of a body of known length. The shortest
+request has 18 bytes, so that one piece makes no more than 228 requests that wait for their turn."""
 
 log = logging.getLogger("dne_serve.wire")
 
@@ -40,23 +40,6 @@ class Limits:
     """From there to the end of the body."""
     send_s: float
     """How long a client may leave an answer unread."""
-
-
-class HeldFlow(FlowControl):
-    """Reads no more while it is held, whatever uvicorn's part of the connection would like."""
-
-    _is_held = False
-
-    def hold(self, held: bool) -> None:
-        if held:
-            self.pause_reading()
-        is_over, self._is_held = self._is_held and not held, held
-        if is_over:
-            self.resume_reading()
-
-    def resume_reading(self) -> None:
-        if not self._is_held:
-            super().resume_reading()
 
 
 class Connection(HttpToolsProtocol):
@@ -74,6 +57,7 @@ class Connection(HttpToolsProtocol):
         self._in_request = False
         self._in_headers = True
         self._ended_here = False
+        self._body_left = 0
         self._refused = False
         self._await_request()
         if len(self.connections) > self.limits.connections:
@@ -96,6 +80,7 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._tally.begin_request(is_shared=self._ended_here)
         self._in_request = self._in_headers = True
+        self._body_left = 0
         self._await_request()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -118,11 +103,14 @@ class Connection(HttpToolsProtocol):
             raise ConnectionAbortedError  # so that the parser goes no further
         super().on_headers_complete()
         self._in_headers = False
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        self._body_left = int(length)  # of digits only, or the parser would have refused it
         self._since = self.loop.time()
         self._time(self.limits.body_s)
 
     def on_body(self, body: bytes) -> None:
         self._tally.add_body(len(body))
+        self._body_left -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -165,7 +153,7 @@ class Connection(HttpToolsProtocol):
         if data:
             self._unset_keepalive_if_required()
         while at < len(data) and not self.pipeline and not self._refused:
-            at += self._parse_piece(data[at : at + PIECE_BYTES])
+            at += self._parse_piece(data[at : at + max(PIECE_BYTES, self._body_left)])
         self._unparsed = b"" if self._refused else data[at:]
         if not self.transport.is_closing():
             self._flow.hold(bool(self._unparsed))
