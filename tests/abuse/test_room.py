@@ -28,6 +28,12 @@ def withheld(body: bytes, *, coding: str) -> bytes:
     return head.encode() + body[:-8]
 
 
+def filling(total: int) -> bytes:
+    """A compressed body that would take so many bytes together with what it inflates to."""
+    packed = len(gzip.compress(bytes(total)))
+    return gzip.compress(bytes(total - packed))
+
+
 def hold(victim: Victim, request: bytes, *, times: int, done: threading.Event) -> None:
     """Keep so many unfinished requests open, and open them anew when they have been ended."""
     held: list[socket.socket] = []
@@ -60,7 +66,7 @@ def ask_on(victim: Victim, *, seconds: float) -> tuple[list[Answer], list[Answer
     end = time.monotonic() + seconds
     with Client(victim) as client, Client(victim) as other:
         while time.monotonic() < end:
-            usual.append(client.predict(png(len(usual) % 50)))
+            usual.append(client.predict(png(len(usual) % 50, size=64)))
             if len(usual) % 100 == 0:
                 with suppress(OSError):
                     large.append(other.predict(bytes(8 << 20)))
@@ -74,8 +80,8 @@ def ask_on(victim: Victim, *, seconds: float) -> tuple[list[Answer], list[Answer
 def test_usual_requests_are_answered_while_unfinished_bodies_fill_the_room(
     victim: Victim, coding: str, abuse_row: AddRow
 ) -> None:
-    size, times = (ROOM // 79, 79) if coding == "gzip" else (BODY - 1000, ROOM // BODY)
-    body = gzip.compress(bytes(size)) if coding == "gzip" else bytes(size)
+    times = 79 if coding == "gzip" else ROOM // BODY
+    body = filling(ROOM // times) if coding == "gzip" else bytes(BODY - 1000)
     request, done = withheld(body, coding=coding), threading.Event()
     holding = threading.Thread(
         target=hold, args=(victim, request), kwargs={"times": times, "done": done}

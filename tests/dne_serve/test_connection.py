@@ -102,7 +102,7 @@ def test_requests_that_are_sent_ahead_wait_unparsed_and_are_all_answered(
         waiting.append(len(connection.pipeline))
 
     monkeypatch.setattr(Connection, "on_headers_complete", watched)
-    count = 3000
+    count = 1000
     answers = rest(connect(wary, HEALTH * count + LAST_HEALTH))
     assert answers.count(b"HTTP/1.1 200 OK") == count + 1
     assert max(waiting) < 250
