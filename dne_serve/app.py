@@ -10,10 +10,11 @@ from starlette.concurrency import run_in_threadpool
 
 from dne_serve import pages, problems, protocol_v2, routes
 from dne_serve.doors import check_scopes
-from dne_serve.edge import BodyLimit, Observed, Packed, Room
+from dne_serve.edge import BodyLimit, Observed, Packed
 from dne_serve.engine import Engine
 from dne_serve.hosts import KnownHosts
 from dne_serve.inflate import Inflated
+from dne_serve.room import Room
 from dne_serve.serving import Serving
 from dne_serve.settings import Settings, listed
 from dne_serve.versions import Overviews
@@ -54,8 +55,8 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     for router in (*routes.ROUTERS, protocol_v2.router):
         app.include_router(router)
     pages.install(app)
-    room = Room(bytes_left=settings.max_buffered_bytes)
-    app.add_middleware(Inflated, max_bytes=settings.max_body_bytes, room=room)
+    room = Room(settings.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Inflated, max_bytes=settings.max_body_bytes)
     app.add_middleware(Packed, minimum_size=WORTH_PACKING, compresslevel=1)
     app.add_middleware(
         KnownHosts,

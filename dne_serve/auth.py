@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from fastapi import Request
 
+from dne_serve.guesses import Guesses
 from dne_serve.problems import RateExceeded, TokenMissing, TokenRefused
 
 TOKEN = "dne.token"
@@ -62,6 +63,7 @@ class Door:
         self._tokens = tokens
         self._rate = rate
         self._clock = clock
+        self._guesses = Guesses(clock)
         self._spent: dict[bytes, Allowance] = {}
         self._closed = {Scope.ADMIN}
 
@@ -72,7 +74,7 @@ class Door:
             self._closed.add(scope)
         return scope in self._closed
 
-    def judge(self, authorization: str | None, *, needs: Scope) -> Token | None:
+    def judge(self, authorization: str | None, *, needs: Scope, address: str = "") -> Token | None:
         """The token that opened the door; None where it stands open."""
         if not self.is_closed(needs):
             return None
@@ -82,12 +84,19 @@ class Door:
         scheme, _, given = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not given.strip():
             raise TokenMissing("an Authorization header with a Bearer token is needed")
-        token = find(tokens, digest_of(given.strip()))
-        if token is None:
-            raise TokenRefused("that token is not known here")
+        token = self._find(tokens, digest_of(given.strip()), address=address)
         if not token.opens(needs):
             raise TokenRefused(f"that token does not have the scope {needs.value!r}")
         self._spend(token)
+        return token
+
+    def _find(self, tokens: Sequence[Token], digest: bytes, *, address: str) -> Token:
+        self._guesses.check(address, digest)
+        token = find(tokens, digest)
+        if token is None:
+            self._guesses.was_wrong(address)
+            raise TokenRefused("that token is not known here")
+        self._guesses.was_right(address, digest)
         return token
 
     def _spend(self, token: Token) -> None:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dne_serve.exposure import check_exposure, check_tls
+from dne_serve.log_lines import set_up_log
 from dne_serve.settings import Settings, load_settings
 from dne_serve.tokens import new_token, read_tokens
 from model_store.command import (
@@ -101,7 +102,7 @@ def make_token(wanted: str, *, as_json: bool) -> int:
 
 
 def serve(settings: Settings, *, as_json: bool) -> int:
-    _set_up_log(settings.log_level)
+    set_up_log(settings.log_level)
     check_exposure(settings, tokens=read_tokens(settings))
     check_tls(settings)
     listener = _listen(settings.host, settings.port)
@@ -182,13 +183,3 @@ def _announce(
 
 def _already_handled(number: int, frame: FrameType | None) -> Any:
     """uvicorn raises the signal again after a graceful end; by then there is nothing left to do."""
-
-
-def _set_up_log(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients' faults: we answer 400

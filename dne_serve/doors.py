@@ -53,7 +53,7 @@ class ScopedRoute(APIRoute):
             # Said to everybody, token or not.
             raise HTTPException(405, headers={"Allow": ", ".join(self._methods_here(scope))})
         if self.needs is Scope.ADMIN:
-            async with audited(scope, send) as watched:
+            async with audited(scope, send, route=self.path) as watched:
                 _judge(scope, needs=self.needs)
                 await self._answer(scope, receive, watched)
         else:
@@ -66,7 +66,9 @@ class ScopedRoute(APIRoute):
 
 def _judge(scope: Request, *, needs: Scope) -> None:
     authorization = Headers(scope=scope).get("authorization")
-    scope[TOKEN] = scope["app"].state.serving.door.judge(authorization, needs=needs)
+    address = scope["client"][0] if scope.get("client") else ""
+    door = scope["app"].state.serving.door
+    scope[TOKEN] = door.judge(authorization, needs=needs, address=address)
 
 
 def scoped(scope: Scope) -> type[ScopedRoute]:

@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dne_serve.metrics import Metrics
 from dne_serve.problems import NOTE, Note, problem_of
+from dne_serve.room import CLAIM, PIECE_BYTES, Claim, Room
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
@@ -41,7 +41,9 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(scope, receive, max_bytes=self._max_bytes, room=self._room)
+        claim = self._room.claim(scope["client"][0] if scope.get("client") else "")
+        scope[CLAIM] = claim
+        body = _Body(scope, receive, max_bytes=self._max_bytes, claim=claim)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start" and body.is_refused:
@@ -49,6 +51,7 @@ class BodyLimit:
             if message["type"] == "http.response.body" and body.is_unwanted:
                 # The client may read its answer now, and close; we close when it has stopped.
                 await send({**message, "more_body": True})
+                claim.let_go()
                 await body.drain()
                 message = {"type": "http.response.body"}
             await send(message)
@@ -56,30 +59,13 @@ class BodyLimit:
         try:
             await self._app(scope, body.receive, answer)
         finally:
-            body.let_go()
-
-
-@dataclass(slots=True)
-class Room:
-    """What the bodies of all requests may still take. Touched on the event loop only."""
-
-    bytes_left: int
-
-    def take(self, count: int) -> None:
-        """To be given back, also by whoever is refused."""
-        self.bytes_left -= count
-        if self.bytes_left < 0:
-            detail = "the bodies of all requests together are too much"
-            raise HTTPException(503, detail, headers={"Retry-After": "1"})
-
-    def give_back(self, count: int) -> None:
-        self.bytes_left += count
+            claim.let_go()
 
 
 class _Body:
     """The body of one request, as it comes in."""
 
-    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, room: Room) -> None:
+    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, claim: Claim) -> None:
         headers = Headers(scope=scope)
         declared = headers.get("content-length", "")
         self._declared = int(declared) if declared.isascii() and declared.isdigit() else 0
@@ -87,7 +73,7 @@ class _Body:
         self._waits = "expect" in headers
         self._receive = receive
         self._max_bytes = max_bytes
-        self._room = room
+        self._claim = claim
         self._counted = 0
         self._ended = self._declared == 0 and "transfer-encoding" not in headers
         self.is_refused = False
@@ -103,11 +89,13 @@ class _Body:
     async def receive(self) -> Message:
         self.is_refused = True  # until it is known to be in order
         self._check(self._declared)
-        message = await self._next()
+        message = await self._next_unless_evicted()
         arrived = len(message.get("body", b""))
         self._counted += arrived
-        self._room.take(arrived)
         self._check(self._counted)
+        self._claim.is_finished = self._ended
+        if message["type"] == "http.request":
+            self._claim.take(arrived + PIECE_BYTES)
         self.is_refused = False
         return message
 
@@ -119,9 +107,16 @@ class _Body:
                     async with asyncio.timeout(DRAIN_IDLE_SECONDS):
                         await self._next()
 
-    def let_go(self) -> None:
-        self._room.give_back(self._counted)
-        self._counted = 0
+    async def _next_unless_evicted(self) -> Message:
+        try:
+            async with asyncio.timeout(None) as clock:
+                self._claim.on_evicted = lambda: clock.reschedule(0)
+                return await self._next()
+        except TimeoutError:
+            self._claim.check()
+            raise
+        finally:
+            self._claim.on_evicted = None
 
     async def _next(self) -> Message:
         message = await self._receive()

@@ -11,12 +11,15 @@ from dne_serve.auth import Scope, Token
 from dne_serve.settings import Settings
 from model_store.errors import WrongUsage
 
+MIN_TOKEN = 16
+
 log = logging.getLogger("dne_serve")
 
 
 def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
     """WrongUsage for an address that others reach, while there is no token and nobody said that
     this is meant. What stays open there is told."""
+    warn_of_length(settings)
     if is_loopback(settings.host):
         return
     if not tokens and not settings.allow_open:
@@ -32,6 +35,28 @@ def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
         )
     if settings.tls_cert is None:
         log.warning("tokens and images travel unencrypted: give --tls-cert, or a proxy with TLS")
+
+
+def check_length(admin_token: str, settings: Settings) -> None:
+    """WrongUsage for an admin token that could be guessed by those who reach the server."""
+    if len(admin_token) < MIN_TOKEN and not is_loopback(settings.host):
+        raise WrongUsage(
+            f"the admin token has fewer than {MIN_TOKEN} characters, and others reach "
+            f"{settings.host or 'this machine'}: take a longer one (openssl rand -hex 16), or "
+            "listen on 127.0.0.1"
+        )
+
+
+def warn_of_length(settings: Settings) -> None:
+    """A short admin token is good enough for programs of this machine, and nobody else."""
+    token = settings.read_admin_token()
+    if token is not None and len(token) < MIN_TOKEN:
+        log.warning(
+            "the admin token has fewer than %s characters: it is accepted because the server "
+            "listens on %s only, and must be longer behind a proxy",
+            MIN_TOKEN,
+            settings.host,
+        )
 
 
 def is_loopback(host: str) -> bool:

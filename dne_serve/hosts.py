@@ -7,6 +7,7 @@ page of another site that posts here sends its Origin. Both are refused. There i
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Collection
 from functools import lru_cache
@@ -17,6 +18,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from dne_serve.problems import HostUnknown, Malformed, OriginRefused, Refused, problem_of
 
 ANY = "*"
+MAX_HOST = 300
+# No user, no percent-encoding, no zone of an IPv6 address, no empty port, at most one last dot.
+HOST = re.compile(
+    r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?))"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
 
 
 class KnownHosts:
@@ -43,7 +50,7 @@ class KnownHosts:
 
     def _check(self, headers: Headers, *, http_version: str) -> None:
         hosts = headers.getlist("host")
-        if len(hosts) > 1 or (not hosts and http_version != "1.0"):
+        if len(hosts) > 1 or (not any(hosts) and http_version != "1.0"):
             raise Malformed("a request has one Host header")
         host = hosts[0].lower() if hosts else ""
         if host and not self._knows(host):
@@ -51,25 +58,34 @@ class KnownHosts:
                 f"this server does not answer for {host[:100]!r}; its --allowed-hosts name others"
             )
         origin = headers.get("origin", "").lower()
-        if origin and origin not in self._origins and origin.partition("://")[2] != host:
+        is_own = host != "" and origin.partition("://")[2] == host
+        if origin and origin not in self._origins and not is_own:
             raise OriginRefused(
                 f"pages of {origin[:100]!r} may not ask here; --allowed-origins names others"
             )
 
     def _is_known(self, host: str) -> bool:
-        if ANY in self._names:
+        name = _name_in(host)
+        if name is None:
+            return False
+        if ANY in self._names or _is_address(name):
             return True
-        name = _without_port(host).removesuffix(".")
-        if _is_address(name) or name in self._names:
+        name = name.removesuffix(".")
+        if _is_address(name):
+            return False  # with a dot after it, which no client writes
+        if name in self._names:
             return True
         return any(known.startswith("*.") and name.endswith(known[1:]) for known in self._names)
 
 
-def _without_port(host: str) -> str:
-    """`[::1]:8000` is `::1`, `localhost:8000` is `localhost`."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
+def _name_in(host: str) -> str | None:
+    """`[::1]:8000` is `::1`, `localhost:8000` is `localhost`; None for what is not of that form."""
+    found = HOST.fullmatch(host) if len(host) <= MAX_HOST else None
+    if found is None or int(found["port"] or 0) > 65535:
+        return None
+    if found["ipv6"] is not None:
+        return found["ipv6"] if _is_address(found["ipv6"]) else None
+    return found["name"]
 
 
 def _is_address(name: str) -> bool:

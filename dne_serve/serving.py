@@ -134,6 +134,7 @@ class Serving:
         self._decoder.stop()
         self.batcher.stop()
         self.answers.stop()
+        self.audit.close()
 
     @property
     def error(self) -> str | None:

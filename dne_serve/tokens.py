@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dne_serve.auth import Scope, Token, digest_of
+from dne_serve.exposure import check_length
 from dne_serve.settings import Settings
 from model_store.errors import WrongUsage
 
@@ -102,6 +103,7 @@ def read_tokens(settings: Settings) -> list[Token]:
     tokens: list[Token] = []
     admin = settings.read_admin_token()
     if admin is not None:
+        check_length(admin, settings)
         scopes = frozenset({Scope.ADMIN})
         tokens.append(Token(name=UNNAMED, scopes=scopes, digest=digest_of(admin)))
     if settings.tokens is not None:

@@ -7,6 +7,7 @@ import pytest
 
 from dne_serve import auth
 from dne_serve.auth import Door, Scope, Token, digest_of, find
+from dne_serve.guesses import MAX_ADDRESSES, MAX_KNOWN, Guesses
 from dne_serve.problems import RateExceeded, TokenMissing, TokenRefused
 
 PREDICT = Token(name="shop", scopes=frozenset({Scope.PREDICT}), digest=digest_of("shop-token"))
@@ -139,3 +140,72 @@ def test_a_refused_token_costs_nobody_their_allowance() -> None:
         with pytest.raises(TokenRefused):
             doors.judge("Bearer guess", needs=Scope.PREDICT)
     doors.judge("Bearer shop-token", needs=Scope.PREDICT)
+
+
+def guess(doors: Door, token: str, *, address: str = "10.0.0.1") -> None:
+    doors.judge(f"Bearer {token}", needs=Scope.ADMIN, address=address)
+
+
+def guess_wrong(doors: Door, times: int, *, address: str = "10.0.0.1") -> None:
+    for number in range(times):
+        with pytest.raises(TokenRefused):
+            guess(doors, f"guess-{number}", address=address)
+
+
+def test_twenty_wrong_tokens_in_a_minute_slow_an_address_down() -> None:
+    clock = Clock()
+    doors = door(ADMIN, clock=clock)
+    guess_wrong(doors, 20)
+    for token in ("guess", "admin-token"):  # unseen, so that nobody learns which is right
+        with pytest.raises(RateExceeded) as refused:
+            guess(doors, token)
+    assert refused.value.retry_after_s == 3
+    guess(doors, "admin-token", address="10.0.0.2")
+    clock.now += 3
+    guess_wrong(doors, 1)
+    with pytest.raises(RateExceeded):
+        guess(doors, "guess")
+    clock.now += 60
+    guess_wrong(doors, 20)
+    clock.now += 3
+    guess(doors, "admin-token")
+
+
+def test_a_stranger_behind_the_same_address_does_not_lock_a_holder_out() -> None:
+    doors = door(ADMIN)
+    guess(doors, "admin-token")
+    guess_wrong(doors, 20)
+    with pytest.raises(RateExceeded):
+        guess(doors, "guess")
+    for _ in range(100):
+        guess(doors, "admin-token")
+
+
+def test_a_request_without_a_token_or_with_too_weak_a_one_is_no_guess() -> None:
+    doors = door(PREDICT, ADMIN)
+    for header in [None, "Bearer shop-token"] * 50:
+        with pytest.raises((TokenMissing, TokenRefused)):
+            doors.judge(header, needs=Scope.ADMIN, address="10.0.0.1")
+    guess(doors, "admin-token")
+
+
+def test_the_addresses_of_one_ipv6_host_count_as_one() -> None:
+    doors = door(ADMIN)
+    for number in range(20):
+        guess_wrong(doors, 1, address=f"2001:db8::{number:x}")
+    with pytest.raises(RateExceeded):
+        guess(doors, "guess", address="2001:db8::ffff")
+    guess_wrong(doors, 1, address="2001:db8:0:1::1")
+    guess_wrong(doors, 10, address="10.0.0.9")
+    guess_wrong(doors, 10, address="::ffff:10.0.0.9")
+    with pytest.raises(RateExceeded):
+        guess(doors, "guess", address="10.0.0.9")
+
+
+def test_guessers_take_a_bounded_memory() -> None:
+    guesses = Guesses(Clock())
+    for number in range(3 * MAX_ADDRESSES):
+        guesses.was_wrong(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+        guesses.was_right("10.0.0.1", number.to_bytes(32))
+    assert len(guesses._by_address) == MAX_ADDRESSES
+    assert max(len(one.known) for one in guesses._by_address.values()) == MAX_KNOWN

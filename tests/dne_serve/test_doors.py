@@ -192,6 +192,15 @@ def test_too_many_requests_are_429_with_retry_after(
         assert int(answers[-1].headers["retry-after"]) >= 1
 
 
+def test_wrong_tokens_are_429_after_twenty_of_them(tmp_path: Path) -> None:
+    with live_server(tmp_path / "absent") as live:
+        answers = [live.admin("/rollback", token="a-wrong-one") for _ in range(25)]
+        assert [answer.status_code for answer in answers[:20]] == [403] * 20
+        assert_problem(answers[-1], 429, says="wrong tokens")
+        assert int(answers[-1].headers["retry-after"]) >= 1
+        assert live.http.get("/healthz").status_code == 200
+
+
 def audit(live: Live) -> list[dict[str, object]]:
     path = live.serving.settings.audit_log
     assert path is not None

@@ -15,15 +15,16 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from dne_serve.auth import digest_of
 from dne_serve.cli import main
 from dne_serve.exposure import check_exposure, check_tls, is_loopback
 from dne_serve.settings import load_settings
-from dne_serve.tokens import parse_line, read_tokens
+from dne_serve.tokens import TokenSource, parse_line, read_tokens
 from model_store.errors import WrongUsage
 from model_store.manifest import Manifest
 from model_store.store import Store
 from tests.dne_serve.test_cli import running
-from tests.live_server import png
+from tests.live_server import live_server, png
 
 EVERYWHERE = ("0.0.0.0", "::", "192.168.1.7", "example.org", "")
 
@@ -39,8 +40,56 @@ def test_another_address_needs_a_token_or_a_word(host: str) -> None:
     with pytest.raises(WrongUsage, match="--allow-open"):
         check_exposure(load_settings(host=host), tokens=[])
     check_exposure(load_settings(host=host, allow_open="true"), tokens=[])
-    settings = load_settings(host=host, admin_token="secret")
+    settings = load_settings(host=host, admin_token="a-secret-of-twenty-2")
     check_exposure(settings, tokens=read_tokens(settings))
+
+
+@pytest.mark.parametrize("host", EVERYWHERE)
+def test_a_short_admin_token_is_refused_where_others_reach_the_server(
+    host: str, tmp_path: Path
+) -> None:
+    (tmp_path / "token").write_text("x" * 15 + "\n")
+    for given in ({"admin_token": "x" * 15}, {"admin_token_file": str(tmp_path / "token")}):
+        with pytest.raises(WrongUsage, match="fewer than 16 characters"):
+            read_tokens(load_settings(host=host, allow_open="true", **given))
+    (tmp_path / "token").write_text("x" * 16 + "\n")
+    assert read_tokens(load_settings(host=host, admin_token_file=str(tmp_path / "token")))
+
+
+def test_the_command_refuses_a_short_admin_token_with_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DNE_ADMIN_TOKEN", "story-token")
+    assert main(["--host", "0.0.0.0", "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: the admin token has fewer than 16 characters")
+    assert "openssl rand" in said
+    assert "story-token" not in said
+
+
+def test_a_short_admin_token_is_enough_on_this_machine_and_the_log_warns(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    settings = load_settings(admin_token="story-token")
+    check_exposure(settings, tokens=read_tokens(settings))
+    assert "fewer than 16 characters" in caplog.text
+    assert "story-token" not in caplog.text
+    with live_server(tmp_path / "absent", admin_token="story-token") as live:
+        assert live.admin("/resume", token="story-token").status_code == 503
+
+
+def test_a_token_file_that_becomes_too_short_leaves_the_token_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "token"
+    path.write_text("a" * 16)
+    now = [0.0]
+    settings = load_settings(host="0.0.0.0", admin_token_file=str(path))
+    source = TokenSource(settings, clock=lambda: now[0])
+    path.write_text("b" * 15)
+    now[0] = 5.0
+    assert [token.digest for token in source()] == [digest_of("a" * 16)]
+    assert "stay as they were" in caplog.text
 
 
 def test_what_stays_open_to_others_is_told(caplog: pytest.LogCaptureFixture) -> None:

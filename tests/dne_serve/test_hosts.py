@@ -51,6 +51,30 @@ def test_names_and_addresses_of_this_server_are_answered(named: Live, host: str)
         "127.0.0.1.evil.example",
         "[evil.example]",
         "1.1",
+        "[::1]evil.example",
+        "[::1]:80evil.example",
+        "[::1",
+        "::1",
+        "[fe80::1%25eth0]",
+        "[fe80::1%eth0]",
+        "[::1]:",
+        "127.0.0.1:evil.example",
+        "127.0.0.1:99999",
+        "127.0.0.1:8000:8000",
+        "127.0.0.1:-1",
+        "127.0.0.1.",
+        "localhost:",
+        "localhost..",
+        ".localhost",
+        "user@localhost",
+        "user:word@localhost:8000",
+        "localhost@evil.example",
+        "local%68ost",
+        "localhost%2eevil.example",
+        "localhost/evil.example",
+        "localhost evil.example",
+        "localhost,evil.example",
+        "evil.example:80.localhost",
     ],
 )
 def test_a_name_that_was_pointed_here_is_421_everywhere(named: Live, host: str) -> None:
@@ -69,7 +93,10 @@ def test_a_request_has_one_host(named: Live) -> None:
     assert raw(named, "GET /healthz HTTP/1.1\r\n\r\n") == b"HTTP/1.1 400"
     two = "GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
     assert raw(named, two) == b"HTTP/1.1 400"
+    assert raw(named, "GET /healthz HTTP/1.1\r\nHost: \r\n\r\n") == b"HTTP/1.1 400"
     assert raw(named, "GET /healthz HTTP/1.0\r\n\r\n") == b"HTTP/1.1 200"
+    nowhere = "GET /healthz HTTP/1.0\r\nOrigin: null\r\n\r\n"
+    assert raw(named, nowhere) == b"HTTP/1.1 403"
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:8000", "HTTPS://localhost:8000"])
@@ -99,3 +126,4 @@ def test_a_page_of_another_site_is_403(named: Live, origin: str) -> None:
 def test_a_star_answers_for_any_name(tmp_path: Path) -> None:
     with live_server(tmp_path / "absent", allowed_hosts="*") as live:
         assert live.http.get("/healthz", headers={"Host": "any.example"}).status_code == 200
+        assert live.http.get("/healthz", headers={"Host": "any.example:x"}).status_code == 421

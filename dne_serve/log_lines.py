@@ -1,0 +1,67 @@
+r"""The log: one record, one line, whatever a record quotes.
+
+A line break inside a record, also between the lines of a traceback, is written as `\n`. So nothing
+that a client sends can look like a record of its own, and `sed 's/\\n/\n/g'` shows a traceback as
+usual.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+from contextlib import suppress
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# Control characters, line and paragraph separators, what turns the direction of text around, and
+# halves of characters, which cannot be written at all.
+UNPRINTABLE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+log = logging.getLogger("dne_serve")
+
+
+def on_one_line(text: str) -> str:
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class OneLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return on_one_line(super().format(record))
+
+
+class Lines(logging.StreamHandler):  # type: ignore[type-arg]
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Tell of a record that could not be written, which logging itself does in many lines."""
+        said = on_one_line(f"a record of {record.name} was lost: {sys.exc_info()[1]!r}")
+        with suppress(OSError, ValueError):  # nobody is left to tell
+            sys.stderr.write(f"{said}\n")
+
+
+def set_up_log(level: str) -> None:
+    root = logging.getLogger()
+    if not root.handlers:  # else the log belongs to whoever runs us
+        handler = Lines(sys.stderr)
+        handler.setFormatter(OneLine(FORMAT))
+        root.addHandler(handler)
+        _log_what_nobody_caught()
+    root.setLevel(level.upper())
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients' faults: we answer 400
+
+
+def _log_what_nobody_caught() -> None:
+    """Python prints warnings, and what ends a thread, past the log."""
+    logging.captureWarnings(True)
+
+    def on_thread(ended: threading.ExceptHookArgs) -> None:
+        name = ended.thread.name if ended.thread else "unknown"
+        log.error("the thread %s has ended", name, exc_info=ended.exc_value)
+
+    def on_unraisable(found: sys.UnraisableHookArgs) -> None:
+        log.error("%s in %r", found.err_msg or "ignored", found.object, exc_info=found.exc_value)
+
+    threading.excepthook = on_thread
+    sys.unraisablehook = on_unraisable
