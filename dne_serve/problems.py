@@ -6,6 +6,7 @@ Refused (DneError)
 ├── TokenRefused         403
 ├── OriginRefused        403
 ├── NotOffered           404
+├── NotInMemory          404
 ├── NotAcceptable        406
 ├── TooLarge             413
 ├── TypeNotAccepted      415
@@ -69,6 +70,10 @@ class NotOffered(Refused):
     """A name that means nothing to this server."""
 
 
+class NotInMemory(Refused):
+    """A version that is not ready: the Open Inference Protocol says so with a 4xx."""
+
+
 class NotAcceptable(Refused):
     pass
 
@@ -128,6 +133,7 @@ ANSWERS: dict[type[errors.DneError], Answer] = {
     TokenRefused: Answer(403),
     OriginRefused: Answer(403),
     NotOffered: Answer(404),
+    NotInMemory: Answer(404),
     NotAcceptable: Answer(406),
     HostUnknown: Answer(421),
     RateExceeded: Answer(429, retry=True),

@@ -116,6 +116,8 @@ class VersionAnswer(BaseModel):
     """Classes that got more images in this version, which then has no new task."""
     shards: list[ShardRef]
     metrics: Metrics
+    verdict: str
+    """What the gate said of the version, in one line."""
     calibration: Calibration
     unknown: Unknown | None
     """How images that are like none of the classes are found; null where nothing was held out."""

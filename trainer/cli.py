@@ -276,6 +276,6 @@ def _prepare_torch(options: argparse.Namespace) -> None:
         if options.threads < 1:
             raise WrongUsage(f"--threads must be 1 or more, not {options.threads}")
         torch.set_num_threads(options.threads)
-    # The same as use_deterministic_algorithms(True, warn_only=True), which also imports the compiler:
-    # two seconds of processor time for every command.
+    # The same as use_deterministic_algorithms(True, warn_only=True), which also imports torch's
+    # compiler: two seconds of processor time for every command.
     torch.set_deterministic_debug_mode("warn")

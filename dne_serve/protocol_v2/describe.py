@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from dne_serve.problems import NotReady, tell
+from dne_serve.problems import NotInMemory, NotReady, tell
 from dne_serve.protocol_v2.answers import OUTPUTS
 from dne_serve.protocol_v2.images import ANY, INPUTS
 from dne_serve.protocol_v2.schemas import (
@@ -161,7 +161,7 @@ def check_ready(serving: Serving, version: int | None) -> None:
     if version is None or any(one.version == version for one in serving.residents.manifests):
         return
     _check_not_failed(serving, version)
-    raise NotReady(
+    raise NotInMemory(
         f"version {version} is not in memory; a request that names it loads it, if there is one"
     )
 

@@ -63,11 +63,11 @@ def test_a_live_server_answers_by_the_new_names_and_never_a_retired_one(
     gone = before[0]["label"]
     retire_class(gone, care=care(store))
     other = next(one for one in ("a", "b", "0", "1", "2") if one != gone)
-    rename_class(other, "<b>renamed</b>", care=care(store))
+    rename_class(other, "<b>renamed<b>", care=care(store))
     wait_for(lambda: live.http.get("/readyz").json()["version"] == 4)
     classes = [one["label"] for one in live.http.get("/classes").json()["classes"]]
     assert len(classes) == 4
-    assert "<b>renamed</b>" in classes
+    assert "<b>renamed<b>" in classes
     assert {gone, other}.isdisjoint(classes)
     after = live.predict(*sent, query="?top_k=99").json()["predictions"]
     for one in after:

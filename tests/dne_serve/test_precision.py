@@ -61,7 +61,7 @@ def test_a_refusal_of_what_was_asked_for_is_told(
     precisions = Precisions("int8", offered=("int8",), backend="onnx", try_out=lambda name: FAST)
     with caplog.at_level(logging.WARNING, "dne_serve"):
         assert precisions.of(agreeing(letters, 0.5)) == "fp32"
-    assert "50.0%" in caplog.text
+    assert "50.0 %" in caplog.text
 
 
 @pytest.mark.parametrize(("share", "reduced"), [(0.98, False), (1.0, True)])

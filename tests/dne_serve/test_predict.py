@@ -12,8 +12,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from dne_serve.answers import probabilities_of
 from dne_serve.engine import Resident
-from dne_serve.predictor import probabilities_of
 from model_store.codec import load_network
 from model_store.manifest import Calibration, Manifest
 from model_store.preprocess import normalise, read_pixels

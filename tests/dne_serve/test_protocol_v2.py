@@ -409,7 +409,7 @@ def test_versions_that_nobody_signed_are_not_ready_where_signatures_are_required
         assert [one["state"] for one in rows] == ["READY", "UNAVAILABLE"]
         assert "not signed" in rows[1]["reason"]
         assert live.http.get("/v2/models/dne/versions/1/ready").status_code == 200
-        assert live.http.get("/v2/models/dne/versions/2/ready").status_code == 503
+        assert live.http.get("/v2/models/dne/versions/2/ready").status_code == 404
 
 
 def test_every_route_that_changes_something_asks_for_the_admin_token(steady: Live) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One Chromium for all tests of a run."""
+    """One Chromium for all tests of a file. Playwright leaves an event loop running meanwhile, in
+    which no other file could run one of its own."""
     from tests.e2e.browsing import CHROMIUM, playwright
 
     with playwright.sync_playwright() as driver:
