@@ -77,7 +77,7 @@ def test_whether_a_version_is_ready_is_answered_from_memory(
 ) -> None:
     asked = len(objects.calls)
     statuses = {n: hung.http.get(f"/v2/models/dne/versions/{n}/ready") for n in (1, 2, 9)}
-    assert [one.status_code for one in statuses.values()] == [503, 200, 503]
+    assert [one.status_code for one in statuses.values()] == [404, 200, 404]
     mine, other = (statuses[n].json()["error"] for n in (1, 9))
     assert mine.replace("1", "9") == other  # whether there is one is told to nobody
     assert len(objects.calls) - asked <= 1  # the server's own look at the channel
@@ -93,7 +93,7 @@ def test_requests_that_hang_with_the_store_leave_predictions_alone(
             headers = {"Content-Type": "application/json"}
             answer = hung.http.post("/predict", content=large_json(), headers=headers)
             assert (answer.status_code, answer.json()["version"]) == (200, 2)
-            assert hung.http.get("/v2/models/dne/versions/1/ready").status_code == 503
+            assert hung.http.get("/v2/models/dne/versions/1/ready").status_code == 404
         finally:
             objects.answers.set()
         wait(asking)
