@@ -27,6 +27,10 @@ PIECE_BYTES = 4096
 """What the parser is given at a time, besides the rest of a body of known length. The shortest
 request has 18 bytes, so that one piece makes no more than 228 requests that wait for their turn."""
 
+MOST_DIGITS = 100
+"""The parser takes a length with any number of zeros before it, and Python makes no number of more
+than 4,300 digits."""
+
 log = logging.getLogger("dne_serve.wire")
 
 
@@ -91,10 +95,13 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
         if size > self.limits.header_bytes:
             self._refuse_headers()
         elif self.parser.get_method() == b"CONNECT":
             self._refuse(501, detail="this server is no proxy", kind="not-implemented")
+        elif len(length) > MOST_DIGITS:
+            self._refuse(400, detail="the Content-Length has too many digits", kind="malformed")
         elif self.parser.should_upgrade():
             return  # `_read_without_upgrade` comes here again
         else:
@@ -103,7 +110,6 @@ class Connection(HttpToolsProtocol):
             raise ConnectionAbortedError  # so that the parser goes no further
         super().on_headers_complete()
         self._in_headers = False
-        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
         self._body_left = int(length)  # of digits only, or the parser would have refused it
         self._since = self.loop.time()
         self._time(self.limits.body_s)
@@ -164,16 +170,21 @@ class Connection(HttpToolsProtocol):
         self._ended_here = False
         used = len(piece)
         try:
-            self.parser.feed_data(piece)
-        except httptools.HttpParserUpgrade as upgrade:
-            used = int(upgrade.args[0])
-            self._read_without_upgrade()
+            used = self._feed(piece)
         except httptools.HttpParserError:
             self._refuse(400, detail="that is not HTTP", kind="malformed")
         self._tally.add_piece(used)
         if self._in_request and self._tally.is_over:
             self._refuse_headers()
         return used
+
+    def _feed(self, piece: bytes) -> int:
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_without_upgrade()  # which may find the request at fault
+            return int(upgrade.args[0])
+        return len(piece)
 
     def _read_without_upgrade(self) -> None:
         """Read the headers again, without the wish for another protocol, which nobody has to

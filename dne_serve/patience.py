@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from dne_serve.problems import WaitedTooLong
@@ -28,11 +29,12 @@ class Patience:
 
     async def result(self, work: Coroutine[Any, Any, Answer]) -> Answer:
         """What the coroutine returns; it is cancelled when the time is over."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout_at(self._until):
                 return await work
-        except TimeoutError as error:
-            raise self._refusal() from error
+        # Not while it is handled: as a cause it would hold on to the frames of the work, and to the
+        # images in them, until Python looks for cycles, which it seldom does.
+        raise self._refusal()
 
     async def answers(self, tickets: Sequence[Future[Answer]]) -> list[Answer]:
         """In the order of the tickets. When the time is over, tickets that have not begun never

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FIELD = "files"
 AT_ONCE_BYTES = 64 << 10  # JSON that is larger is read in a thread
 COMMAS_AN_IMAGE = 64
+SPACES = b" \t\n\r\v\f"
 JSON_RANGES = frozenset({"application/json", "application/*", "*/*"})
 REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
 
@@ -113,7 +114,9 @@ def _from_base64(image: JsonImage | str, *, place: int) -> Upload:
     if comma and not (head.startswith("data:") and head.endswith(";base64")):
         raise Malformed(f"image {place} is not base64")
     try:
-        data = base64.b64decode("".join((encoded if comma else head).split()), validate=True)
+        text = (encoded if comma else head).encode("ascii")
+        # `split` would make a string of every word, and a body may have ten million.
+        data = base64.b64decode(text.translate(None, delete=SPACES), validate=True)
     except ValueError as error:
         raise Malformed(f"image {place} is not base64") from error
     return Upload(filename=given.filename, data=data)

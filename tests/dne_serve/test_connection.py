@@ -176,3 +176,25 @@ def test_a_wish_for_another_protocol_is_not_granted_and_the_request_is_answered(
     assert answers.count(b"HTTP/1.1 200 OK") == 2
     assert b'"predictions"' in answers
     assert [record.levelname for record in caplog.records if record.levelno > 20] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [("GET http://evil.example/ HTTP/1.1", 400), ("GET / HTTP/2.0", 505)],
+)
+def test_what_is_refused_is_refused_with_a_wish_for_another_protocol_too(
+    wary: Live, line: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    wish = "Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    assert_raw_problem(rest(connect(wary, f"{line}\r\nHost: localhost\r\n{wish}\r\n")), status)
+    assert [record.levelname for record in caplog.records if record.levelno > 20] == []
+
+
+@pytest.mark.parametrize("wish", ["", "Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+def test_a_length_of_thousands_of_digits_is_400_and_no_fault_of_ours(
+    steady: Live, wish: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    length = f"Content-Length: {'0' * 5000}5\r\n"
+    head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\n{wish}{length}\r\n"
+    assert_raw_problem(rest(connect(steady, f"{head}12345")), 400)
+    assert [record.levelname for record in caplog.records if record.levelno > 20] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import os
 import signal
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from dne_serve.decode_process import DecodeProcess
+from dne_serve.uploads import Upload
 from model_store.manifest import Manifest
 from model_store.store import Store
 from tests.abuse.images import flat
@@ -90,3 +92,22 @@ def test_a_process_that_cannot_start_is_503_with_a_time_to_come_back(
     assert answer.headers["retry-after"] == "1"
     assert answer.json()["type"] == "urn:dne-serve:problem:decoder-unavailable"
     assert narrow.predict(flat(1001, 1000)).status_code == 200
+
+
+def uploads_held() -> int:
+    return sum(type(one) is Upload for one in gc.get_objects())
+
+
+def test_a_request_that_has_waited_too_long_leaves_no_image_behind(
+    store: Store, letters: Manifest
+) -> None:
+    """Not even until Python looks for cycles: nobody would count what is left until then."""
+    with live_server(Path(store.location), max_wait_seconds=0.2, decode_seconds=1) as live:
+        live.wait_until_ready()
+        gc.collect()
+        gc.disable()
+        try:
+            assert_problem(post(live, tiff_of_strips(131_017)), 503, says="has waited")
+            wait_for(lambda: uploads_held() == 0)
+        finally:
+            gc.enable()

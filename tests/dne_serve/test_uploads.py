@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import time
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -60,6 +61,18 @@ def test_base64_may_have_line_breaks(steady: Live) -> None:
     assert "\n" in broken_up.strip()
     answer = steady.http.post("/predict", json={"images": [broken_up]})
     assert scores(answer) == scores(steady.predict(png(1, size=20)))
+
+
+def test_base64_of_many_words_takes_no_string_for_each_of_them(steady: Live) -> None:
+    body = json.dumps({"images": ["AB " * (1 << 19)]})
+    tracemalloc.start()
+    try:
+        answer = steady.http.post("/predict", content=body, headers=JSON)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert_problem(answer, 422)
+    assert peak < 12 * len(body)
 
 
 @pytest.mark.parametrize(
