@@ -90,6 +90,16 @@ def test_hostile_names_are_refused(dne_train: Command, letters: Path, tmp_path: 
     assert "task name" in refused(dne_train, letters, "--name", "line\nbreak", code=2)
 
 
+def test_train_and_val_folders_are_refused_with_the_options_to_use(
+    dne_train: Command, tmp_path: Path
+) -> None:
+    for split in ("train", "val"):
+        write_classes(tmp_path / "photos" / split, ["a", "b"])
+    photos = tmp_path / "photos"
+    told = refused(dne_train, photos, code=2)
+    assert f"use --data {photos / 'train'} --val-data {photos / 'val'}" in told
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
