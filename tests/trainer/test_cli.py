@@ -90,6 +90,16 @@ def test_hostile_names_are_refused(dne_train: Command, letters: Path, tmp_path: 
     assert "task name" in refused(dne_train, letters, "--name", "line\nbreak", code=2)
 
 
+def test_train_and_val_folders_are_refused_with_the_options_to_use(
+    dne_train: Command, tmp_path: Path
+) -> None:
+    for split in ("train", "val"):
+        write_classes(tmp_path / "photos" / split, ["a", "b"])
+    photos = tmp_path / "photos"
+    told = refused(dne_train, photos, code=2)
+    assert f"use --data {photos / 'train'} --val-data {photos / 'val'}" in told
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -98,7 +108,11 @@ def test_hostile_names_are_refused(dne_train: Command, letters: Path, tmp_path: 
         (["--batch-size", "-3"], "--batch-size must be more than 0"),
         (["--learning-rate", "nan"], "--learning-rate must be more than 0"),
         (["--seed", "-1"], "--seed must be between 0"),
-        (["--threads", "0"], "--threads must be 1 or more"),
+        (["--threads", "0"], "--threads must be between 1 and 1024"),
+        (["--threads", "99999999999"], "--threads must be between 1 and 1024"),
+        (["--min-new", "most"], "'most' is not a share: give 0.8 or 80%"),
+        (["--unknown-rate", "%"], "'%' is not a share: give 0.8 or 80%"),
+        (["--max-drop", "two"], "'two' is not a number of points: give 2 or 0.5"),
         (["--heads", "0"], "heads of an expert must be between 1"),
         (["--patch-size", "3"], "cannot be cut into patches of 3"),
         (["--device", "abacus"], "invalid choice"),

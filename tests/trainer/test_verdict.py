@@ -35,6 +35,16 @@ def test_too_few_images_to_judge_by_are_told_in_text_json_store_and_report(
     assert few in (tmp_path / "report" / "report.html").read_text()
 
 
+def test_an_extension_is_announced_as_judged_by_images_of_all_classes(
+    dne_train: Command, letters: Path, tmp_path: Path
+) -> None:
+    assert dne_train.add(letters) == 0
+    more = write_classes(tmp_path / "more", ["a"], seed=9)
+    assert dne_train("add-task", "--data", more, "--extend", "--epochs", 1) == 0
+    assert "of all classes" in dne_train.err
+    assert "of new classes" not in dne_train.err
+
+
 def test_min_new_without_evidence_ends_with_3_and_the_way_on(
     dne_train: Command, letters: Path
 ) -> None:
