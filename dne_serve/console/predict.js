@@ -104,8 +104,7 @@ function giveUp(error) {
     return;
   }
   const left = waiting.splice(0).length;
-  const others = left ? ` ${count(left, "image was", "images were")} not answered.` : "";
-  show($("predict-error"), error.message + others);
+  show($("predict-error"), `${count(left, "image was", "images were")} not answered: ${error.message}`);
 }
 
 function tell() {

@@ -137,7 +137,7 @@ def test_a_busy_server_is_asked_again_and_not_for_ever(watched: Watched) -> None
     drop(page, ("a.png", png(1)))
     expect(page.locator("#answers .answer")).to_have_count(1)
     drop(page, *images(12))
-    expect(page.locator("#predict-error")).to_contain_text("full 12 images were not answered.")
+    expect(page.locator("#predict-error")).to_contain_text("12 images were not answered: full")
     assert len(asked) == 2 + 5
     drop(page, ("b.png", png(1)))
     expect(page.locator("#predict-error")).to_be_hidden()

@@ -195,14 +195,18 @@ def test_older_versions_are_shown_when_asked_for(watched: Watched, live: Live) -
     assert [query.get("before") for query in asked if query] == [["2"]]
 
 
-def test_what_is_wrong_with_the_channel_stays_in_sight(watched: Watched, live: Live) -> None:
+def test_what_is_wrong_with_the_channel_stays_in_sight(
+    browser: playwright.Browser, live: Live
+) -> None:
     ready = live.http.get("/readyz").json()
-    ready |= {"fallback": True, "error": "version 3 cannot be loaded: a shard is missing"}
-    watched.page.route("**/readyz", lambda route: route.fulfill(json=ready))
-    state = watched.page.locator("#state")
-    expect(state).to_contain_text("Serving version 2")
-    expect(state).to_contain_text("not the version that the channel names")
-    expect(state).to_contain_text("a shard is missing")
+    ready |= {"fallback": True, "head": 3, "error": f"shard {'5a' * 32} is missing"}
+    with watching(browser, live.url, viewport={"width": 360, "height": 740}) as watched:
+        watched.page.route("**/readyz", lambda route: route.fulfill(json=ready))
+        state = watched.page.locator("#state")
+        expect(state).to_contain_text("is missing")
+        expect(state).to_contain_text("Serving version 2")
+        expect(state).to_contain_text("in place of version 3, which the channel names")
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_a_version_published_elsewhere_appears_with_what_it_did(
