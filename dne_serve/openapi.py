@@ -69,8 +69,9 @@ def _drop_validation_errors(made: dict[str, Any]) -> None:
 
 
 def _in_dialect(node: Any) -> Any:
-    """Write `null` as a type, `const` and exclusive bounds as version 3.0 has them. Leave out
-    defaults that are empty objects: generators refuse them, and the whole operation with them."""
+    """Write `null` as a type, `const` and exclusive bounds as version 3.0 has them, and leave out
+    `propertyNames`, which it does not have. Leave out defaults that are empty objects: generators
+    refuse them, and the whole operation with them."""
     if isinstance(node, list):
         return [_in_dialect(item) for item in node]
     if not isinstance(node, dict):
@@ -80,10 +81,12 @@ def _in_dialect(node: Any) -> Any:
         del made["default"]
     if "const" in made:
         made["enum"] = [made.pop("const")]
-    if isinstance(made.get("exclusiveMinimum"), int | float):
-        made["minimum"], made["exclusiveMinimum"] = made["exclusiveMinimum"], True
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(made.get(exclusive), int | float):
+            made[bound], made[exclusive] = made[exclusive], True
     if "prefixItems" in made:
         made["items"] = made.pop("prefixItems")[0]
+    made.pop("propertyNames", None)
     return _nullable(made)
 
 

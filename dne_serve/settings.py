@@ -124,10 +124,11 @@ class Settings(BaseSettings):
     max_images: Positive = Field(64, description="images in a request at most")
     max_pixels: Positive = Field(40_000_000, description="pixels of an image at most")
     max_header_bytes: Annotated[int, Field(ge=1024, le=1 << 20)] = Field(
-        32 << 10, description="bytes of a request's headers at most"
+        32 << 10, description="bytes of a request's headers and trailers at most"
     )
     max_buffered_bytes: Positive = Field(
-        512 << 20, description="bytes of all request bodies at a time at most; then 503"
+        512 << 20,
+        description="bytes of all request bodies at a time; a stalled one makes room, else 503",
     )
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         1000, description="open connections at most; the slowest makes room for a new one"

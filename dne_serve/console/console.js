@@ -26,8 +26,8 @@ async function refresh({ list = false } = {}) {
 }
 
 function tellReady(ready) {
-  const facts = [`Serving version ${ready.version}`, ready.channel, `${ready.backend} on ${ready.device}`];
-  if (ready.fallback) facts.push(typeof ready.fallback === "string" ? ready.fallback : "not the version that the channel names");
+  const instead = ready.fallback ? ` in place of version ${ready.head}, which the channel names` : "";
+  const facts = [`Serving version ${ready.version}${instead}`, ready.channel, `${ready.backend} on ${ready.device}`];
   if (ready.error) facts.push(`cannot follow the channel: ${ready.error}`);
   setState(facts.join(" · "), ready.error || ready.fallback);
 }

@@ -18,6 +18,13 @@ export function prose(tag, className, text) {
   return element;
 }
 
+/** Make a line of parts, each written in its own direction: a Hebrew name must not move a number. */
+export function line(tag, className, parts) {
+  const element = make(tag, className);
+  parts.filter(Boolean).forEach((part, i) => element.append(i ? " · " : "", make("bdi", "", part)));
+  return element;
+}
+
 /** Show a sentence, or hide the element that has none. */
 export function show(element, text) {
   element.textContent = text ?? "";

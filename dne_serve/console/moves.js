@@ -57,6 +57,8 @@ async function goOn() {
     if (error.refused) {
       forgetToken(ADMIN_TOKEN);
       $("token-box").hidden = false;
+    } else if (error.status !== 429) {
+      keepToken(ADMIN_TOKEN, $("token").value); // the move failed, not the token
     }
     show($("move-error"), error.message);
   } finally {

@@ -1,7 +1,7 @@
 // Predictions: any number of images, sent in groups, one group at a time.
 
 import { READ_TOKEN, ask, keepToken } from "./ask.js";
-import { $, count, make, percent, seconds, show, sleep } from "./elements.js";
+import { $, count, line, make, percent, seconds, show, sleep } from "./elements.js";
 
 const GROUP_IMAGES = 8; // far below what a server takes at once, so that others get their turn
 const GROUP_BYTES = 4 * 2 ** 20;
@@ -104,8 +104,7 @@ function giveUp(error) {
     return;
   }
   const left = waiting.splice(0).length;
-  const others = left ? ` ${count(left, "image was", "images were")} not answered.` : "";
-  show($("predict-error"), error.message + others);
+  show($("predict-error"), `${count(left, "image was", "images were")} not answered: ${error.message}`);
 }
 
 function tell() {
@@ -160,16 +159,15 @@ function put(rows) {
 function answerRow(prediction, file, version) {
   const row = make("li", prediction.unknown ? "answer unknown" : "answer");
   const box = make("div");
-  const said = `${prediction.label} · ${percent(prediction.score)}`;
+  const said = line("p", prediction.unknown ? "nearest" : "label", [prediction.label, percent(prediction.score)]);
   if (prediction.unknown) {
-    box.append(make("p", "label", "Not like any class"), make("p", "nearest", `nearest: ${said}`));
-  } else {
-    box.append(make("p", "label", said));
+    said.prepend("nearest: ");
+    box.append(make("p", "label", "Not like any class"));
   }
   const about = [`version ${version}`, `task ${prediction.task}`, prediction.filename];
   const bars = make("div", "bars");
   bars.append(...prediction.top.map(bar));
-  box.append(make("p", "about", about.filter(Boolean).join(" · ")), bars);
+  box.append(said, line("p", "about", about), bars);
   row.append(thumbnail(file), box);
   return row;
 }

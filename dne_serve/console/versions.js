@@ -13,6 +13,7 @@ let oldest = null; // the oldest version that somebody asked to see; null: only 
 let before = null; // where the next older page ends; null: there is none
 let locked = false; // a token is missing: asking again would be one wrong guess more
 let newest = null;
+let asking = false; // an older page is on its way
 
 /** Ask for the newest versions, and show them with the older ones that are shown already. */
 export async function listVersions() {
@@ -52,17 +53,19 @@ function keep(page, { isNewest = true } = {}) {
 }
 
 async function showOlder() {
-  $("older").disabled = true;
+  if (asking) return;
+  asking = true; // the button stays enabled, because a disabled one loses the focus
   try {
     const page = await ask(`versions?before=${before}`);
     oldest = page.versions[0]?.version ?? oldest;
     before = page.next_before ?? null;
     keep(page.versions, { isNewest: false });
     showAll();
+    if (before === null) $(`move-to-${page.versions.at(-1)?.version}`)?.focus();
   } catch (error) {
     show($("versions-error"), error.message);
   } finally {
-    $("older").disabled = false;
+    asking = false;
   }
 }
 

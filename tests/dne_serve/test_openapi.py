@@ -67,7 +67,9 @@ def test_every_status_is_in_the_guide(document: dict[str, Any], steady: Live) ->
 def test_the_document_speaks_version_3_0(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.0")
     for node in nodes(document):
-        assert not {"const", "prefixItems"} & node.keys()
+        assert not {"const", "prefixItems", "propertyNames"} & node.keys()
+        for bound in ("exclusiveMinimum", "exclusiveMaximum"):
+            assert node.get(bound) in (None, True)
         assert node.get("type") != "null"
         if "$ref" in node:
             name = node["$ref"].removeprefix("#/components/schemas/")

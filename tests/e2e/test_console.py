@@ -137,7 +137,7 @@ def test_a_busy_server_is_asked_again_and_not_for_ever(watched: Watched) -> None
     drop(page, ("a.png", png(1)))
     expect(page.locator("#answers .answer")).to_have_count(1)
     drop(page, *images(12))
-    expect(page.locator("#predict-error")).to_contain_text("full 12 images were not answered.")
+    expect(page.locator("#predict-error")).to_contain_text("12 images were not answered: full")
     assert len(asked) == 2 + 5
     drop(page, ("b.png", png(1)))
     expect(page.locator("#predict-error")).to_be_hidden()
@@ -152,3 +152,16 @@ def test_it_fits_a_phone(browser: playwright.Browser, live: Live, scheme: str) -
         drop(page, ("a-file-with-quite-a-long-name-" * 4 + ".png", png()))
         expect(page.locator("#answers .answer")).to_have_count(1)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_a_name_that_is_read_from_right_to_left_moves_no_number(
+    browser: playwright.Browser, tmp_path: Path
+) -> None:
+    store = Store.create(str(tmp_path / "models"))
+    promote(store, publish_tiny(store, tasks=[("letters", ["שלום", "مرحبا"])]))
+    with live_server(tmp_path / "models") as live, watching(browser, live.url) as watched:
+        drop(watched.page, ("a.png", png()))
+        name, share = watched.page.locator("#answers .label bdi").all()
+        expect(share).to_contain_text("%")
+        assert name.bounding_box()["x"] < share.bounding_box()["x"]
+        assert share.bounding_box()["height"] < 2 * name.bounding_box()["height"]

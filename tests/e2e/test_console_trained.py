@@ -106,3 +106,13 @@ def test_every_kind_of_version_says_what_it_did_and_what_the_gate_said(
         playwright.expect(button).to_have_accessible_name(re.compile("although refused$"))
         branch = row(page, trained_store.branch)
         playwright.expect(branch).to_contain_text(f"built on version {trained_store.second}")
+
+
+@pytest.mark.parametrize("width", [360, 1100])
+def test_what_is_told_of_versions_fits_the_window(
+    browser: playwright.Browser, trained: Live, width: int
+) -> None:
+    window = {"viewport": {"width": width, "height": 800}}
+    with watching(browser, trained.url, **window) as watched:
+        playwright.expect(watched.page.locator("#versions .version").first).to_be_visible()
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= width

@@ -150,6 +150,21 @@ def test_a_wrong_admin_token_leaves_the_token_for_reading_alone(
         expect(page.locator("#door")).to_be_hidden()
 
 
+def test_a_move_that_fails_says_why_and_keeps_the_admin_token(watched: Watched) -> None:
+    page = watched.page
+    why = "this server cannot load version 1, so channel production was not moved"
+    page.route("**/rollback", lambda route: route.fulfill(status=503, json={"detail": why}))
+    page.get_by_role("button", name="Roll back to version 1").click()
+    page.get_by_label("Admin token").fill(TOKEN)
+    page.locator("#move-go").click()
+    expect(page.locator("#move-error")).to_have_text(why)
+    page.locator("#move-cancel").click()
+    page.unroute("**/rollback")
+    page.get_by_role("button", name="Roll back to version 1").click()
+    page.locator("#move-go").click()
+    expect(row(page, 1)).to_contain_text("served")
+
+
 @pytest.mark.parametrize("has_store", [False, True], ids=["no store", "an empty store"])
 def test_without_a_version_the_page_says_how_to_begin_and_fills_by_itself(
     browser: playwright.Browser, tmp_path: Path, has_store: bool
@@ -189,20 +204,25 @@ def test_older_versions_are_shown_when_asked_for(watched: Watched, live: Live) -
     page.get_by_role("button", name="Show older (1 more)").click()
     expect(rows).to_have_count(3)
     expect(page.locator("#older")).to_be_hidden()
+    assert page.evaluate("document.activeElement.id") == "move-to-1"
     with page.expect_response(re.compile(r"/versions$")):
         page.evaluate("document.dispatchEvent(new Event('moved'))")  # the list is asked for again
     expect(rows).to_have_count(3)
     assert [query.get("before") for query in asked if query] == [["2"]]
 
 
-def test_what_is_wrong_with_the_channel_stays_in_sight(watched: Watched, live: Live) -> None:
+def test_what_is_wrong_with_the_channel_stays_in_sight(
+    browser: playwright.Browser, live: Live
+) -> None:
     ready = live.http.get("/readyz").json()
-    ready |= {"fallback": True, "error": "version 3 cannot be loaded: a shard is missing"}
-    watched.page.route("**/readyz", lambda route: route.fulfill(json=ready))
-    state = watched.page.locator("#state")
-    expect(state).to_contain_text("Serving version 2")
-    expect(state).to_contain_text("not the version that the channel names")
-    expect(state).to_contain_text("a shard is missing")
+    ready |= {"fallback": True, "head": 3, "error": f"shard {'5a' * 32} is missing"}
+    with watching(browser, live.url, viewport={"width": 360, "height": 740}) as watched:
+        watched.page.route("**/readyz", lambda route: route.fulfill(json=ready))
+        state = watched.page.locator("#state")
+        expect(state).to_contain_text("is missing")
+        expect(state).to_contain_text("Serving version 2")
+        expect(state).to_contain_text("in place of version 3, which the channel names")
+        assert watched.page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_a_version_published_elsewhere_appears_with_what_it_did(
