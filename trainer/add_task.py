@@ -21,6 +21,7 @@ from trainer.data import (
     list_classes,
     note_ignored,
     refuse_known_classes,
+    refuse_nested,
     refuse_new_classes,
     refuse_retired_classes,
     shown,
@@ -85,6 +86,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     """
     started = time.monotonic()
     listing = list_classes(request.data)
+    refuse_nested(listing)
     note_ignored(listing, progress)
     base = base_of(request)
     if base.parent:

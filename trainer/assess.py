@@ -83,7 +83,10 @@ def say_evidence(student: Student, *, data: TaskData, limits: Limits, progress: 
     images = data.judged_by
     new = _count_of(images, student.new_classes)
     says = f"the gate will judge by {counted(new, 'image')} of new classes"
-    if student.teacher is not None:
+    if student.extends:
+        all_images = _count_of(images, _older(student))
+        says = f"the gate will judge by {counted(all_images, 'image')} of all classes"
+    elif student.teacher is not None:
         says += f" and {_count_of(images, _older(student))} of old ones"
     if limits.min_new and new < FEWEST["new"]:
         says += f"; --min-new needs {FEWEST['new']} of new classes, give more with --val-data DIR"

@@ -31,6 +31,9 @@ from trainer.presets import Shape
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from trainer.request import AddTask, FromFile
 
+MAX_THREADS = 1024
+"""Threads beyond any machine's cores: torch fails on huge numbers, or cannot start them all."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     # Before torch is loaded: threads that spin while they wait for each other bring training to
@@ -273,8 +276,10 @@ def _prepare_torch(options: argparse.Namespace) -> None:
     from model_store.errors import WrongUsage
 
     if options.threads is not None:
-        if options.threads < 1:
-            raise WrongUsage(f"--threads must be 1 or more, not {options.threads}")
+        if not 1 <= options.threads <= MAX_THREADS:
+            raise WrongUsage(
+                f"--threads must be between 1 and {MAX_THREADS}, not {options.threads}"
+            )
         torch.set_num_threads(options.threads)
     # The same as use_deterministic_algorithms(True, warn_only=True), which also imports the compiler:
     # two seconds of processor time for every command.

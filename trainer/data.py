@@ -52,6 +52,7 @@ IMAGE_SUFFIXES = frozenset(
         ".webp",
     ]
 )
+JUDGE_NAMES = ("val", "valid", "validation", "test")
 SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
@@ -151,6 +152,28 @@ def list_classes(folder: Path, *, option: str = "--data") -> Listing:
         _refuse_twice(one, named.setdefault(name, one))
         classes.append(ClassFolder(name=name, files=files))
     return Listing(folder=folder, classes=tuple(classes), ignored=tuple(strays))
+
+
+def refuse_nested(listing: Listing) -> None:
+    """Refuse a data folder that has its classes one level deeper, as with train and val folders."""
+    if listing.images:
+        return
+    split = {one.parent.name: one.parent for one in listing.ignored if _holds_images(one)}
+    if not split:
+        return
+    names = {name.lower(): folder for name, folder in split.items()}
+    first = names.get("train", next(iter(split.values())))
+    use = f"--data {shown(first)}"
+    judge = next((names[name] for name in JUDGE_NAMES if name in names), None)
+    if judge is not None and judge != first:
+        use += f" --val-data {shown(judge)}"
+    raise WrongUsage(
+        f"--data {shown(listing.folder)} has its class folders one level deeper: use {use}"
+    )
+
+
+def _holds_images(entry: Path) -> bool:
+    return entry.is_dir() and not _is_stray(entry) and bool(_images_in(entry)[0])
 
 
 def _refuse_twice(folder: Path, first: Path) -> None:

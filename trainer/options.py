@@ -132,12 +132,19 @@ def gate_options(one: argparse.ArgumentParser) -> None:
 
 def _share(text: str) -> float:
     """0.8, 80% and 80 are the same: a share above 1 can only be meant in percent."""
-    value = float(text.removesuffix("%"))
+    value = _number(text, expected="a share: give 0.8 or 80%")
     return value / 100 if text.endswith("%") or value > 1 else value
 
 
 def _points(text: str) -> float:
-    return float(text.removesuffix("%")) / 100
+    return _number(text, expected="a number of points: give 2 or 0.5") / 100
+
+
+def _number(text: str, *, expected: str) -> float:
+    try:
+        return float(text.removesuffix("%"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {expected}") from error
 
 
 def running_options(one: argparse.ArgumentParser) -> None:
