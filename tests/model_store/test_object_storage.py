@@ -316,11 +316,11 @@ def test_two_records_of_the_same_move_at_the_same_moment_are_told_apart(
 ) -> None:
     """Only the transaction differs: without it the later one would take the other's for its own."""
     store = Store.create(place)
-    publish_lineage(store, 1, channel=None)
+    named = publish_lineage(store, 1, channel=None)[0]
     monkeypatch.setattr("model_store.moves.timestamp", lambda: "2024-05-06T07:08:09Z")
     monkeypatch.setattr(Store, "record_numbers", lambda self, channel: [])
-    assert moves._append(store, "c", 1, target=1, mode="follow", **MOVE) is not None
-    assert moves._append(store, "c", 1, target=1, mode="follow", **MOVE) is None
+    assert moves._append(store, "c", 1, named=named, mode="follow", **MOVE) is not None
+    assert moves._append(store, "c", 1, named=named, mode="follow", **MOVE) is None
 
 
 # What is said, and what is loaded
