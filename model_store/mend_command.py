@@ -71,6 +71,8 @@ def _names(report: MendReport) -> str:
         name = record_name(report.channel, report.last)
         return f"{name} cannot be read; `dne-store promote N` or `rollback --to N` goes on after it"
     if not report.aside and not report.left:
+        if not report.last:
+            return f"{channel} has no record; `dne-store list` shows the channels that have one"
         return f"{channel} has no gap: nothing stands in its way"
     then = "would name" if report.dry_run and report.aside else "names"
     if report.head is not None:

@@ -155,7 +155,11 @@ def _move(
         )
         if record is not None:
             return record
-    raise WriteFailed(f"no free record number could be taken in channel {channel}")
+    raise WriteFailed(
+        f"no free record number could be taken in channel {channel}: "
+        f"{record_name(channel, newest + 1)} is in the way, or others move it all the time; "
+        "`dne-store verify` tells"
+    )
 
 
 def _append(

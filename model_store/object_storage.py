@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 _LOCATION = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_.-]+)*/?")
+_TOOK = re.compile(r" in [0-9.]+(?:s|ms|µs|ns)\b(?:, after \d+ retries[^-]*(?= -))?")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 SMALL_TIMEOUT = timedelta(seconds=30)
@@ -201,9 +202,11 @@ def _is_object_name(name: str) -> bool:
 
 def _sentence(error: Exception) -> str:
     """The parts of obstore's message that are for people: what was asked, how it ended, and the
-    reason if the server gave one. One line."""
+    reason if the server gave one. One line, and the same one for the same failure: whoever looks
+    every second says it once, so how long it took is left out."""
     asked, _, answer = str(error).partition("\n\nDebug source")[0].partition(": <")
     _, _, what = asked.rpartition("Error performing ")
+    what = _TOOK.sub("", what)
     reason = re.search(r"<Message>([^<>]{1,200})</Message>", answer)
     sentence = f"{what} ({reason[1]})" if reason else what
     return " ".join(sentence.split()).rstrip(".")

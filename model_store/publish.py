@@ -19,7 +19,7 @@ from model_store.errors import (
     VersionDeleted,
     WriteFailed,
 )
-from model_store.layout import shard_name, version_name
+from model_store.layout import deleted_name, shard_name, version_name
 from model_store.manifest import MAX_VERSION, Draft, Manifest, ShardRef, Signs, decode, encode
 from model_store.objects import MAX_CONFLICTS
 from model_store.shard import check_digest, check_shard, expected_tensors
@@ -38,6 +38,7 @@ def publish_draft(
     store: Store, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
 ) -> Manifest:
     _check_given(draft, shards=shards)
+    next_version(store)
     digests = [ref.sha256 for ref in draft.shards]
     try:
         with announced(store.objects, draft.transaction, parent=draft.parent, digests=digests):
@@ -49,6 +50,22 @@ def publish_draft(
         raise
     except WriteFailed as error:
         raise WriteFailed(f"{error}; no version was published") from error
+
+
+def next_version(store: Store) -> int:
+    """Find the number of the next version. Raise WriteFailed where none is left, and name what has
+    the last one: hardly a version, as nobody publishes that many."""
+    # A tombstone keeps its number. Listed second: a version that is deleted between the two
+    # listings is in at least one of them.
+    published, deleted = store.versions(), deleted_versions(store.objects)
+    newest = max((0, *published, *deleted))
+    if newest >= MAX_VERSION:
+        name = version_name(newest) if newest in published else deleted_name(newest)
+        raise WriteFailed(
+            f"{name} has the last number that there is, so no version can follow it; where "
+            "`dne-store verify` says that it is damaged, move it out of the store"
+        )
+    return newest + 1
 
 
 def _check_given(draft: Draft, *, shards: Mapping[str, bytes]) -> None:
@@ -119,17 +136,16 @@ def _reread(store: Store, ref: ShardRef) -> None:
 
 def _write_manifest(store: Store, draft: Draft, *, signer: Signs | None) -> Manifest:
     for _ in range(MAX_CONFLICTS):
-        # A tombstone keeps its number. Listed second: a version that is deleted between the two
-        # listings is in at least one of them.
-        version = max((0, *store.versions(), *deleted_versions(store.objects))) + 1
-        if version > MAX_VERSION:
-            break
+        version = next_version(store)
         name = version_name(version)
         sealed = encode(draft, version=version, signer=signer)
         manifest = decode(name, sealed, version=version)  # what no reader takes is not written
         if store.objects.create(name, sealed) and _keeps_its_number(store, manifest):
             return manifest
-    raise WriteFailed("no free version number could be taken")
+    raise WriteFailed(
+        f"no free version number could be taken: {name} is in the way, or others publish all the "
+        "time; `dne-store verify` tells"
+    )
 
 
 def _keeps_its_number(store: Store, manifest: Manifest) -> bool:

@@ -24,7 +24,8 @@ from model_store.layout import (
     version_of,
 )
 from model_store.manifest import Manifest, ShardRef
-from model_store.objects import Entry
+from model_store.objects import Entry, ObjectMissing, ObjectRefused
+from model_store.record import MAX_RECORD_BYTES
 from model_store.shard import check_shard, expected_tensors, image_bounds, read_layout
 from model_store.signing import Trust, check_signature
 from model_store.spec import Shape
@@ -108,6 +109,7 @@ class _Walk:
             self._check_shards(manifest)
         for channel in self.store.channels():
             self._check_channel(channel)
+        self._check_free(version_name(max((0, *self.store.versions(), *self.deleted)) + 1))
         self._find_unused()
 
     def one_version(self, manifest: Manifest) -> None:
@@ -225,6 +227,7 @@ class _Walk:
     def _check_channel(self, channel: str) -> None:
         numbers = self.store.record_numbers(channel)
         self._find_missing_records(channel, numbers)
+        self._check_free(record_name(channel, numbers[-1] + 1))
         for number in numbers:
             with self._noting():
                 record = self.store.record(channel, number)
@@ -246,6 +249,15 @@ class _Walk:
                 if number > before + 2:
                     missing += f", and so are those up to {record_name(channel, number - 1)}"
                 self._note(f"{missing}; `dne-store mend-channel --channel {channel}` tells more")
+
+    def _check_free(self, name: str) -> None:
+        """A folder under the next name stops every writer, and no listing shows it."""
+        try:
+            self.store.objects.read(name, max_bytes=MAX_RECORD_BYTES)
+        except ObjectMissing:
+            return
+        except ObjectRefused as error:
+            self._note(f"{name} is in the way of the next one: {error.reason}; move it away")
 
     def _find_unused(self) -> None:
         used = {shard_name(ref.sha256) for one in self.manifests.values() for ref in one.shards}

@@ -8,6 +8,7 @@ from pathlib import Path
 from model_store.channel import ChannelRecord
 from model_store.errors import StoreNotFound, WrongUsage
 from model_store.manifest import ClassImages, Manifest, ShardRef
+from model_store.publish import next_version
 from model_store.signing import Signer
 from model_store.store import Store
 from trainer.gate import Limits
@@ -118,4 +119,5 @@ def base_of(request: AddTask) -> Base:
             f"`dne-store promote {newest} --channel {request.channel}`"
         )
     parent = store.resolve(head) if head else None
+    next_version(store)  # where none is left, that is said now too
     return Base(location=request.store, store=store, head=head, parent=parent)

@@ -189,3 +189,9 @@ def test_the_verdict_says_by_how_many_images_where_they_are_too_few(
     gate: Gate | None, parent: int | None, says: str
 ) -> None:
     assert verdict(decode("a version", _judged(gate, parent=parent), version=3)) == says
+
+
+def test_a_network_that_two_versions_have_in_common_is_checked_once() -> None:
+    first, second = _manifest(1), _manifest(2, accuracy=0.25)
+    assert first.spec is second.spec
+    assert first.spec != _manifest(1, classes=("another", "name")).spec

@@ -278,3 +278,11 @@ def test_a_damaged_record_in_the_chain_is_told_apart(location: str, capsys: Capt
     out = capsys.readouterr().out
     assert "channels/production/00000002.json cannot be read; `dne-store promote N`" in out
     assert isinstance(store.promote(1, **MOVE), ChannelRecord)
+
+
+def test_a_channel_without_a_record_is_not_called_sound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publish_lineage(Store.create(str(tmp_path)), 1)
+    assert main(["mend-channel", "--channel", "produktion", "--store", str(tmp_path)]) == 0
+    assert "channel produktion has no record" in capsys.readouterr().out

@@ -225,6 +225,20 @@ def test_a_server_that_is_not_there_is_told_in_one_line(monkeypatch: pytest.Monk
         assert "\n" not in str(caught.value)
 
 
+def test_the_same_failure_is_told_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a server that looks every second would write a line of its log each time."""
+    for name, value in S3(f"http://127.0.0.1:{free_ports(1)[0]}").environment.items():
+        monkeypatch.setenv(name, value)
+    objects = ObjectStorage(f"s3://{BUCKET}/x", retry=QUICK)
+    told = []
+    for _ in range(2):
+        with pytest.raises(StoreError) as failure:
+            objects.read("store.json", max_bytes=1)
+        told.append(str(failure.value))
+    assert told[0] == told[1]
+    assert told[0].endswith("/x/store.json - HTTP error: error sending request")
+
+
 # A store on it
 
 
@@ -302,12 +316,11 @@ def test_two_records_of_the_same_move_at_the_same_moment_are_told_apart(
 ) -> None:
     """Only the transaction differs: without it the later one would take the other's for its own."""
     store = Store.create(place)
-    publish_lineage(store, 1, channel=None)
-    first = store.manifest(1)
+    named = publish_lineage(store, 1, channel=None)[0]
     monkeypatch.setattr("model_store.moves.timestamp", lambda: "2024-05-06T07:08:09Z")
     monkeypatch.setattr(Store, "record_numbers", lambda self, channel: [])
-    assert moves._append(store, "c", 1, named=first, mode="follow", **MOVE) is not None
-    assert moves._append(store, "c", 1, named=first, mode="follow", **MOVE) is None
+    assert moves._append(store, "c", 1, named=named, mode="follow", **MOVE) is not None
+    assert moves._append(store, "c", 1, named=named, mode="follow", **MOVE) is None
 
 
 # What is said, and what is loaded
