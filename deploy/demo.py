@@ -32,6 +32,8 @@ from demo_processes import (
     wait_for,
 )
 
+from model_store.tables import percent
+
 FOLDER = Path("demo")
 STORE = FOLDER / "models"
 SERVER_LOG = FOLDER / "server.log"
@@ -110,7 +112,10 @@ def measure(server: Server, *, data: DemoData) -> None:
     served = right / len(images)
     evaluation = train("evaluate", "--data", str(data.test), store=STORE, log=TRAINER_LOG)
     evaluated = float(evaluation["accuracy"]["all"])
-    print(f"  right: {served:.1%} of the server's answers, {evaluated:.1%} by dne-train evaluate")
+    print(
+        f"  right: {percent(served)} of the server's answers, {percent(evaluated)} by "
+        "dne-train evaluate"
+    )
     if served < LEAST_ACCURACY:
         raise DemoFailed(f"less than {LEAST_ACCURACY:.0%} of the held-out digits were right")
     if abs(served - evaluated) > 1.5 / len(images):

@@ -27,6 +27,7 @@ Transaction = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 MAX_VERSION = 99_999_999
 KEPT_MANIFESTS = 32
+KEPT_SPECS = 8  # one may name many thousands of classes
 SIGNED_AS = b"dne-serve manifest\n"  # a signature for something else is none for a manifest
 
 
@@ -153,15 +154,10 @@ class Draft(Record):
 
     @cached_property
     def spec(self) -> NetworkSpec:
-        tasks = tuple(
-            TaskSpec(
-                name=task.name,
-                classes=task.classes,
-                expert=ExpertSpec(heads=task.heads, attention_heads=task.attention_heads or 0),
-            )
-            for task in self.tasks
+        shapes = tuple(
+            (task.name, task.classes, task.heads, task.attention_heads or 0) for task in self.tasks
         )
-        return NetworkSpec(**self.network.model_dump(), tasks=tasks)
+        return _spec_of(self.network, shapes)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -196,6 +192,22 @@ class Draft(Record):
     @property
     def shards(self) -> tuple[ShardRef, ...]:
         return (*self.model_shards, *self.image_shards)
+
+
+@lru_cache(maxsize=KEPT_SPECS)
+def _spec_of(
+    network: Geometry, tasks: tuple[tuple[str, tuple[str, ...], int, int], ...]
+) -> NetworkSpec:
+    """Check the network of a version. Most versions have that of the one before, or nearly."""
+    specs = tuple(
+        TaskSpec(
+            name=name,
+            classes=classes,
+            expert=ExpertSpec(heads=heads, attention_heads=attention_heads),
+        )
+        for name, classes, heads, attention_heads in tasks
+    )
+    return NetworkSpec(**network.model_dump(), tasks=specs)
 
 
 class Signature(Record):
