@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +18,21 @@ from trainer.plan import Effort
 from trainer.presets import Shape
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    """Two tasks: letters a and b, digits 0 and 1."""
-    location = tmp_path / "models"
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tasks: letters a and b, digits 0 and 1. To be copied."""
+    folder = tmp_path_factory.mktemp("learnt")
     for name, classes in (("letters", ["a", "b"]), ("digits", ["0", "1"])):
-        data = write_classes(tmp_path / name, classes)
+        data = write_classes(folder / name, classes)
         shape = SHAPE if name == "letters" else Shape()
-        add_task(asked(location, data, shape=shape), progress=Listening())
-    return location
+        add_task(asked(folder / "models", data, shape=shape), progress=Listening())
+    return folder
+
+
+@pytest.fixture
+def store(learnt: Path, tmp_path: Path) -> Path:
+    shutil.copytree(learnt, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "models"
 
 
 def more_of(folder: Path, class_name: str, *, images: int = 12, seed: int = 9) -> Path:
