@@ -24,8 +24,6 @@ from trainer.presets import heads_for
 FEWEST_RUNS, MOST_RUNS = 7, 100
 ENOUGH_S = 0.4
 """Seconds of runs after which the least of them hardly falls any more (ADR 34)."""
-STEADY_RUNS, STEADY_SHARE = 40, 0.98
-"""Runs in a row that are no faster than this share of the least: then more of them tell nothing."""
 MIB = 1 << 20
 
 
@@ -136,18 +134,15 @@ def least_ms(network: Network) -> float:
     so that what else the machine does counts little. On a GPU by the clock."""
     run = _one_image(network)
     clock = time.thread_time if network.device.type == "cpu" else time.perf_counter
-    least_s, spent_s, steady_since = float("inf"), 0.0, 0
+    least_s, spent_s = float("inf"), 0.0
     with _one_thread():
         run()
         for done in range(1, MOST_RUNS + 1):
             started_s = clock()
             run()
             took_s = clock() - started_s
-            if took_s < STEADY_SHARE * least_s:
-                steady_since = done
             least_s, spent_s = min(least_s, took_s), spent_s + took_s
-            is_steady = done - steady_since >= STEADY_RUNS
-            if is_steady or (done >= FEWEST_RUNS and spent_s >= ENOUGH_S):
+            if done >= FEWEST_RUNS and spent_s >= ENOUGH_S:
                 break
     return 1000 * least_s
 

@@ -10,6 +10,13 @@ from tests.trainer.command import Command
 from tests.trainer.folders import write_classes
 
 
+@pytest.fixture(autouse=True)
+def _forecasts_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A steady time takes a hundred runs, and hundreds of tasks are learnt here; `test_forecast`
+    looks at the time itself."""
+    monkeypatch.setattr("trainer.forecast.MOST_RUNS", 7)
+
+
 @pytest.fixture
 def dne_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path / "models", capsys)
