@@ -161,7 +161,9 @@ def test_a_name_that_is_read_from_right_to_left_moves_no_number(
     promote(store, publish_tiny(store, tasks=[("letters", ["שלום", "مرحبا"])]))
     with live_server(tmp_path / "models") as live, watching(browser, live.url) as watched:
         drop(watched.page, ("a.png", png()))
-        name, share = watched.page.locator("#answers .label bdi").all()
+        parts = watched.page.locator("#answers .label bdi")
+        expect(parts).to_have_count(2)
+        name, share = parts.all()
         expect(share).to_contain_text("%")
         assert name.bounding_box()["x"] < share.bounding_box()["x"]
         assert share.bounding_box()["height"] < 2 * name.bounding_box()["height"]
