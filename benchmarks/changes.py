@@ -15,11 +15,11 @@ from benchmarks.figures import Figure, at_most
 from benchmarks.load import FAILED, Seen, Traffic
 from benchmarks.servers import Running, Server, running
 from model_store.codec import encode_classifier, encode_expert, load_network
-from model_store.manifest import Draft, Manifest, TaskRecord, geometry_of
-from model_store.record import timestamp
-from model_store.shard import shard_ref
+from model_store.records.manifest import Draft, Manifest, TaskRecord, geometry_of
+from model_store.records.sealing import timestamp
 from model_store.spec import ExpertSpec, TaskSpec
-from model_store.store import Store
+from model_store.store.shard import shard_ref
+from model_store.store.store import Store
 
 CONNECTIONS = 8
 BEFORE_S = 15.0

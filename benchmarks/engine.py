@@ -30,13 +30,13 @@ from benchmarks.grown import paper_spec, publish_lineage, random_network
 from benchmarks.literal import literal
 from benchmarks.onnx_rows import measure_export, measure_precision
 from benchmarks.turns import in_turns
-from dne_serve.engine import Query, Resident, finish, joined
-from dne_serve.residents import ImageBatcher, Limits, Residents
-from dne_serve.torch_engine import TorchEngine
-from model_store.manifest import ShardRef, delta_of, total_bytes
-from model_store.network import FoldedNetwork
+from dne_serve.engines.base import Query, Resident, finish, joined
+from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
+from model_store.inference.forward import FoldedNetwork
 from model_store.network.flops import folded_flops, reference_flops
-from model_store.store import Store
+from model_store.records.manifest import ShardRef, delta_of, total_bytes
+from model_store.store.store import Store
 
 BATCH = 8
 SPEED_UPS = {6: 1.8, 11: 2.1, 26: 2.4}

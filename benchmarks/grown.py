@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 import torch
 
 from model_store.codec import encode_classifier, encode_expert
-from model_store.manifest import Draft, Manifest, Preprocessing, TaskRecord, geometry_of
-from model_store.network import Network
-from model_store.shard import shard_ref
+from model_store.network.network import Network
+from model_store.records.manifest import Draft, Manifest, Preprocessing, TaskRecord, geometry_of
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
-from model_store.store import Store
-from trainer.presets import PRESETS
+from model_store.store.shard import shard_ref
+from model_store.store.store import Store
+from trainer.learning.presets import PRESETS
 
 CLASSES_A_TASK = 10
 

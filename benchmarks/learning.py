@@ -29,13 +29,14 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from model_store.codec import load_network
-from model_store.network import Lineage, Network
+from model_store.inference.forward import Lineage
+from model_store.network.network import Network
 from model_store.preprocess import normalise, read_pixels
 from model_store.spec import ExpertSpec, TaskSpec
-from model_store.store import Store
-from trainer.fit import parameter_groups
-from trainer.losses import Objective, Teacher, cross_entropy
-from trainer.presets import Shape
+from model_store.store.store import Store
+from trainer.learning.fit import parameter_groups
+from trainer.learning.losses import Objective, Teacher, cross_entropy
+from trainer.learning.presets import Shape
 
 TASKS = 5
 CLASSES_A_TASK = 5

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_store.network import Network
 from model_store.network.layers import TaskAttention
+from model_store.network.network import Network
 
 
 class LiteralTaskAttention(TaskAttention):

@@ -12,11 +12,11 @@ import torch
 from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.grown import paper_spec, publish_lineage, random_network
 from benchmarks.turns import in_turns
-from model_store.network import FoldedNetwork
-from model_store.onnx import export_onnx
+from model_store.inference.forward import FoldedNetwork
+from model_store.onnx.export import export_onnx
 from model_store.onnx.model import weights_of
 from model_store.onnx.session import Session
-from model_store.store import Store
+from model_store.store.store import Store
 
 BATCH = 8
 Measured = tuple[list[Figure], dict[str, float]]

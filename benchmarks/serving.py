@@ -39,8 +39,8 @@ from benchmarks.servers import (
     running,
 )
 from deploy.demo_data import write_demo_data
-from dne_serve.engine import Engine, Query, Resident, choose_engine, finish
-from model_store.store import Store
+from dne_serve.engines.base import Engine, Query, Resident, choose_engine, finish
+from model_store.store.store import Store
 
 LOOP_S = 3.0
 IMAGE_SIZE = 32

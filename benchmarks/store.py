@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
+from model_store.backends.local import LocalDirectory, Objects
 from model_store.layout import shard_name
-from model_store.manifest import Manifest
-from model_store.objects import LocalDirectory, Objects
+from model_store.records.manifest import Manifest
 from model_store.spec import ExpertSpec, TaskSpec
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.model_store import drafts
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 

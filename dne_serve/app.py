@@ -8,16 +8,17 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from dne_serve import pages, problems, protocol_v2, routes
-from dne_serve.doors import check_scopes
-from dne_serve.edge import BodyLimit, Observed, Packed
-from dne_serve.engine import Engine
-from dne_serve.hosts import KnownHosts
-from dne_serve.inflate import Inflated
-from dne_serve.room import Room
-from dne_serve.serving import Serving
+from dne_serve import protocol_v2
+from dne_serve.engines.base import Engine
+from dne_serve.http import pages, problems, routes
+from dne_serve.http.body_room import Room
+from dne_serve.http.hosts import KnownHosts
+from dne_serve.http.inflate import Inflated
+from dne_serve.http.middleware import BodyLimit, Observed, Packed
+from dne_serve.http.scoped_route import check_scopes
+from dne_serve.http.versions import Overviews
+from dne_serve.server import Serving
 from dne_serve.settings import Settings, listed
-from dne_serve.versions import Overviews
 from model_store import __version__
 
 WORTH_PACKING = 4096  # bytes of an answer: most clients offer to unpack, and few need it

@@ -12,11 +12,11 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dne_serve.exposure import check_exposure, check_tls
+from dne_serve.access.startup_checks import check_exposure, check_tls
+from dne_serve.access.tokens import new_token, read_tokens
 from dne_serve.log_lines import set_up_log
 from dne_serve.settings import Settings, load_settings
-from dne_serve.tokens import new_token, read_tokens
-from model_store.command import (
+from model_store.cli.command import (
     EXIT_OK,
     add_json_option,
     add_version_option,
@@ -26,8 +26,8 @@ from model_store.command import (
 from model_store.errors import DneError, StoreNotFound
 
 if TYPE_CHECKING:
-    from dne_serve.engine import Engine
-    from model_store.store import Store
+    from dne_serve.engines.base import Engine
+    from model_store.store.store import Store
 
 ENVIRONMENT_ONLY = frozenset({"admin_token", "tokens"})
 REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard"})
@@ -111,8 +111,8 @@ def serve(settings: Settings, *, as_json: bool) -> int:
         import uvicorn
 
         from dne_serve.app import create_app
-        from dne_serve.wire import server_config
-        from model_store.store import Store
+        from dne_serve.wire.uvicorn_config import server_config
+        from model_store.store.store import Store
 
         store = None
         with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
@@ -130,8 +130,8 @@ def serve(settings: Settings, *, as_json: bool) -> int:
 
 
 def _engine(settings: Settings, store: Store | None) -> Engine:
-    from dne_serve.backend import backend_for, served_by
-    from dne_serve.engine import choose_engine
+    from dne_serve.engines.base import choose_engine
+    from dne_serve.engines.choose import backend_for, served_by
 
     backend, device = settings.backend, settings.device
     if backend == "auto":

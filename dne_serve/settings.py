@@ -17,12 +17,12 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from dne_serve.rules import parse_rules
-from model_store.channel import ChannelName
+from dne_serve.rollout.rules import parse_rules
 from model_store.errors import WrongUsage
-from model_store.manifest import MAX_VERSION, first_reason
 from model_store.precision import Asked
-from model_store.signing import Trust, load_trust
+from model_store.records.channel import ChannelName
+from model_store.records.manifest import MAX_VERSION, first_reason
+from model_store.records.signing import Trust, load_trust
 
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]

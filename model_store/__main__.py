@@ -11,7 +11,7 @@ def main() -> int:
     # pydantic looks through every installed distribution for plugins: a sixth of the whole time.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.disable()  # what imports make stays, so that looking for garbage among it is in vain
-    from model_store.cli import main as command
+    from model_store.cli.main import main as command
 
     gc.freeze()
     gc.enable()

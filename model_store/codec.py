@@ -10,9 +10,10 @@ from safetensors.numpy import save
 from torch import Tensor, nn
 
 from model_store.errors import RecordInvalid
-from model_store.manifest import Draft, ShardRef
-from model_store.network import Expert, Network
-from model_store.shard import check_shard, expected_tensors, image_bounds, read_layout
+from model_store.network.expert import Expert
+from model_store.network.network import Network
+from model_store.records.manifest import Draft, ShardRef
+from model_store.store.shard import check_shard, expected_tensors, image_bounds, read_layout
 
 ReadShard = Callable[[ShardRef], bytes]
 

@@ -1,5 +1,5 @@
 """What can go wrong, as a tree. Raised where it happens; translated once, to an exit code
-(`model_store.command`) or to an HTTP status (`dne_serve.problems`).
+(`model_store.cli.command`) or to an HTTP status (`dne_serve.http.problems`).
 
 DneError
 ├── WrongUsage               the command line or a setting asks for something that makes no sense

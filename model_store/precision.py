@@ -23,9 +23,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from model_store.cache import cache_folder
 from model_store.errors import WrongUsage
-from model_store.quality import Reduced
+from model_store.records.quality import Reduced
+from model_store.store.cache import cache_folder
 from model_store.tables import percent
 
 Precision = Literal["fp32", "bf16", "int8"]
@@ -34,8 +34,8 @@ Asked = Literal["auto", "fp32", "bf16", "int8"]
 MIN_AGREEMENT = 0.99
 TRIAL_S = 60.0
 TRIALS: Mapping[Reduced, str] = {
-    "bf16": "model_store.network.trial",
-    "int8": "model_store.onnx.trial",
+    "bf16": "model_store.inference.trial",
+    "int8": "model_store.onnx.session_trial",
 }
 """What a child process runs."""
 REMEMBERED = "precision.json"

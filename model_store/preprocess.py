@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from model_store.errors import ImageRejected, ImageTooLarge
-from model_store.manifest import Preprocessing
+from model_store.records.manifest import Preprocessing
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 40_000_000

@@ -53,7 +53,7 @@ BREAKS = (
     ),
     Break(
         "3 shards first, manifest last",
-        "model_store/publish.py",
+        "model_store/store/publish.py",
         "            _write_shards(store, draft, shards=shards)\n"
         "            _leave_forgotten(store, draft, shards=shards)\n"
         "            return _write_manifest(store, draft, signer=signer)\n",
@@ -65,7 +65,7 @@ BREAKS = (
     ),
     Break(
         "4 create-if-absent",
-        "model_store/objects.py",
+        "model_store/backends/local.py",
         "        os.link(temporary, name, src_dir_fd=source, dst_dir_fd=target, "
         "follow_symlinks=False)\n",
         "        os.rename(temporary, name, src_dir_fd=source, dst_dir_fd=target)\n",
@@ -73,14 +73,14 @@ BREAKS = (
     ),
     Break(
         "5 bytes are never trusted",
-        "model_store/shard.py",
+        "model_store/store/shard.py",
         "    if found != ref.sha256:\n",
         "    if False:\n",
         "tests/model_store/test_store.py",
     ),
     Break(
         "6 a request has one version",
-        "dne_serve/routes.py",
+        "dne_serve/http/routes.py",
         "    chosen = await serving.predictor.resolve(version)\n"
         "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n",
         "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n"
@@ -97,7 +97,7 @@ BREAKS = (
     ),
     Break(
         "7 a failed load keeps the old version",
-        "dne_serve/reloader.py",
+        "dne_serve/rollout/reloader.py",
         "                self._fall_back(store, failure)\n            raise\n",
         "                self._fall_back(store, failure)\n"
         "            self._residents._served = None\n            raise\n",
@@ -114,14 +114,14 @@ BREAKS = (
     ),
     Break(
         "9 loading costs the delta",
-        "dne_serve/torch_engine.py",
+        "dne_serve/engines/torch_engine.py",
         "needed = manifest.model_shards[len(known) :]",
         "needed = manifest.model_shards",
         "tests/dne_serve/test_reloader.py::test_loading_the_next_version_reads_only_the_delta",
     ),
     Break(
         "9 publishing costs the delta",
-        "model_store/publish.py",
+        "model_store/store/publish.py",
         "        if ref.sha256 not in shards and ref not in inherited:\n",
         "        if ref.sha256 not in shards:\n",
         "tests/model_store/test_store.py::test_publishing_a_child_touches_only_what_is_new",

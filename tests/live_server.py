@@ -18,12 +18,12 @@ import uvicorn
 from PIL import Image
 
 from dne_serve.app import create_app
-from dne_serve.engine import Engine
-from dne_serve.serving import Serving
+from dne_serve.engines.base import Engine
+from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.server import Serving
 from dne_serve.settings import Settings
-from dne_serve.torch_engine import TorchEngine
-from dne_serve.wire import server_config
-from model_store.channel import ChannelRecord
+from dne_serve.wire.uvicorn_config import server_config
+from model_store.records.channel import ChannelRecord
 
 TOKEN = "a-token-for-tests"
 POLL_SECONDS = 0.02

@@ -7,11 +7,11 @@ import json
 import uuid
 from pathlib import Path
 
-from model_store.channel import ChannelRecord, encode_record
 from model_store.layout import record_name, version_name
-from model_store.manifest import Manifest, Metrics, encode
-from model_store.quality import Gate
-from model_store.store import Store
+from model_store.records.channel import ChannelRecord, encode_record
+from model_store.records.manifest import Manifest, Metrics, encode
+from model_store.records.quality import Gate
+from model_store.store.store import Store
 from tests.model_store.drafts import CREATED, publish_lineage
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from model_store.codec import encode_classifier, encode_expert, load_network
-from model_store.manifest import (
+from model_store.network.network import Network
+from model_store.records.manifest import (
     Accuracy,
     Calibration,
     Draft,
@@ -23,11 +24,10 @@ from model_store.manifest import (
     Unknown,
     geometry_of,
 )
-from model_store.network import Network
-from model_store.quality import Gate, Reduced
-from model_store.shard import shard_ref
+from model_store.records.quality import Gate, Reduced
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
-from model_store.store import Store
+from model_store.store.shard import shard_ref
+from model_store.store.store import Store
 
 IMAGE_SIZE = 8
 TINY = NetworkSpec(image_size=IMAGE_SIZE, patch_size=4, depth=1)

@@ -180,7 +180,7 @@ class Commands:
         return int(self._call(main, [*given, *options], ends)["version"])
 
     def store(self, *arguments: str) -> dict[str, Any]:
-        from model_store.cli import main
+        from model_store.cli.main import main
 
         return self._call(main, arguments, PROMOTED)
 

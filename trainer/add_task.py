@@ -8,15 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.describe import verdict
 from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
-from model_store.manifest import Manifest, delta_of, total_bytes
 from model_store.names import notes_on_look_alikes
-from model_store.store import Store
-from trainer.assess import say_evidence
-from trainer.checkpoint import Checkpoint
-from trainer.configuration import configuration_of
-from trainer.data import (
+from model_store.records.describe import verdict
+from model_store.records.manifest import Manifest, delta_of, total_bytes
+from model_store.store.store import Store
+from trainer.data.folders import (
     Listing,
     list_classes,
     note_ignored,
@@ -26,14 +23,17 @@ from trainer.data import (
     refuse_retired_classes,
     shown,
 )
-from trainer.draft import draft_version
-from trainer.forecast import Before, Forecast, forecast
-from trainer.learn import learn, plan_of
+from trainer.data.task_data import TaskData, read_task_data
+from trainer.evaluation.assess import say_evidence
+from trainer.evaluation.forecast import Before, Forecast, forecast
+from trainer.evaluation.version_draft import draft_version
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.configuration import configuration_of
+from trainer.learning.learn import learn, plan_of
+from trainer.learning.start import refuse_pretrained
+from trainer.learning.student import Student, make_student
 from trainer.progress import Progress
 from trainer.request import AddTask, Base, base_of
-from trainer.start import refuse_pretrained
-from trainer.student import Student, make_student
-from trainer.task_data import TaskData, read_task_data
 
 MAX_REASON = 2000
 """Characters that a channel record takes."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from model_store.command import (
+from model_store.cli.command import (
     EXIT_NOT_PROMOTED,
     EXIT_OK,
     add_channel_option,
@@ -19,6 +19,7 @@ from model_store.command import (
     run,
     version_number,
 )
+from trainer.learning.presets import Shape
 from trainer.options import (
     gate_options,
     learning_options,
@@ -26,7 +27,6 @@ from trainer.options import (
     running_options,
     size_options,
 )
-from trainer.presets import Shape
 
 if TYPE_CHECKING:  # torch takes seconds to import, and --help should not
     from trainer.request import AddTask, FromFile
@@ -134,7 +134,7 @@ def _add_task(options: argparse.Namespace) -> int:
     _prepare_torch(options)
     from trainer.add_task import add_task
     from trainer.progress import show_progress
-    from trainer.tell import tell_outcome
+    from trainer.report.text import tell_outcome
 
     outcome = add_task(request, progress=show_progress())
     if options.json:
@@ -146,11 +146,11 @@ def _add_task(options: argparse.Namespace) -> int:
 
 def _request(options: argparse.Namespace) -> AddTask:
     from model_store.errors import WrongUsage
-    from model_store.signing import load_signer
-    from trainer.gate import Limits
-    from trainer.plan import Effort
+    from model_store.records.signing import load_signer
+    from trainer.evaluation.gate import Limits
+    from trainer.evaluation.unknown import check_rate
+    from trainer.learning.plan import Effort
     from trainer.request import AddTask
-    from trainer.unknown import check_rate
 
     if options.memory < 0:
         raise WrongUsage(f"--memory must be 0 or more, not {options.memory}")
@@ -216,7 +216,7 @@ def _from_file(options: argparse.Namespace) -> FromFile | None:
 
 def _checkpoint_folder(options: argparse.Namespace) -> Path:
     from model_store.errors import WrongUsage
-    from trainer.checkpoint import default_folder
+    from trainer.learning.checkpoint import default_folder
 
     chosen: Path | None = options.checkpoint
     if chosen is None:
@@ -231,9 +231,9 @@ def _checkpoint_folder(options: argparse.Namespace) -> Path:
 
 def _evaluate(options: argparse.Namespace) -> int:
     _prepare_torch(options)
-    from trainer.evaluate import Evaluate, evaluate
+    from trainer.evaluation.evaluate import Evaluate, evaluate
     from trainer.progress import show_progress
-    from trainer.tell import tell_evaluation
+    from trainer.report.text import tell_evaluation
 
     request = Evaluate(
         store=options.store,
@@ -256,7 +256,7 @@ def _report(options: argparse.Namespace) -> int:
     _prepare_torch(options)
     from model_store.tables import counted, percent
     from trainer.progress import show_progress
-    from trainer.report import Report, write_report
+    from trainer.report.report import Report, write_report
 
     request = Report(
         store=options.store, version=options.version, out=options.out, device=options.device

@@ -6,8 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
-from model_store.command import add_json_option, add_store_option
-from trainer.presets import PRESETS
+from model_store.cli.command import add_json_option, add_store_option
+from trainer.learning.presets import PRESETS
 
 
 def size_options(one: argparse.ArgumentParser) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from model_store.channel import ChannelRecord
 from model_store.errors import StoreNotFound, WrongUsage
-from model_store.manifest import ClassImages, Manifest, ShardRef
-from model_store.publish import next_version
-from model_store.signing import Signer
-from model_store.store import Store
-from trainer.gate import Limits
-from trainer.plan import Effort
-from trainer.presets import Shape
-from trainer.unknown import RATE
+from model_store.records.channel import ChannelRecord
+from model_store.records.manifest import ClassImages, Manifest, ShardRef
+from model_store.records.signing import Signer
+from model_store.store.publish import next_version
+from model_store.store.store import Store
+from trainer.evaluation.gate import Limits
+from trainer.evaluation.unknown import RATE
+from trainer.learning.plan import Effort
+from trainer.learning.presets import Shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from model_store.codec import load_network
-from model_store.network import FoldedNetwork
+from model_store.inference.forward import FoldedNetwork
 from model_store.preprocess import Pixels, fit_pixels, normalise, read_pixels
-from model_store.store import Store
+from model_store.store.store import Store
 
 MAX_BATCH = 16
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
-from dne_serve.answers import list_json
-from dne_serve.problems import Malformed, TooLarge
+from dne_serve.http.problems import Malformed, TooLarge
+from dne_serve.inference.answers import list_json
 from dne_serve.protocol_v2.schemas import (
     MAX_JSON_VALUES,
     InferenceAnswer,
@@ -19,7 +19,7 @@ from dne_serve.protocol_v2.schemas import (
     RequestOutput,
 )
 from dne_serve.protocol_v2.tensors import Encoded, Tensor
-from model_store.manifest import first_reason
+from model_store.records.manifest import first_reason
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MOST_LIKELY_SHORT = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from dne_serve.problems import NotInMemory, NotReady, tell
+from dne_serve.http.problems import NotInMemory, NotReady, tell
 from dne_serve.protocol_v2.answers import OUTPUTS
 from dne_serve.protocol_v2.images import ANY, INPUTS
 from dne_serve.protocol_v2.schemas import (
@@ -23,12 +23,12 @@ from dne_serve.protocol_v2.schemas import (
     ServerAnswer,
     TensorAnswer,
 )
-from dne_serve.serving import Serving
-from dne_serve.statistics import Duration
+from dne_serve.rollout.statistics import Duration
+from dne_serve.server import Serving
 from model_store import __version__
 from model_store.errors import DneError
-from model_store.manifest import Manifest
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 
 MAX_INDEXED = 100
 """Versions in the index: whether each can be asked for takes a look at its manifest."""

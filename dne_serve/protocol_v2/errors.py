@@ -7,7 +7,7 @@ import json
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dne_serve.problems import MEDIA_TYPE
+from dne_serve.http.problems import MEDIA_TYPE
 
 PREFIX = "/v2"
 

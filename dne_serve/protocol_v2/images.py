@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.decoding import Decoder
-from dne_serve.problems import Malformed, TooLarge
+from dne_serve.http.problems import Malformed, TooLarge
+from dne_serve.http.uploads import Picture, Upload
+from dne_serve.inference.decoding import Decoder
 from dne_serve.protocol_v2.schemas import Datatype
 from dne_serve.protocol_v2.tensors import Tensor, check_size, elements_of, floats_of, uint8_of
-from dne_serve.uploads import Picture, Upload
-from model_store.manifest import Preprocessing
 from model_store.preprocess import FORMATS, Pixels
+from model_store.records.manifest import Preprocessing
 
 ANY = -1
 CHANNELS = 3

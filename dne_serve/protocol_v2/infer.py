@@ -10,10 +10,11 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from dne_serve.answers import SCORE_WORK, work_of
-from dne_serve.companions import Chosen
-from dne_serve.engine import Floats, Resident
-from dne_serve.patience import ARRIVED
+from dne_serve.engines.base import Floats, Resident
+from dne_serve.http.routes import Parts
+from dne_serve.http.uploads import Picture
+from dne_serve.inference.answers import SCORE_WORK, work_of
+from dne_serve.inference.deadline import ARRIVED
 from dne_serve.protocol_v2 import describe, scopes
 from dne_serve.protocol_v2.answers import (
     EVERY_OUTPUT,
@@ -29,10 +30,9 @@ from dne_serve.protocol_v2.openapi import INFER_ANSWER, INFER_BODY, refusals
 from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
 from dne_serve.protocol_v2.scopes import ThisModel, Version
 from dne_serve.protocol_v2.tensors import encode
-from dne_serve.routes import Parts
-from dne_serve.serving import Serving
-from dne_serve.uploads import Picture
-from model_store.manifest import Preprocessing
+from dne_serve.rollout.canary import Chosen
+from dne_serve.server import Serving
+from model_store.records.manifest import Preprocessing
 
 SMALL_BYTES = 32 << 10
 """A body up to this size is read on the event loop: a trip to a thread would take longer."""

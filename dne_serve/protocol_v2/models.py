@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dne_serve.http.routes import Parts
 from dne_serve.protocol_v2 import describe, scopes
 from dne_serve.protocol_v2.openapi import refusals
 from dne_serve.protocol_v2.schemas import (
@@ -14,8 +15,7 @@ from dne_serve.protocol_v2.schemas import (
     StatisticsAnswer,
 )
 from dne_serve.protocol_v2.scopes import ThisModel, Version
-from dne_serve.routes import Parts
-from dne_serve.serving import Serving
+from dne_serve.server import Serving
 
 health = scopes.anyone()
 read = scopes.read()

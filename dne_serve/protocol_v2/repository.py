@@ -7,8 +7,9 @@ from typing import Any
 
 from fastapi import Request
 
-from dne_serve.auth import actor_of
-from dne_serve.problems import Malformed
+from dne_serve.access.auth import actor_of
+from dne_serve.http.problems import Malformed
+from dne_serve.http.routes import Parts
 from dne_serve.protocol_v2 import describe, scopes
 from dne_serve.protocol_v2.body import Model, parse
 from dne_serve.protocol_v2.openapi import INDEX_BODY, LOAD_BODY, refusals
@@ -20,7 +21,6 @@ from dne_serve.protocol_v2.schemas import (
     StateAnswer,
 )
 from dne_serve.protocol_v2.scopes import ThisModel
-from dne_serve.routes import Parts
 
 log = logging.getLogger("dne_serve.protocol_v2")
 

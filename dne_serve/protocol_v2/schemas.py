@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from dne_serve.answers import MAX_TOP_K
+from dne_serve.inference.answers import MAX_TOP_K
 
 Datatype = Literal["BYTES", "UINT8", "FP32", "BOOL"]
 State = Literal["READY", "UNAVAILABLE"]

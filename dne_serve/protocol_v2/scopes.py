@@ -12,13 +12,13 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path
 
-from dne_serve.auth import Scope
-from dne_serve.doors import scoped
-from dne_serve.problems import NotOffered
+from dne_serve.access.auth import Scope
+from dne_serve.http.problems import NotOffered
+from dne_serve.http.routes import Parts
+from dne_serve.http.scoped_route import scoped
 from dne_serve.protocol_v2.errors import PREFIX
 from dne_serve.protocol_v2.openapi import refusals
-from dne_serve.routes import Parts
-from model_store.manifest import MAX_VERSION
+from model_store.records.manifest import MAX_VERSION
 
 TAG = "Open Inference Protocol"
 

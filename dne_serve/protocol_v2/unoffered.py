@@ -5,12 +5,12 @@ Asking how things stand is answered; asking for a change is refused with what to
 
 from __future__ import annotations
 
-from dne_serve.problems import Malformed, NotOffered
+from dne_serve.http.problems import Malformed, NotOffered
+from dne_serve.http.routes import Parts
 from dne_serve.protocol_v2 import describe, scopes
 from dne_serve.protocol_v2.openapi import refusals
 from dne_serve.protocol_v2.schemas import LogAnswer, TraceAnswer
 from dne_serve.protocol_v2.scopes import ThisModel
-from dne_serve.routes import Parts
 
 read = scopes.read()
 

@@ -5,6 +5,3 @@ The graph's metadata carries version, manifest digest, classes and preprocessing
 beside it, a file an expert and one for the classifier, named by their SHA-256: versions that were
 exported to the same folder share what they share.
 """
-
-from model_store.onnx.export import Exported as Exported
-from model_store.onnx.export import export_onnx as export_onnx

@@ -15,10 +15,10 @@ import onnx
 
 from model_store.codec import load_network
 from model_store.errors import WriteFailed
-from model_store.manifest import Manifest
 from model_store.onnx.model import OnnxPrecision, onnx_model, weights_of
 from model_store.onnx.weights import DataFile, pack
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

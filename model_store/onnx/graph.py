@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from model_store.onnx.matmul_nodes import product
 from model_store.onnx.mixing import Mixing
-from model_store.onnx.products import product
 from model_store.onnx.runs import Run, runs_of
 from model_store.onnx.writer import Writer
 from model_store.spec import NetworkSpec

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from model_store.onnx.products import Rows, by_head, first_of, multiplied, product, rows_for
+from model_store.onnx.matmul_nodes import Rows, by_head, first_of, multiplied, product, rows_for
 from model_store.onnx.runs import Run
 from model_store.onnx.writer import Writer
 from model_store.spec import NetworkSpec

@@ -11,8 +11,8 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
-from model_store.network import Network
-from model_store.network.fold import fold_expert
+from model_store.inference.fold import fold_expert
+from model_store.network.network import Network
 from model_store.onnx.graph import GraphOf
 from model_store.onnx.quantise import quantised
 from model_store.onnx.runs import runs_of

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_store.network.fold import (
+from model_store.inference.fold import (
     FoldedAttention,
     FoldedBlock,
     FoldedExpert,

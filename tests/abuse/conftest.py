@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.abuse.victim import Victim, serving
 from tests.campaigns import AddRow, Campaigns
 from tests.dne_serve.conftest import publish_digits, publish_letters

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dne_serve.footprint import pass_bytes
+from dne_serve.rollout.footprint import pass_bytes
 from model_store.codec import ShardWeights, encode_expert
-from model_store.network import Network
-from model_store.network.folded import Lineage
+from model_store.inference.forward import Lineage
+from model_store.network.network import Network
 from model_store.onnx.model import Weights, arrays_of_expert
 from model_store.onnx.session import Session
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec

@@ -14,11 +14,11 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 
-from dne_serve.decoding import SMALL_BYTES, SMALL_PIXELS, is_cheap
-from dne_serve.outline import read_outline
+from dne_serve.inference.decoding import SMALL_BYTES, SMALL_PIXELS, is_cheap
+from dne_serve.inference.image_outline import read_outline
 from model_store.errors import ImageRejected
-from model_store.manifest import Preprocessing
 from model_store.preprocess import read_pixels
+from model_store.records.manifest import Preprocessing
 from tests.abuse.random_structures import BUILDERS, Draws
 
 PREPROCESSING = Preprocessing(image_size=224)

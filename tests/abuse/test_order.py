@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dne_serve.engine import Answers, Floats, Query, Resident
-from dne_serve.torch_engine import TorchEngine
-from model_store.store import Store
+from dne_serve.engines.base import Answers, Floats, Query, Resident
+from dne_serve.engines.torch_engine import TorchEngine
+from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.live_server import Live, live_server, png

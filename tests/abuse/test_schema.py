@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dne_serve.tokens import new_token
-from model_store.store import Store
+from dne_serve.access.tokens import new_token
+from model_store.store.store import Store
 from tests.abuse.victim import Victim, serving
 from tests.campaigns import AddRow
 from tests.dne_serve.conftest import publish_digits, publish_letters

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dne_serve.engine import Engine, Floats, Query, Resident, finish
-from model_store.manifest import Manifest, ShardRef
+from dne_serve.engines.base import Engine, Floats, Query, Resident, finish
 from model_store.preprocess import Pixels
-from model_store.store import Store
+from model_store.records.manifest import Manifest, ShardRef
+from model_store.store.store import Store
 
 
 def load(engine: Engine, store: Store, manifest: Manifest) -> Resident:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from model_store.manifest import Manifest
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.live_server import Live, live_server
 from tests.tiny_versions import promote, publish_tiny
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.residents import bytes_of
-from model_store.manifest import Manifest
-from model_store.store import Store
+from dne_serve.rollout.residents import bytes_of
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.live_server import TOKEN, Live, assert_problem, live_server, png
 from tests.tiny_versions import flip_last_bit, publish_tiny
 

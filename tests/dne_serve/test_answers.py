@@ -17,8 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dne_serve import answers
-from dne_serve.answers import (
+from dne_serve.engines.base import Resident
+from dne_serve.engines.batcher import QueueFull
+from dne_serve.http.schemas import PredictAnswer, Prediction, Score
+from dne_serve.inference import answers
+from dne_serve.inference.answers import (
     MAX_TOP_K,
     AnswerBuilder,
     best_of,
@@ -27,13 +30,10 @@ from dne_serve.answers import (
     probabilities_of,
     work_of,
 )
-from dne_serve.batcher import QueueFull
-from dne_serve.engine import Resident
 from dne_serve.protocol_v2.body import pack
 from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
 from dne_serve.protocol_v2.tensors import Encoded
-from dne_serve.schemas import PredictAnswer, Prediction, Score
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.live_server import LONG_S, Live, assert_problem, live_server, png, wait_for
 from tests.tiny_versions import promote, publish_tiny
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dne_serve.audit import Audit
-from dne_serve.brake import MOST, Brake
-from dne_serve.line_file import LineFile
+from dne_serve.access.audit import Audit
+from dne_serve.access.brake import MOST, Brake
+from dne_serve.access.line_file import LineFile
 from tests.live_server import TOKEN, Live, live_server, wait_for
 
 

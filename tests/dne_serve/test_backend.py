@@ -9,14 +9,14 @@ import httpx
 import pytest
 import torch
 
-from dne_serve.backend import PAYS, backend_for, served_by
+from dne_serve.engines.choose import PAYS, backend_for, served_by
 from dne_serve.settings import load_settings
 from model_store import precision
 from model_store.errors import WrongUsage
-from model_store.manifest import Manifest
 from model_store.precision import REMEMBERED, Asked, Trial
-from model_store.quality import Reduced
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.records.quality import Reduced
+from model_store.store.store import Store
 from tests.dne_serve.test_cli import run, running
 from tests.dne_serve.test_precision import agreeing
 from tests.tiny_versions import promote, publish_tiny

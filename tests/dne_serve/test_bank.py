@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from dne_serve.bank import MOST_ROOM, BankedVersion, ExpertBank, Held
-from dne_serve.device import Cpu
-from dne_serve.engine import finish
+from dne_serve.engines.base import finish
+from dne_serve.engines.device import Cpu
+from dne_serve.engines.torch_bank import MOST_ROOM, BankedVersion, ExpertBank, Held
 from model_store.codec import load_network
-from model_store.manifest import Manifest
-from model_store.network.stack import Stack
-from model_store.store import Store
+from model_store.inference.stack import Stack
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.tiny_versions import IMAGE_SIZE, publish_tiny
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from dne_serve.batcher import Batcher, QueueFull, Stopped, Ticket
+from dne_serve.engines.batcher import Batcher, QueueFull, Stopped, Ticket
 
 LONG_S = 10.0
 

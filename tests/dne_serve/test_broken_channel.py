@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from model_store.cli import main
-from model_store.store import Store
+from model_store.cli.main import main
+from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, png, wait_for
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from dne_serve.engine import Engine, finish
-from dne_serve.onnx_engine import OnnxEngine
-from dne_serve.torch_engine import TorchEngine
-from model_store.class_care import Care, rename_class, retire_class
-from model_store.manifest import Manifest
-from model_store.store import Store
+from dne_serve.engines.base import Engine, finish
+from dne_serve.engines.onnx_engine import OnnxEngine
+from dne_serve.engines.torch_engine import TorchEngine
+from model_store.maintenance.edit_classes import Care, rename_class, retire_class
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.dne_serve.asking import Reads, ask, load, noise
 from tests.live_server import Live, png, wait_for
 

@@ -20,8 +20,8 @@ import pytest
 from dne_serve.cli import build_parser, main
 from dne_serve.settings import Settings
 from model_store import __version__
-from model_store.manifest import Manifest
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.live_server import png
 
 COMMAND = (sys.executable, "-c", "import sys; from dne_serve.cli import main; sys.exit(main())")

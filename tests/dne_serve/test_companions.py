@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.companions import Companions
+from dne_serve.rollout.canary import Companions
 from dne_serve.settings import Canary, Settings
 from model_store.errors import WrongUsage
-from model_store.manifest import Manifest
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.live_server import Live, live_server, png, wait_for
 from tests.tiny_versions import flip_last_bit, promote, publish_tiny
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.connection import Connection
-from model_store.store import Store
+from dne_serve.wire.connection import Connection
+from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_letters
 from tests.dne_serve.test_limits import assert_raw_problem, connect, rest
 from tests.live_server import Live, live_server, png

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dne_serve.bank import ROOM
-from dne_serve.torch_engine import TorchEngine
-from model_store.manifest import Manifest
-from model_store.store import Store
+from dne_serve.engines.torch_bank import ROOM
+from dne_serve.engines.torch_engine import TorchEngine
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.dne_serve.asking import ask, load, noise
 from tests.dne_serve.test_gpu import grow
 

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dne_serve import decoding
-from dne_serve.batcher import QueueFull
-from dne_serve.decode_process import DecodeProcess, DecoderUnavailable, ImageTooSlow
-from dne_serve.decode_worker import BASE_BYTES, BYTES_A_PIXEL
-from dne_serve.decoding import Decoder, Lane
+from dne_serve.engines.batcher import QueueFull
+from dne_serve.inference import decoding
+from dne_serve.inference.decode_process import DecodeProcess, DecoderUnavailable, ImageTooSlow
+from dne_serve.inference.decode_worker import BASE_BYTES, BYTES_A_PIXEL
+from dne_serve.inference.decoding import Decoder, Lane
 from model_store.errors import DneError, ImageRejected, ImageTooLarge
-from model_store.manifest import Preprocessing
 from model_store.preprocess import Pixels, read_pixels
+from model_store.records.manifest import Preprocessing
 from tests.abuse.images import encoded, flat, jpeg_of_many_scans
 from tests.abuse.structures import tiff_of_strips, tiff_of_tags
 from tests.live_server import png, wait_for
@@ -161,7 +161,7 @@ def test_a_process_that_cannot_be_started_is_unavailable(
 def test_a_process_that_ends_at_its_start_is_unavailable_and_its_words_are_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dne_serve.decode_worker.__name__", "dne_serve.no_such_module")
+    monkeypatch.setattr("dne_serve.inference.decode_worker.__name__", "dne_serve.no_such_module")
     with pytest.raises(DecoderUnavailable):
         DecodeProcess(seconds=5, max_pixels=MOST).read(png(), EIGHT)
     assert "no_such_module" in caplog.text

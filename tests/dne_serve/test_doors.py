@@ -16,13 +16,13 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
+from dne_serve.access.auth import Scope
+from dne_serve.access.tokens import NewToken, new_token
 from dne_serve.app import create_app
-from dne_serve.auth import Scope
-from dne_serve.doors import RouteWithoutScope, every_route, scope_of, scoped
+from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.http.scoped_route import RouteWithoutScope, every_route, scope_of, scoped
 from dne_serve.settings import Settings
-from dne_serve.tokens import NewToken, new_token
-from dne_serve.torch_engine import TorchEngine
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.live_server import TOKEN, Live, assert_problem, live_server, png
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engine import ModelUnusable, choose_engine, finish
-from dne_serve.onnx_engine import OnnxEngine
-from dne_serve.torch_engine import TorchEngine
+from dne_serve.engines.base import ModelUnusable, choose_engine, finish
+from dne_serve.engines.onnx_engine import OnnxEngine
+from dne_serve.engines.torch_engine import TorchEngine
 from model_store.errors import WrongUsage
-from model_store.manifest import Manifest
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.dne_serve.asking import Reads, ask, load, noise
 from tests.live_server import live_server, png
 from tests.tiny_versions import publish_tiny

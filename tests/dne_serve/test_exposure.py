@@ -15,14 +15,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from dne_serve.auth import digest_of
+from dne_serve.access.auth import digest_of
+from dne_serve.access.startup_checks import check_exposure, check_tls, is_loopback
+from dne_serve.access.tokens import TokenSource, parse_line, read_tokens
 from dne_serve.cli import main
-from dne_serve.exposure import check_exposure, check_tls, is_loopback
 from dne_serve.settings import load_settings
-from dne_serve.tokens import TokenSource, parse_line, read_tokens
 from model_store.errors import WrongUsage
-from model_store.manifest import Manifest
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.dne_serve.test_cli import running
 from tests.live_server import live_server, png
 

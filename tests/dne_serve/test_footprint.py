@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from dne_serve.footprint import pass_bytes, scratch_numbers
+from dne_serve.rollout.footprint import pass_bytes, scratch_numbers
 from model_store.errors import SpecInvalid
-from model_store.network import Network
-from model_store.network.folded import Lineage
+from model_store.inference.forward import Lineage
+from model_store.network.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, png
 from tests.tiny_versions import publish_tiny
-from trainer.presets import PRESETS
+from trainer.learning.presets import PRESETS
 
 ODD = NetworkSpec(image_size=32, patch_size=1, depth=1, head_width=4)
 """A quarter of a megabyte of weights, and a thousand rows for every image."""

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from dne_serve import torch_engine
-from dne_serve.bank import MOST_ROOM, ROOM, BankedVersion
-from dne_serve.device import Cpu, Device
-from dne_serve.engine import ModelUnusable, Resident, finish
-from dne_serve.gpu import Gpu, Normalising, graph_sizes
-from dne_serve.torch_engine import TorchEngine
-from model_store.manifest import Manifest, Preprocessing
+from dne_serve.engines import torch_engine
+from dne_serve.engines.base import ModelUnusable, Resident, finish
+from dne_serve.engines.device import Cpu, Device
+from dne_serve.engines.gpu import Gpu, Normalising, graph_sizes
+from dne_serve.engines.torch_bank import MOST_ROOM, ROOM, BankedVersion
+from dne_serve.engines.torch_engine import TorchEngine
 from model_store.precision import Trial
 from model_store.preprocess import normalise
-from model_store.store import Store
+from model_store.records.manifest import Manifest, Preprocessing
+from model_store.store.store import Store
 from tests.dne_serve.asking import ask, load, noise
 from tests.dne_serve.fake_gpu import FakeDriver, FakeGraph, FreedMemory
 from tests.tiny_versions import publish_tiny

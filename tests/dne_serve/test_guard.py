@@ -11,17 +11,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dne_serve.batcher import QueueFull
 from dne_serve.cli import main
-from dne_serve.decode_process import DecoderUnavailable
-from dne_serve.engine import Answers, ModelUnusable, Query, Resident
-from dne_serve.guard import Guard
-from dne_serve.memory import NotEnoughMemory
-from dne_serve.problems import Malformed, WaitedTooLong
-from dne_serve.rules import parse_rules
+from dne_serve.engines.base import Answers, ModelUnusable, Query, Resident
+from dne_serve.engines.batcher import QueueFull
+from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.http.problems import Malformed, WaitedTooLong
+from dne_serve.inference.decode_process import DecoderUnavailable
+from dne_serve.rollout.guard import Guard
+from dne_serve.rollout.memory import NotEnoughMemory
+from dne_serve.rollout.rules import parse_rules
 from dne_serve.settings import load_settings
-from dne_serve.torch_engine import TorchEngine
-from model_store.channel import ChannelRecord, Mode
 from model_store.errors import (
     ChannelMoved,
     ImageRejected,
@@ -29,9 +28,10 @@ from model_store.errors import (
     StoreError,
     WrongUsage,
 )
-from model_store.manifest import Manifest
-from model_store.quality import Unknown
-from model_store.store import Store
+from model_store.records.channel import ChannelRecord, Mode
+from model_store.records.manifest import Manifest
+from model_store.records.quality import Unknown
+from model_store.store.store import Store
 from tests.abuse.images import flat
 from tests.live_server import Live, live_server, png, wait_for
 from tests.tiny_versions import promote, publish_tiny
@@ -204,7 +204,7 @@ def test_what_clients_do_wrong_and_want_of_room_are_no_errors(error: Exception) 
 
 
 def test_a_store_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dne_serve.guard.RETRY_S", 0.01)
+    monkeypatch.setattr("dne_serve.rollout.guard.RETRY_S", 0.01)
     store, clock = FakeStore(StoreError("away"), OSError("away")), Clock()
     guard = guard_of(store, clock, "errors>1%")
     guard.serving(record())
@@ -308,7 +308,7 @@ def test_processes_that_cannot_decode_are_no_fault_of_the_version(
     promote(store, publish_tiny(store, tasks=[("x", ["x"])], parent=letters, seed=1))
     live.wait_until_serving(2)
     with monkeypatch.context() as patched:
-        patched.setattr("dne_serve.decode_worker.__name__", "dne_serve.no_such_module")
+        patched.setattr("dne_serve.inference.decode_worker.__name__", "dne_serve.no_such_module")
         answers = [live.predict(flat(1001, 1000)) for _ in range(12)]
     assert live.predict(flat(1001, 1000)).status_code == 200
     answers.append(killed_while_it_decodes(live))

@@ -17,10 +17,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from dne_serve import connection, wire
-from dne_serve.patience import ARRIVED
-from model_store.manifest import Manifest
-from model_store.store import Store
+from dne_serve.inference.deadline import ARRIVED
+from dne_serve.wire import connection
+from dne_serve.wire import uvicorn_config as wire
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_letters
 from tests.live_server import Live, assert_problem, live_server, png, wait_for
 

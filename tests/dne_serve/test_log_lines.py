@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from dne_serve.log_lines import FORMAT, Lines, OneLine, on_one_line
-from model_store.manifest import Manifest
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.dne_serve.test_cli import running
 from tests.live_server import TOKEN, png
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve import memory
-from dne_serve.memory import COPIES, MemoryCheck, NotEnoughMemory, give_back
-from model_store.manifest import Manifest
+from dne_serve.rollout import memory
+from dne_serve.rollout.memory import COPIES, MemoryCheck, NotEnoughMemory, give_back
+from model_store.records.manifest import Manifest
 from model_store.spec import NetworkSpec
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, png, wait_for
 from tests.tiny_versions import promote, publish_tiny
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dne_serve.bank import BankedVersion
-from dne_serve.engine import Engine, Floats, ModelUnusable, Query, Resident, joined
-from dne_serve.onnx_bank import OnnxVersion
-from dne_serve.onnx_engine import OnnxEngine
-from dne_serve.torch_engine import TorchEngine
-from model_store.manifest import Manifest
+from dne_serve.engines.base import Engine, Floats, ModelUnusable, Query, Resident, joined
+from dne_serve.engines.onnx_bank import OnnxVersion
+from dne_serve.engines.onnx_engine import OnnxEngine
+from dne_serve.engines.torch_bank import BankedVersion
+from dne_serve.engines.torch_engine import TorchEngine
 from model_store.preprocess import Pixels
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.dne_serve.asking import ask, load, noise
 from tests.tiny_versions import publish_tiny
 

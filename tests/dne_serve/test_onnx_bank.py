@@ -11,16 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engine import Query, Resident, choose_engine, finish
-from dne_serve.onnx_bank import OnnxVersion
-from dne_serve.onnx_engine import OnnxEngine
+from dne_serve.engines.base import Query, Resident, choose_engine, finish
+from dne_serve.engines.onnx_bank import OnnxVersion
+from dne_serve.engines.onnx_engine import OnnxEngine
 from model_store import precision
-from model_store.class_care import Care, rename_class
-from model_store.manifest import Manifest
+from model_store.maintenance.edit_classes import Care, rename_class
 from model_store.onnx.weights import Arrays
 from model_store.precision import Trial
+from model_store.records.manifest import Manifest
 from model_store.spec import NetworkSpec
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.dne_serve.asking import ask, load, noise
 from tests.dne_serve.test_bank import grow
 from tests.dne_serve.test_precision import agreeing
@@ -186,8 +186,8 @@ def test_nothing_of_a_version_is_built_on_the_engine_thread(
 
 GROWTH = """
 import ctypes, sys
-from dne_serve.onnx_engine import OnnxEngine
-from model_store.store import Store
+from dne_serve.engines.onnx_engine import OnnxEngine
+from model_store.store.store import Store
 from tests.dne_serve.asking import ask, load, noise
 
 def used():

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dne_serve.problems import ANSWERS
+from dne_serve.http.problems import ANSWERS
 from tests.live_server import Live
 from tests.packaging.project import ROOT
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from dne_serve.decoding import is_cheap
-from dne_serve.outline import read_outline
-from dne_serve.tag_directory import is_cheap_exif
+from dne_serve.inference.decoding import is_cheap
+from dne_serve.inference.image_outline import read_outline
+from dne_serve.inference.tag_directory import is_cheap_exif
 from tests.abuse import structures as made
 from tests.abuse.images import BOMBS, encoded, flat, gif_of_comments, png_of_chunks
 from tests.abuse.structures import jpeg_segment, png_chunk

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve import pages
+from dne_serve.http import pages
 from tests.live_server import Live
 
 PAGES = ("/", "/docs")

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from dne_serve.patience import Patience
-from dne_serve.problems import WaitedTooLong
+from dne_serve.http.problems import WaitedTooLong
+from dne_serve.inference.deadline import Patience
 
 
 def tickets(count: int) -> list[Future[int]]:

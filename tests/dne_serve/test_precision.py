@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from dne_serve.engine import choose_engine, finish
-from dne_serve.gpu import Gpu
-from dne_serve.onnx_engine import OnnxEngine
-from dne_serve.precision import Precisions
-from dne_serve.torch_engine import TorchEngine
+from dne_serve.engines.base import choose_engine, finish
+from dne_serve.engines.gpu import Gpu
+from dne_serve.engines.onnx_engine import OnnxEngine
+from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.engines.version_precision import Precisions
 from model_store import precision
 from model_store.errors import WrongUsage
-from model_store.manifest import Manifest
 from model_store.precision import Asked, Trial
-from model_store.quality import Reduced
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.records.quality import Reduced
+from model_store.store.store import Store
 from tests.dne_serve.asking import ask, load, noise
 from tests.dne_serve.fake_gpu import FakeDriver
 
@@ -159,6 +159,6 @@ def test_the_trial_is_on_the_device_that_will_compute(
     TorchEngine(device="cpu", threads=1, precision="bf16")
     TorchEngine(device="cpu", threads=1, precision="bf16")  # remembered
     assert asked == [
-        ["model_store.network.trial", "bf16", "cuda"],
-        ["model_store.network.trial", "bf16"],
+        ["model_store.inference.trial", "bf16", "cuda"],
+        ["model_store.inference.trial", "bf16"],
     ]

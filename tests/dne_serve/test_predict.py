@@ -12,13 +12,13 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from dne_serve.answers import probabilities_of
-from dne_serve.engine import Resident
+from dne_serve.engines.base import Resident
+from dne_serve.inference.answers import probabilities_of
 from model_store.codec import load_network
-from model_store.manifest import Calibration, Manifest
 from model_store.preprocess import normalise, read_pixels
-from model_store.quality import MAX_TEMPERATURE, MIN_TEMPERATURE
-from model_store.store import Store
+from model_store.records.manifest import Calibration, Manifest
+from model_store.records.quality import MAX_TEMPERATURE, MIN_TEMPERATURE
+from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, live_server, png, wait_for
 from tests.tiny_versions import promote, publish_tiny
 

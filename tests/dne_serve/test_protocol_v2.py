@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from dne_serve.protocol_v2.schemas import MAX_JSON_VALUES
-from model_store.manifest import Manifest
-from model_store.signing import Trust, new_signer, save_trust
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.records.signing import Trust, new_signer, save_trust
+from model_store.store.store import Store
 from tests.live_server import TOKEN, Live, live_server, png, wait_for
 from tests.tiny_versions import promote, publish_tiny
 

@@ -18,9 +18,9 @@ import tritonclient.http.aio as triton_aio
 from PIL import Image
 from tritonclient.utils import InferenceServerException
 
-from model_store.manifest import Manifest
 from model_store.preprocess import normalise, read_pixels
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.live_server import TOKEN, Live, live_server, png
 from tests.tiny_versions import flip_last_bit, promote, publish_tiny
 

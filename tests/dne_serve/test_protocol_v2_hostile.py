@@ -12,15 +12,15 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from tritonclient.http import InferResult
 
-from dne_serve.problems import Malformed, TooLarge
+from dne_serve.http.problems import Malformed, TooLarge
 from dne_serve.protocol_v2.answers import OUTPUTS, check_requested
 from dne_serve.protocol_v2.body import HEADER_LENGTH, pack, unpack
 from dne_serve.protocol_v2.images import INPUTS, pictures_of
 from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
 from dne_serve.protocol_v2.tensors import Output, encode
 from model_store.errors import ImageRejected
-from model_store.manifest import Preprocessing
 from model_store.preprocess import Pixels, fit_pixels, read_pixels
+from model_store.records.manifest import Preprocessing
 from tests.live_server import Live, png
 
 PREPROCESSING = Preprocessing(image_size=8)

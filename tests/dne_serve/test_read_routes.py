@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from model_store.delete import delete_version
+from model_store.backends.local import LocalDirectory
 from model_store.layout import STORE, record_name, version_name, version_of
-from model_store.manifest import Manifest
-from model_store.objects import LocalDirectory
-from model_store.store import Store
+from model_store.maintenance.delete import delete_version
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, live_server, png
 from tests.many_versions import write_versions
 from tests.tiny_versions import publish_tiny

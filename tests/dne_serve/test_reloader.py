@@ -9,12 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engine import Answers, Fetched, Floats, Model, Query, ReadShard, Resident, Steps
-from dne_serve.reloader import MAX_FALLBACKS, NICENESS, Reloader
-from dne_serve.residents import ImageBatcher, Limits, NoRoom, Residents, bytes_of
+from dne_serve.engines.base import (
+    Answers,
+    Fetched,
+    Floats,
+    Model,
+    Query,
+    ReadShard,
+    Resident,
+    Steps,
+)
+from dne_serve.rollout.reloader import MAX_FALLBACKS, NICENESS, Reloader
+from dne_serve.rollout.residents import ImageBatcher, Limits, NoRoom, Residents, bytes_of
 from model_store.errors import ShardCorrupt, StoreNotFound
-from model_store.manifest import Manifest, ShardRef
-from model_store.store import Store
+from model_store.records.manifest import Manifest, ShardRef
+from model_store.store.store import Store
 from tests.live_server import Live, live_server, png, wait_for
 from tests.tiny_versions import flip_last_bit, promote, publish_tiny
 

@@ -14,8 +14,8 @@ import httpx
 import pytest
 from starlette.exceptions import HTTPException
 
-from dne_serve.room import STALLED_S, STEP_BYTES, Claim, Room
-from model_store.store import Store
+from dne_serve.http.body_room import STALLED_S, STEP_BYTES, Claim, Room
+from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_letters
 from tests.dne_serve.test_limits import HEAD, assert_raw_problem, connect, rest
 from tests.live_server import Live, assert_problem, live_server, png, wait_for

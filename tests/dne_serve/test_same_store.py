@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.reloader import Reloader
-from dne_serve.residents import ImageBatcher, Limits, Residents
-from dne_serve.same_store import SameStore, StoreChanged
-from model_store.manifest import Manifest
-from model_store.objects import Objects
-from model_store.store import Store
+from dne_serve.rollout.followed_store import SameStore, StoreChanged
+from dne_serve.rollout.reloader import Reloader
+from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
+from model_store.backends.local import Objects
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.dne_serve.test_reloader import FakeEngine
 from tests.live_server import Live, assert_problem, live_server, png, wait_for
@@ -101,7 +101,7 @@ def memory_store(objects: Objects) -> Manifest:
 def objects(monkeypatch: pytest.MonkeyPatch) -> MemoryObjects:
     """A bucket in memory, which is what any location means."""
     objects = MemoryObjects()
-    monkeypatch.setattr("model_store.store.objects_at", lambda location: objects)
+    monkeypatch.setattr("model_store.store.store.objects_at", lambda location: objects)
     return objects
 
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from dne_serve.onnx_bank import HeldLineage
-from dne_serve.shape import Shape, UnderWay
+from dne_serve.engines.onnx_bank import HeldLineage
+from dne_serve.engines.thread_plan import Shape, UnderWay
 
 LONG_S = 10.0
 

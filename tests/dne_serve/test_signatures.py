@@ -10,9 +10,9 @@ import pytest
 
 from dne_serve.settings import load_settings
 from model_store.errors import WrongUsage
-from model_store.manifest import Manifest
-from model_store.signing import Signer, Trust, new_signer, save_trust
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.records.signing import Signer, Trust, new_signer, save_trust
+from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, live_server, png, wait_for
 from tests.tiny_versions import promote, publish_tiny
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dne_serve.decode_process import DecodeProcess
-from dne_serve.uploads import Upload
-from model_store.manifest import Manifest
-from model_store.store import Store
+from dne_serve.http.uploads import Upload
+from dne_serve.inference.decode_process import DecodeProcess
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.abuse.images import flat
 from tests.abuse.structures import tiff_of_strips, tiff_of_tags
 from tests.live_server import Live, assert_problem, live_server, png, wait_for
@@ -86,7 +86,7 @@ def test_a_process_that_cannot_start_is_503_with_a_time_to_come_back(
     narrow: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("dne_serve.decode_worker.__name__", "dne_serve.no_such_module")
+        patched.setattr("dne_serve.inference.decode_worker.__name__", "dne_serve.no_such_module")
         answer = narrow.predict(flat(1001, 1000))
     assert_problem(answer, 503, says="cannot be started; try again soon")
     assert answer.headers["retry-after"] == "1"

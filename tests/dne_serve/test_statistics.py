@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dne_serve.batcher import Ticket
-from dne_serve.statistics import Statistics, VersionStatistics
+from dne_serve.engines.batcher import Ticket
+from dne_serve.rollout.statistics import Statistics, VersionStatistics
 
 
 @dataclass(frozen=True)

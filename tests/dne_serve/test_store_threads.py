@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dne_serve.engine import Resident
-from dne_serve.patience import Patience
-from dne_serve.problems import StoreBusy, WaitedTooLong
-from dne_serve.store_threads import MAX_LOADS, Loads, StoreThreads
-from model_store.store import Store
+from dne_serve.engines.base import Resident
+from dne_serve.http.problems import StoreBusy, WaitedTooLong
+from dne_serve.inference.deadline import Patience
+from dne_serve.inference.store_threads import MAX_LOADS, Loads, StoreThreads
+from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.live_server import Live, assert_problem, live_server, png, wait_for
 from tests.model_store.backends import MemoryObjects, WatchedObjects
@@ -42,7 +42,7 @@ class HangingObjects(WatchedObjects):
 def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[HangingObjects]:
     """What every location means."""
     objects = HangingObjects()
-    monkeypatch.setattr("model_store.store.objects_at", lambda location: objects)
+    monkeypatch.setattr("model_store.store.store.objects_at", lambda location: objects)
     store = Store.create("far-away", objects=objects)
     publish_digits(store, publish_letters(store))
     yield objects

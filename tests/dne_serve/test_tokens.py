@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.auth import Scope, digest_of, find
+from dne_serve.access.auth import Scope, digest_of, find
+from dne_serve.access.tokens import TokenSource, new_token, parse_line, parse_lines, read_tokens
 from dne_serve.settings import load_settings
-from dne_serve.tokens import TokenSource, new_token, parse_line, parse_lines, read_tokens
 from model_store.errors import WrongUsage
 
 HASH = "sha256:" + "ab" * 32

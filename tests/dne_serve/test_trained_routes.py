@@ -11,12 +11,12 @@ from itertools import product
 import httpx
 import pytest
 
-from dne_serve.engine import Engine
-from dne_serve.onnx_engine import OnnxEngine
-from dne_serve.torch_engine import TorchEngine
-from model_store.cli import main as dne_store
-from model_store.manifest import Manifest
-from model_store.store import Store
+from dne_serve.engines.base import Engine
+from dne_serve.engines.onnx_engine import OnnxEngine
+from dne_serve.engines.torch_engine import TorchEngine
+from model_store.cli.main import main as dne_store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.dne_serve.test_protocol_v2_client import connected, image_input
 from tests.live_server import Live, live_server, wait_for
 from tests.openapi_answers import Document, Operation

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from dne_serve.engine import choose_engine
+from dne_serve.engines.base import choose_engine
 from model_store.codec import load_network
-from model_store.manifest import Manifest, Unknown
 from model_store.preprocess import normalise, read_pixels
-from model_store.store import Store
+from model_store.records.manifest import Manifest, Unknown
+from model_store.store.store import Store
 from tests.live_server import live_server, png
 from tests.tiny_versions import promote, publish_tiny
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from model_store.quality import Unknown
-from model_store.store import Store
+from model_store.records.quality import Unknown
+from model_store.store.store import Store
 from tests.e2e.browsing import NEEDS_CHROMIUM, Watched, drop, playwright, watching
 from tests.live_server import Live, live_server, png
 from tests.tiny_versions import promote, publish_tiny

@@ -10,10 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dne_serve.tokens import new_token
-from model_store.class_care import Care, rename_class
-from model_store.quality import Gate
-from model_store.store import Store
+from dne_serve.access.tokens import new_token
+from model_store.maintenance.edit_classes import Care, rename_class
+from model_store.records.quality import Gate
+from model_store.store.store import Store
 from tests.e2e.browsing import NEEDS_CHROMIUM, Watched, drop, playwright, watching
 from tests.live_server import TOKEN, Live, live_server, png
 from tests.tiny_versions import promote, publish_tiny

@@ -15,13 +15,17 @@ from typing import Any
 import httpx
 import pytest
 
-from model_store.cli import main as dne_store
-from model_store.store import Store
+from model_store.cli.main import main as dne_store
+from model_store.store.store import Store
 from tests.live_server import live_server, wait_for
 from tests.trained_store import TrainedStore
 from tests.trainer.folders import SIZES, write_classes
 
-MODULES = {"dne-train": "trainer.cli", "dne-store": "model_store.cli", "dne-serve": "dne_serve.cli"}
+MODULES = {
+    "dne-train": "trainer.cli",
+    "dne-store": "model_store",
+    "dne-serve": "dne_serve.cli",
+}
 QUICK = ("--epochs", "1", "--augment", "none", "--threads", "1")
 ROLLBACK_S = 5.0
 LONG_S = 180.0  # of a command: machines that run tests may be busy

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.torch_engine import TorchEngine
-from model_store.manifest import Manifest, total_bytes
-from model_store.store import Store
+from dne_serve.engines.torch_engine import TorchEngine
+from model_store.records.manifest import Manifest, total_bytes
+from model_store.store.store import Store
 from tests.e2e.test_swaps import Traffic
 from tests.live_server import Live, live_server, wait_for
 from tests.tiny_versions import promote, publish_tiny

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from model_store.manifest import Manifest
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.live_server import Live, live_server, png
 from tests.tiny_versions import promote, publish_tiny
 

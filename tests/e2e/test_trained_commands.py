@@ -16,10 +16,10 @@ import pytest
 import torch
 from PIL import Image
 
-from model_store.cli import main as dne_store
+from model_store.cli.main import main as dne_store
 from model_store.codec import load_network
 from model_store.preprocess import normalise
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.live_server import live_server
 from tests.trained_store import EXTENDED, NEW_NAME, RENAMED, RETIRED, SIZE, TrainedStore
 from trainer.cli import main as dne_train

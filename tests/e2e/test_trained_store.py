@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.trained_store import EXTENDED, NEW_NAME, RENAMED, RETIRED, TrainedStore
 
 

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.faults.killed_publisher import KINDS
 from tests.model_store.drafts import publish_lineage
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model_store.backends.local import LocalDirectory, Objects
 from model_store.errors import DneError, RecordInvalid
 from model_store.layout import record_name, version_name
-from model_store.manifest import Manifest, encode
-from model_store.objects import LocalDirectory, Objects
-from model_store.record import canonical, seal
-from model_store.shard import check_shard, expected_tensors, shard_ref
-from model_store.signing import Signer, Trust, new_signer
-from model_store.store import Store
+from model_store.records.manifest import Manifest, encode
+from model_store.records.sealing import canonical, seal
+from model_store.records.signing import Signer, Trust, new_signer
+from model_store.store.shard import check_shard, expected_tensors, shard_ref
+from model_store.store.store import Store
 from tests.faults.hostile_json import bent_json, hostile_manifests
 from tests.model_store.drafts import prepare, safetensors
 

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from model_store.record import MAX_RECORD_BYTES, canonical, seal
+from model_store.records.sealing import MAX_RECORD_BYTES, canonical, seal
 
 CHANGES: tuple[tuple[str, object], ...] = (
     ("version", 0),

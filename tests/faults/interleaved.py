@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from model_store.backends.local import Entry, Objects
 from model_store.errors import StoreError
 from model_store.layout import (
     FORGOTTEN,
@@ -14,9 +15,8 @@ from model_store.layout import (
     version_name,
     version_of,
 )
-from model_store.manifest import decode
-from model_store.objects import Entry, Objects
-from model_store.tombstone import IMAGE_KINDS
+from model_store.records.manifest import decode
+from model_store.records.tombstone import IMAGE_KINDS
 from tests.model_store.backends import ClockedObjects
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 
 CALLS = ("open", "mkdir", "write", "fsync", "link", "unlink", "close")

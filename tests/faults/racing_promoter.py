@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.model_store.drafts import prepare
 
 

@@ -10,7 +10,7 @@ import time
 import zlib
 
 from model_store.errors import OutcomeUnknown, StoreError
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.model_store.drafts import prepare
 
 PATIENCE_S = 240

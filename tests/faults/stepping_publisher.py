@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.faults.killed_publisher import CALLS
 from tests.model_store.drafts import prepare
 

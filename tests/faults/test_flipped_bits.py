@@ -14,9 +14,9 @@ import pytest
 
 from model_store.errors import RecordInvalid, ShardCorrupt, StoreUnsupported
 from model_store.layout import STORE, record_name, shard_name, version_name
-from model_store.manifest import Draft, Manifest, ShardRef
-from model_store.shard import check_shard, expected_tensors, read_layout, shard_ref
-from model_store.store import Store
+from model_store.records.manifest import Draft, Manifest, ShardRef
+from model_store.store.shard import check_shard, expected_tensors, read_layout, shard_ref
+from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.model_store.drafts import prepare
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from model_store.cli import main
+from model_store.backends.local import LocalDirectory
+from model_store.cli.main import main
 from model_store.errors import WriteFailed
-from model_store.gc import collect_garbage
-from model_store.objects import LocalDirectory
-from model_store.reserve import RESERVE_BYTES, RESERVE_NAME
-from model_store.store import Store
+from model_store.maintenance.gc import collect_garbage
+from model_store.store.reserve import RESERVE_BYTES, RESERVE_NAME
+from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.faults.disks import free_space, make_ext4, mounted, small_disk
 from tests.model_store.drafts import prepare, publish_lineage

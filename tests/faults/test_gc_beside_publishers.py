@@ -20,15 +20,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from model_store import condemn
-from model_store.announce import EXPIRY_S
-from model_store.condemn import SWEEP_WINDOW_S
-from model_store.delete import delete_version
+from model_store.backends.local import Objects
 from model_store.errors import DataRejected, ShardForgotten, ShardMissing, StoreError
-from model_store.forget import forget_class
-from model_store.gc import collect_garbage
-from model_store.objects import Objects
-from model_store.store import Store
+from model_store.maintenance.delete import delete_version
+from model_store.maintenance.forget import forget_class
+from model_store.maintenance.gc import collect_garbage
+from model_store.records import gc_marks as condemn
+from model_store.records.gc_marks import SWEEP_WINDOW_S
+from model_store.store.reservations import EXPIRY_S
+from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.faults.interleaved import Actor, JudgedObjects, is_there
 from tests.model_store.drafts import Prepared, prepare

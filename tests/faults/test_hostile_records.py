@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from model_store.backends.local import LocalDirectory, Objects, check_object_name
+from model_store.backends.s3 import ObjectStorage
 from model_store.errors import DneError
 from model_store.layout import version_name
-from model_store.manifest import decode
-from model_store.object_storage import ObjectStorage
-from model_store.objects import LocalDirectory, Objects, check_object_name
-from model_store.record import seal, unseal
+from model_store.records.manifest import decode
+from model_store.records.sealing import seal, unseal
 from tests.campaigns import AddRow
 from tests.faults import hostile
 from tests.faults.hostile import Attack, Target, make_target, refused, snapshot

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.faults.disks import make_ext4, mounted
 from tests.faults.intact import check_intact

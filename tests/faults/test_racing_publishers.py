@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.model_store.drafts import publish_lineage
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.model_store.drafts import prepare, publish_lineage
 from tests.s3_proxy import Fault, Proxy, Request, proxy_before

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import WriteFailed
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.faults.disks import free_space, small_disk
 from tests.faults.intact import check_intact

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from model_store import errors
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.faults.intact import check_intact
 from tests.model_store.drafts import publish_lineage

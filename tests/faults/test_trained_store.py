@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.cli import main as dne_store
+from model_store.cli.main import main as dne_store
 from model_store.layout import version_name
 from tests.live_server import live_server
 from tests.openapi_answers import Document

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from model_store.objects import Entry, ObjectMissing, ObjectRefused, Objects, check_object_name
+from model_store.backends.local import (
+    Entry,
+    ObjectMissing,
+    ObjectRefused,
+    Objects,
+    check_object_name,
+)
 
 
 class MemoryObjects:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from model_store.object_storage import ObjectStorage
-from model_store.objects import LocalDirectory, Objects
-from model_store.store import Store
+from model_store.backends.local import LocalDirectory, Objects
+from model_store.backends.s3 import ObjectStorage
+from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 
 

@@ -10,8 +10,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from model_store.channel import ChannelRecord
-from model_store.manifest import (
+from model_store.records.channel import ChannelRecord
+from model_store.records.manifest import (
     Accuracy,
     ClassImages,
     Draft,
@@ -22,9 +22,9 @@ from model_store.manifest import (
     TaskRecord,
     geometry_of,
 )
-from model_store.shard import shard_ref
 from model_store.spec import ExpertSpec, NetworkSpec, Shape, TaskSpec
-from model_store.store import Store
+from model_store.store.shard import shard_ref
+from model_store.store.store import Store
 
 GEOMETRY = NetworkSpec(image_size=8, patch_size=4, depth=1, head_width=2, mlp_ratio=2)
 CREATED = "2024-05-06T07:08:09.000001Z"

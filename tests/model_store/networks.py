@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from model_store.network import Network
+from model_store.network.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 
 GEOMETRY = NetworkSpec(image_size=8, patch_size=4, depth=2, head_width=8, mlp_ratio=2)

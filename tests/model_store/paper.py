@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from model_store.network import Network
+from model_store.network.network import Network
 
 Weights = dict[str, Tensor]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from model_store.cache import ShardCache, shard_cache
+from model_store.backends.s3 import ObjectStorage
 from model_store.errors import ShardMissing, WrongUsage
 from model_store.layout import shard_name
-from model_store.manifest import ShardKind, ShardRef
-from model_store.object_storage import ObjectStorage
-from model_store.store import Store
+from model_store.records.manifest import ShardKind, ShardRef
+from model_store.store.cache import ShardCache, shard_cache
+from model_store.store.store import Store
 from tests.model_store.drafts import publish_lineage
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from model_store.channel import (
+from model_store.errors import NothingToRollBack, RecordInvalid, WrongUsage
+from model_store.records.channel import (
     ChannelRecord,
     check_channel_name,
     decode_record,
@@ -10,8 +11,7 @@ from model_store.channel import (
     resume_target,
     rollback_target,
 )
-from model_store.errors import NothingToRollBack, RecordInvalid, WrongUsage
-from model_store.record import seal
+from model_store.records.sealing import seal
 from tests.model_store.drafts import record
 
 

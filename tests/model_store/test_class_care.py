@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from model_store.class_care import Care, rename_class, retire_class
-from model_store.cli import main
+from model_store.cli.main import main
 from model_store.errors import ChannelNotFound, DataRejected, RecordInvalid, WrongUsage
 from model_store.layout import SHARDS
-from model_store.manifest import Draft, Manifest, decode, delta_of, encode
-from model_store.record import seal
-from model_store.store import Store
+from model_store.maintenance.edit_classes import Care, rename_class, retire_class
+from model_store.records.manifest import Draft, Manifest, decode, delta_of, encode
+from model_store.records.sealing import seal
+from model_store.store.store import Store
 from tests.model_store.drafts import image_shard, prepare, publish_lineage, shard_ref
 
 ClassCounts = dict[str, int]

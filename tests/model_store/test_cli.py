@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from model_store import __version__
-from model_store.cli import build_parser, main
-from model_store.describe import verdict
+from model_store.cli.main import build_parser, main
 from model_store.layout import shard_name, version_name
-from model_store.quality import Gate
-from model_store.store import Store
+from model_store.records.describe import verdict
+from model_store.records.quality import Gate
+from model_store.store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 
 COMMANDS = [
@@ -384,7 +384,7 @@ def test_export_onnx_says_where_the_graph_is_and_what_was_written(
 def test_no_command_but_export_imports_torch_or_numpy(store: Store, arguments: list[str]) -> None:
     script = (
         "import sys\n"
-        "from model_store.cli import main\n"
+        "from model_store.cli.main import main\n"
         "code = main(sys.argv[1:])\n"
         "heavy = {'torch', 'numpy', 'onnx', 'PIL', 'rich', 'fastapi'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else code)\n"

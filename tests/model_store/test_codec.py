@@ -23,9 +23,10 @@ from model_store.codec import (
     load_network,
 )
 from model_store.errors import ShardCorrupt
-from model_store.manifest import Draft, Preprocessing, ShardRef, TaskRecord, geometry_of
-from model_store.network import Expert, Network
-from model_store.shard import check_shard, expected_tensors, shard_ref
+from model_store.network.expert import Expert
+from model_store.network.network import Network
+from model_store.records.manifest import Draft, Preprocessing, ShardRef, TaskRecord, geometry_of
+from model_store.store.shard import check_shard, expected_tensors, shard_ref
 from tests.model_store.networks import IN_SEQUENCE, grown, images, task
 
 Shards = dict[str, bytes]
@@ -88,7 +89,7 @@ def test_a_network_that_was_saved_and_loaded_gives_the_same_logits_bit_for_bit(
 OTHER_PROCESS = """
 import json, pathlib, sys, torch
 from model_store.codec import load_network
-from model_store.manifest import Draft
+from model_store.records.manifest import Draft
 from tests.model_store.networks import images
 folder = pathlib.Path(sys.argv[1])
 draft = Draft.model_validate_json((folder / "draft.json").read_bytes())

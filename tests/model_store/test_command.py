@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from model_store.command import (
+from model_store.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
     EXIT_USAGE,
@@ -112,7 +112,7 @@ def test_a_user_without_a_name_still_acts(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_reader_that_goes_away_causes_no_traceback() -> None:
     script = (
         "import sys\n"
-        "from model_store.command import run\n"
+        "from model_store.cli.command import run\n"
         "sys.exit(run(lambda: print('x' * 10_000_000) or 0))\n"
     )
     with subprocess.Popen(

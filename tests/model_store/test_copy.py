@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from model_store.copy import copy_store
-from model_store.delete import delete_version
+from model_store.backends.local import LocalDirectory
 from model_store.errors import CopyRefused, ShardCorrupt, StoreError
-from model_store.forget import forget_class
 from model_store.layout import shard_name, version_name
-from model_store.manifest import Manifest
-from model_store.objects import LocalDirectory
-from model_store.store import Store
+from model_store.maintenance.copy import copy_store
+from model_store.maintenance.delete import delete_version
+from model_store.maintenance.forget import forget_class
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 from tests.model_store.drafts import prepare, publish_lineage
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from model_store.delete import delete_version
+from model_store.backends.local import Objects
 from model_store.errors import (
     NothingToRollBack,
     RecordInvalid,
@@ -13,11 +13,11 @@ from model_store.errors import (
     VersionNotFound,
 )
 from model_store.layout import deleted_name, record_name, version_name
-from model_store.manifest import Manifest
-from model_store.objects import Objects
-from model_store.storage import report_storage
-from model_store.store import Store
-from model_store.tombstone import read_deleted
+from model_store.maintenance.delete import delete_version
+from model_store.maintenance.usage import report_storage
+from model_store.records.manifest import Manifest
+from model_store.records.tombstone import read_deleted
+from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 from tests.model_store.drafts import prepare, publish_lineage
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from model_store.class_care import Care, rename_class, retire_class
-from model_store.describe import NAMED, change, summary
-from model_store.manifest import Manifest
-from model_store.quality import Gate
-from model_store.store import Store
+from model_store.maintenance.edit_classes import Care, rename_class, retire_class
+from model_store.records.describe import NAMED, change, summary
+from model_store.records.manifest import Manifest
+from model_store.records.quality import Gate
+from model_store.store.store import Store
 from tests.model_store.drafts import prepare
 
 

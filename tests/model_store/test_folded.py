@@ -14,13 +14,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.literal import literal
-from model_store.network import Network
+from model_store.inference.fold import FoldedExpert, fold_expert
+from model_store.inference.forward import FoldedNetwork, Lineage
+from model_store.inference.run import Part, stack_up
+from model_store.inference.stack import Stack
+from model_store.inference.workspace import Scratch
 from model_store.network.flops import folded_flops, reference_flops
-from model_store.network.fold import FoldedExpert, fold_expert
-from model_store.network.folded import FoldedNetwork, Lineage
-from model_store.network.run import Part, stack_up
-from model_store.network.stack import Stack
-from model_store.network.views import Scratch
+from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 from tests.model_store.networks import GEOMETRY, IN_SEQUENCE, grown, images, task
 

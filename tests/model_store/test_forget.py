@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
+from model_store.backends.local import Objects
 from model_store.errors import DataRejected, ShardForgotten, ShardMissing, StoreError
-from model_store.forget import forget_class
-from model_store.gc import collect_garbage
 from model_store.layout import forgotten_name, shard_name, version_name
-from model_store.manifest import ClassImages, Manifest
-from model_store.objects import Objects
-from model_store.shard import shard_ref
-from model_store.store import Store
-from model_store.tombstone import read_forgotten
+from model_store.maintenance.forget import forget_class
+from model_store.maintenance.gc import collect_garbage
+from model_store.records.manifest import ClassImages, Manifest
+from model_store.records.tombstone import read_forgotten
+from model_store.store.shard import shard_ref
+from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 from tests.model_store.drafts import Prepared, image_shard, prepare
 
@@ -168,7 +168,7 @@ def test_a_tombstone_for_weights_excuses_nothing(
     image = next(iter(store.forgotten()))
     record = read_forgotten(store.objects, image)
     assert record is not None
-    from model_store.stored import create_stored
+    from model_store.records.stored import create_stored
 
     forged = record.model_copy(update={"sha256": expert.sha256})
     create_stored(watched, forgotten_name(expert.sha256), forged)

@@ -7,7 +7,10 @@ from importlib.resources import files
 
 import pytest
 
-from model_store import channel, manifest, quality, record, shard, spec, store
+from model_store import spec
+from model_store.records import channel, manifest, quality
+from model_store.records import sealing as record
+from model_store.store import shard, store
 from tests.model_store.drafts import prepare
 
 TEXT = files("model_store").joinpath("FORMAT.md").read_text(encoding="utf-8")

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from model_store.cli import main
-from model_store.delete import delete_version
+from model_store.cli.main import main
 from model_store.layout import shard_name
-from model_store.store import Store
+from model_store.maintenance.delete import delete_version
+from model_store.store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 
 Capture = pytest.CaptureFixture[str]

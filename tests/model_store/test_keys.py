@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from model_store.cli import main
-from model_store.signing import load_signer
-from model_store.store import Store
+from model_store.cli.main import main
+from model_store.records.signing import load_signer
+from model_store.store.store import Store
 from tests.model_store.drafts import prepare
 
 Capture = pytest.CaptureFixture[str]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from model_store.cache import cache_folder
-from model_store.cli import main
-from model_store.delete import delete_version
+from model_store.backends.local import LocalDirectory
+from model_store.cli.main import main
 from model_store.layout import version_name, version_of
-from model_store.objects import LocalDirectory
-from model_store.quality import Gate
-from model_store.store import Store
+from model_store.maintenance.delete import delete_version
+from model_store.records.quality import Gate
+from model_store.store.cache import cache_folder
+from model_store.store.store import Store
 from tests.many_versions import write_versions
 from tests.model_store.drafts import prepare
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from model_store.describe import verdict
 from model_store.errors import RecordInvalid
-from model_store.manifest import Manifest, decode, delta_of, encode, total_bytes
-from model_store.quality import Gate
-from model_store.record import seal
+from model_store.records.describe import verdict
+from model_store.records.manifest import Manifest, decode, delta_of, encode, total_bytes
+from model_store.records.quality import Gate
+from model_store.records.sealing import seal
 from model_store.spec import ExpertSpec
 from tests.model_store.drafts import expert_refs, prepare
 

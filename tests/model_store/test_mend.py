@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from model_store.channel import ChannelRecord, encode_record
-from model_store.cli import main
-from model_store.condemn import SWEEP_WINDOW_S
+from model_store.cli.main import main
 from model_store.errors import ChannelBroken, RecordInvalid, StoreError
 from model_store.layout import mended_name, record_name
-from model_store.mend import Mender, mend_channel
-from model_store.record import seal
-from model_store.store import Store
+from model_store.maintenance.mend import Mender, mend_channel
+from model_store.records.channel import ChannelRecord, encode_record
+from model_store.records.gc_marks import SWEEP_WINDOW_S
+from model_store.records.sealing import seal
+from model_store.store.store import Store
 from tests.model_store.backends import ClockedObjects, WatchedObjects
 from tests.model_store.drafts import publish_lineage, record
 

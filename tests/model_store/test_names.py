@@ -5,9 +5,9 @@ import unicodedata
 
 import pytest
 
-from model_store.cli import main
+from model_store.cli.main import main
 from model_store.errors import SpecInvalid
-from model_store.forget import forget_class
+from model_store.maintenance.forget import forget_class
 from model_store.names import (
     check_name,
     is_same,
@@ -15,7 +15,7 @@ from model_store.names import (
     notes_on_look_alikes,
     spelt_among,
 )
-from model_store.store import Store
+from model_store.store.store import Store
 from model_store.tables import printable
 from tests.model_store.drafts import publish_lineage
 
@@ -88,7 +88,7 @@ def older(location: str, monkeypatch: pytest.MonkeyPatch) -> Store:
     store = Store.open(location)
     publish_lineage(store, 1)
     with monkeypatch.context() as before:
-        before.setattr("model_store.class_care.new_class_name", lambda name: name)
+        before.setattr("model_store.maintenance.edit_classes.new_class_name", lambda name: name)
         assert main(["rename-class", "class-0a", DECOMPOSED, "--store", location]) == 0
     assert store.manifest(2).classes == (DECOMPOSED, "class-0b")
     return store

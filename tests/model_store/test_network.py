@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from model_store.errors import SpecInvalid, WrongUsage
-from model_store.network import Network, choose_device
+from model_store.network.device import choose_device
 from model_store.network.layers import TaskAttention
+from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 from tests.model_store import paper
 from tests.model_store.networks import GEOMETRY, IN_SEQUENCE, grown, images, task

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from model_store.cli import main
+from model_store.cli.main import main
 from model_store.errors import WriteFailed
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.model_store.drafts import publish_lineage
 from trainer.request import AddTask, base_of
 

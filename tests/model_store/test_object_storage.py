@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from model_store import moves
+from model_store.backends.local import ObjectMissing, ObjectRefused, objects_at
+from model_store.backends.s3 import ObjectStorage
 from model_store.errors import (
     OutcomeUnknown,
     StoreError,
@@ -20,9 +21,8 @@ from model_store.errors import (
     WrongUsage,
 )
 from model_store.layout import shard_name
-from model_store.object_storage import ObjectStorage
-from model_store.objects import ObjectMissing, ObjectRefused, objects_at
-from model_store.store import Store
+from model_store.store import channel_moves as moves
+from model_store.store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 from tests.s3_proxy import Fault, Plan, Proxy, Request, proxy_before
 from tests.s3_server import BUCKET, S3, free_ports, reach
@@ -317,7 +317,7 @@ def test_two_records_of_the_same_move_at_the_same_moment_are_told_apart(
     """Only the transaction differs: without it the later one would take the other's for its own."""
     store = Store.create(place)
     named = publish_lineage(store, 1, channel=None)[0]
-    monkeypatch.setattr("model_store.moves.timestamp", lambda: "2024-05-06T07:08:09Z")
+    monkeypatch.setattr("model_store.store.channel_moves.timestamp", lambda: "2024-05-06T07:08:09Z")
     monkeypatch.setattr(Store, "record_numbers", lambda self, channel: [])
     assert moves._append(store, "c", 1, named=named, mode="follow", **MOVE) is not None
     assert moves._append(store, "c", 1, named=named, mode="follow", **MOVE) is None
@@ -341,7 +341,7 @@ def test_what_the_location_lacks_is_wrong_usage(monkeypatch: pytest.MonkeyPatch)
 def test_without_obstore_an_address_says_what_to_install(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules['obstore'] = None\n"
-        "from model_store.cli import main\n"
+        "from model_store.cli.main import main\n"
         "sys.exit(main(['list', '--store', 's3://bucket/x']))"
     )
     ended = subprocess.run(
@@ -353,7 +353,7 @@ def test_without_obstore_an_address_says_what_to_install(tmp_path: Path) -> None
 
 def test_a_store_in_a_directory_does_not_load_obstore(location: str) -> None:
     script = (
-        "import sys; from model_store.cli import main\n"
+        "import sys; from model_store.cli.main import main\n"
         f"main(['list', '--store', {location!r}])\n"
         "sys.exit('obstore' in sys.modules)"
     )

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from model_store.errors import StoreError, StoreUnsupported, WriteFailed, WrongUsage
-from model_store.objects import (
+from model_store.backends.local import (
     LocalDirectory,
     ObjectMissing,
     ObjectRefused,
     Objects,
     objects_at,
 )
+from model_store.errors import StoreError, StoreUnsupported, WriteFailed, WrongUsage
 
 HOSTILE_NAMES = [
     "",

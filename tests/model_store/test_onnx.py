@@ -12,15 +12,15 @@ import onnxruntime
 import pytest
 import torch
 
-from model_store.class_care import Care, retire_class
 from model_store.errors import VersionNotFound, WriteFailed
-from model_store.network import Network
-from model_store.onnx import export_onnx
+from model_store.maintenance.edit_classes import Care, retire_class
+from model_store.network.network import Network
+from model_store.onnx.export import export_onnx
 from model_store.onnx.model import Weights, in_memory, inline, onnx_model, weights_of
 from model_store.onnx.quantise import quantise
 from model_store.onnx.session import Session
 from model_store.spec import NetworkSpec
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.model_store.networks import GEOMETRY, IN_SEQUENCE, grown, images, task
 from tests.model_store.test_codec import version_of
 

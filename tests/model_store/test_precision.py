@@ -11,7 +11,7 @@ import pytest
 from model_store import precision
 from model_store.errors import WrongUsage
 from model_store.precision import Trial, choose, refuse_unless_it_runs, try_in_child, try_out
-from model_store.quality import Reduced
+from model_store.records.quality import Reduced
 
 FAST = Trial(runs=True, speedup=2.0)
 SLOW = Trial(runs=True, speedup=0.4)
@@ -172,4 +172,4 @@ def test_eight_bits_are_tried_on_the_processor_whatever_the_device(
 
     monkeypatch.setattr(precision, "try_in_child", child)
     try_out("int8", device="cuda")
-    assert asked == [["model_store.onnx.trial", "int8"]]
+    assert asked == [["model_store.onnx.session_trial", "int8"]]

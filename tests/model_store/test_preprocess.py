@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 from model_store.errors import ImageRejected, ImageTooLarge
-from model_store.manifest import Preprocessing
 from model_store.preprocess import encode_png, fit_pixels, normalise, read_pixels
+from model_store.records.manifest import Preprocessing
 
 SMALL = Preprocessing(image_size=8)
 HOSTILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "hostile-images"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_store.channel import decode_record
 from model_store.codec import load_network
 from model_store.layout import shard_name
-from model_store.signing import new_signer
-from model_store.store import Store
+from model_store.records.channel import decode_record
+from model_store.records.signing import new_signer
+from model_store.store.store import Store
 from tests.model_store import reader
 from tests.model_store.drafts import prepare, publish_lineage
 from tests.tiny_versions import publish_tiny

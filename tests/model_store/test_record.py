@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from model_store.errors import RecordInvalid, StoreUnsupported
-from model_store.record import DIGEST_FIELD_BYTES, MAX_RECORD_BYTES, seal, unseal
+from model_store.records.sealing import DIGEST_FIELD_BYTES, MAX_RECORD_BYTES, seal, unseal
 
 BODY = {"format": 1, "b": [1.5, "é"], "a": None}
 

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from model_store.errors import ShardCorrupt
-from model_store.shard import FINITE_CHUNK_BYTES, check_shard, shard_ref
+from model_store.store.shard import FINITE_CHUNK_BYTES, check_shard, shard_ref
 from tests.model_store.drafts import safetensors
 
 COUNT = 2 * FINITE_CHUNK_BYTES // 4 + 5

@@ -12,11 +12,18 @@ import pytest
 
 from model_store.errors import RecordInvalid, SignatureRefused, WrongUsage
 from model_store.layout import version_name
-from model_store.manifest import Manifest, decode, encode
-from model_store.quality import Calibration
-from model_store.record import canonical, seal
-from model_store.signing import Signer, Trust, load_signer, load_trust, new_signer, save_trust
-from model_store.store import Store
+from model_store.records.manifest import Manifest, decode, encode
+from model_store.records.quality import Calibration
+from model_store.records.sealing import canonical, seal
+from model_store.records.signing import (
+    Signer,
+    Trust,
+    load_signer,
+    load_trust,
+    new_signer,
+    save_trust,
+)
+from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 from tests.model_store.drafts import prepare
 
@@ -272,7 +279,7 @@ def test_a_command_that_signs_nothing_does_not_load_cryptography(location: str) 
     prepare().publish(Store.open(location))
     program = (
         "import sys; sys.modules['cryptography'] = None\n"
-        "from model_store.cli import main\n"
+        "from model_store.cli.main import main\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     for command in ("list", "verify"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from model_store.backends.s3 import ObjectStorage
 from model_store.errors import (
     ChannelMoved,
     ChannelNotFound,
@@ -19,11 +20,10 @@ from model_store.errors import (
     WrongUsage,
 )
 from model_store.layout import deleted_name, record_name, run_name, shard_name, version_name
-from model_store.manifest import Manifest
-from model_store.object_storage import ObjectStorage
-from model_store.record import seal
-from model_store.shard import shard_ref
-from model_store.store import Store
+from model_store.records.manifest import Manifest
+from model_store.records.sealing import seal
+from model_store.store.shard import shard_ref
+from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 from tests.model_store.drafts import Prepared, expert_refs, prepare, publish_lineage, weights
 

@@ -6,9 +6,9 @@ import pytest
 
 from model_store.errors import VersionNotFound
 from model_store.layout import record_name, shard_name, version_name
-from model_store.manifest import Manifest, encode
-from model_store.shard import shard_ref
-from model_store.store import Store
+from model_store.records.manifest import Manifest, encode
+from model_store.store.shard import shard_ref
+from model_store.store.store import Store
 from tests.model_store.backends import WatchedObjects
 from tests.model_store.drafts import image_shard, prepare, publish_lineage
 

@@ -14,7 +14,7 @@ import pytest
 import model_store
 from tests.packaging.project import PACKAGES, ROOT, pyproject
 
-TORCH_MODULES = {"network", "codec", "preprocess", "onnx"}
+TORCH_MODULES = {"network", "inference", "codec", "preprocess", "onnx"}
 
 
 def constraints() -> dict[str, str]:
@@ -74,7 +74,7 @@ def _is_module(path: Path) -> bool:
 def test_dne_store_starts_without_torch_and_numpy(arguments: list[str], tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
-        "from model_store.store import Store; Store.create(sys.argv.pop(1))\n"
+        "from model_store.store.store import Store; Store.create(sys.argv.pop(1))\n"
         "from model_store.__main__ import main; sys.exit(main())"
     )
     store = str(tmp_path / "models")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.trainer.folders import SIZES
 from trainer.cli import main
 

@@ -14,7 +14,7 @@ from tests.trainer.folders import write_classes
 def _forecasts_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A steady time takes a hundred runs, and hundreds of tasks are learnt here; `test_forecast`
     looks at the time itself."""
-    monkeypatch.setattr("trainer.forecast.MOST_RUNS", 7)
+    monkeypatch.setattr("trainer.evaluation.forecast.MOST_RUNS", 7)
 
 
 @pytest.fixture

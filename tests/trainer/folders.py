@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from trainer.data import LabelledImages
-from trainer.plan import Effort
-from trainer.presets import Shape
+from trainer.data.folders import LabelledImages
+from trainer.learning.plan import Effort
+from trainer.learning.presets import Shape
 from trainer.progress import Phase
 from trainer.request import AddTask
 

@@ -8,20 +8,20 @@ import torch
 
 from model_store.codec import decode_images, load_network
 from model_store.errors import DataRejected, DneError, Interrupted, WrongUsage
-from model_store.forget import forget_class
-from model_store.manifest import ClassImages, delta_of, total_bytes
-from model_store.network import Expert
+from model_store.maintenance.forget import forget_class
+from model_store.network.expert import Expert
 from model_store.preprocess import read_pixels
-from model_store.store import Store
+from model_store.records.manifest import ClassImages, delta_of, total_bytes
+from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, write_classes
 from trainer.add_task import Outcome, add_task
-from trainer.data import list_classes
-from trainer.learn import learn as learn_task
-from trainer.plan import Effort
-from trainer.presets import Shape
+from trainer.data.folders import list_classes
+from trainer.data.task_data import read_task_data
+from trainer.learning.learn import learn as learn_task
+from trainer.learning.plan import Effort
+from trainer.learning.presets import Shape
+from trainer.learning.student import make_student
 from trainer.request import AddTask, base_of
-from trainer.student import make_student
-from trainer.task_data import read_task_data
 
 LATER = Shape()
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from model_store.manifest import Preprocessing
-from model_store.network import Network
+from model_store.network.network import Network
 from model_store.precision import Trial
+from model_store.records.manifest import Preprocessing
 from tests.model_store.networks import grown
-from trainer import agree
-from trainer.agree import agreement_of
-from trainer.data import LabelledImages
-from trainer.evaluate import Judged, judge
+from trainer.data.folders import LabelledImages
+from trainer.evaluation import precision_agreement as agree
+from trainer.evaluation.evaluate import Judged, judge
+from trainer.evaluation.precision_agreement import agreement_of
 
 pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from trainer.augment import MOVES, RECOLOURS, Augmentation
+from trainer.data.augment import MOVES, RECOLOURS, Augmentation
 
 BATCH = 64
 

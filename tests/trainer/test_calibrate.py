@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.calibrate import calibrate, fit_temperature
-from trainer.evaluate import Judged
+from trainer.evaluation.calibrate import calibrate, fit_temperature
+from trainer.evaluation.evaluate import Judged
 
 CLASSES = tuple("abcd")
 

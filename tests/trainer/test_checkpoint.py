@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import Interrupted
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.trainer.folders import SIZES, Listening, asked
 from trainer.add_task import add_task
-from trainer.checkpoint import default_folder
 from trainer.cli import main
-from trainer.plan import Effort
-from trainer.presets import Shape
+from trainer.learning.checkpoint import default_folder
+from trainer.learning.plan import Effort
+from trainer.learning.presets import Shape
 from trainer.request import AddTask
 
 EFFORT = Effort(epochs=4, batch_size=20)  # 2 batches an epoch, and 1 epoch of balancing

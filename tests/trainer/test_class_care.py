@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from model_store.class_care import Care, rename_class, retire_class
 from model_store.errors import DataRejected, WrongUsage
-from model_store.store import Store
+from model_store.maintenance.edit_classes import Care, rename_class, retire_class
+from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, labelled, write_classes
 from trainer.add_task import add_task
-from trainer.evaluate import Evaluate, evaluate, judged_by
+from trainer.evaluation.evaluate import Evaluate, evaluate, judged_by
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tests.model_store.networks import grown
-from trainer.classifier import (
+from trainer.learning.classifier import (
     STRENGTH_UNSEEN,
     Problem,
     fit_classifier,
     former_weights,
     solve,
 )
-from trainer.losses import CLASSIFICATIONS, cross_entropy
+from trainer.learning.losses import CLASSIFICATIONS, cross_entropy
 
 Tokens = NDArray[np.float32]
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from model_store.signing import new_signer
-from model_store.store import Store
+from model_store.records.signing import new_signer
+from model_store.store.store import Store
 from tests.trainer.command import Command
 from tests.trainer.folders import write_classes
 
@@ -163,7 +163,7 @@ def test_ctrl_c_ends_with_1_and_says_that_nothing_was_published(
     def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainer.learn.fit", stop)
+    monkeypatch.setattr("trainer.learning.learn.fit", stop)
     message = refused(dne_train, letters, code=1)
     assert message == "error: interrupted: nothing was published"
 

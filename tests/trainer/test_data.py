@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from model_store.errors import DataRejected, SpecInvalid, WrongUsage
-from model_store.manifest import Preprocessing
+from model_store.records.manifest import Preprocessing
 from tests.trainer.folders import SIZE, Listening, write_classes
-from trainer.data import (
+from trainer.data.folders import (
     LabelledImages,
     list_classes,
     note_ignored,

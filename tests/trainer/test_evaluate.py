@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from model_store.errors import ChannelNotFound, StoreNotFound, VersionNotFound, WrongUsage
-from model_store.manifest import Preprocessing
 from model_store.preprocess import normalise
-from model_store.store import Store
+from model_store.records.manifest import Preprocessing
+from model_store.store.store import Store
 from tests.model_store.networks import grown
 from tests.tiny_versions import promote, publish_tiny
 from tests.trainer.folders import Listening, labelled, write_classes
-from trainer.evaluate import Evaluate, Judged, evaluate, judge
+from trainer.evaluation.evaluate import Evaluate, Judged, evaluate, judge
 
 JUDGED = Judged(
     classes=("a", "b", "c"),

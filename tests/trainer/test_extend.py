@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from model_store.class_care import Care, rename_class
 from model_store.codec import decode_images, load_network
 from model_store.errors import DataRejected, Interrupted, WrongUsage
-from model_store.manifest import ClassImages, Manifest, delta_of
-from model_store.store import Store
+from model_store.maintenance.edit_classes import Care, rename_class
+from model_store.records.manifest import ClassImages, Manifest, delta_of
+from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, pixels_of, write_classes
 from trainer.add_task import Outcome, add_task
-from trainer.plan import Effort
-from trainer.presets import Shape
+from trainer.learning.plan import Effort
+from trainer.learning.presets import Shape
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import DneError
-from model_store.store import Store
+from model_store.store.store import Store
 from tests.trainer.command import Command
 from tests.trainer.folders import write_classes
 
@@ -56,7 +56,7 @@ def test_a_place_where_no_store_can_be_made_is_refused_before_learning(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("model_store.objects._link", full)
+    monkeypatch.setattr("model_store.backends.local._link", full)
     assert dne_train.add(letters) == 1
     assert "No space left on device" in dne_train.err
     assert "learning" not in dne_train.err
@@ -66,7 +66,7 @@ def test_a_place_where_no_store_can_be_made_is_refused_before_learning(
 def test_an_interrupted_first_task_goes_on_although_there_is_no_store_yet(
     dne_train: Command, letters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.checkpoint.SECONDS_BETWEEN", 0.0)
+    monkeypatch.setattr("trainer.learning.checkpoint.SECONDS_BETWEEN", 0.0)
     kept = ("--epochs", 3, "--checkpoint", tmp_path / "kept")
     with monkeypatch.context() as stopping:
         stopping.setattr("trainer.add_task.draft_version", fail(KeyboardInterrupt()))

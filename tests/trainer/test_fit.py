@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from model_store.errors import DneError, WrongUsage
-from model_store.manifest import Preprocessing
-from model_store.network import Network
+from model_store.network.network import Network
 from model_store.preprocess import normalise
+from model_store.records.manifest import Preprocessing
 from tests.model_store.networks import grown
 from tests.trainer.folders import Listening, labelled
-from trainer.augment import Augmentation
-from trainer.data import LabelledImages
-from trainer.fit import Plan, every_image, fit, parameter_groups, rate_share, standardise
-from trainer.losses import Objective, Step, cross_entropy
-from trainer.plan import MAX_EPOCHS, MIN_EPOCHS, Effort
-from trainer.tune import balanced, can_be_balanced, evened
+from trainer.data.augment import Augmentation
+from trainer.data.folders import LabelledImages
+from trainer.data.sampling import balanced, can_be_balanced, evened
+from trainer.learning.fit import Plan, every_image, fit, parameter_groups, rate_share, standardise
+from trainer.learning.losses import Objective, Step, cross_entropy
+from trainer.learning.plan import MAX_EPOCHS, MIN_EPOCHS, Effort
 
 PREPROCESSING = Preprocessing(image_size=8)
 PLAN = Plan(epochs=3, batch_size=4, learning_rate=1e-2)

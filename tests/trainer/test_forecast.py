@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_store.manifest import total_bytes
+from model_store.records.manifest import total_bytes
 from model_store.spec import NetworkSpec
 from tests.model_store.networks import grown
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
-from trainer.forecast import Before, forecast
-from trainer.presets import Shape
+from trainer.evaluation.forecast import Before, forecast
+from trainer.learning.presets import Shape
 
 
 def test_the_forecast_is_what_is_then_published(tmp_path: Path) -> None:
@@ -66,9 +66,11 @@ def test_only_the_version_itself_is_timed_and_only_its_own_work_counts(
     """By CPU time of one thread: a machine that is busy stretches the clock a hundredfold."""
     threads = torch.get_num_threads()
     times_s = iter(range(100))
-    monkeypatch.setattr("trainer.forecast.time.thread_time", lambda: 1e-3 * next(times_s))
+    monkeypatch.setattr(
+        "trainer.evaluation.forecast.time.thread_time", lambda: 1e-3 * next(times_s)
+    )
     network = grown([2, 1])
-    monkeypatch.setattr("trainer.forecast.MOST_RUNS", 7)
+    monkeypatch.setattr("trainer.evaluation.forecast.MOST_RUNS", 7)
     told = forecast(network, images=100, parent=before(network.spec))
     assert told.version.latency_ms == pytest.approx(1.0)
     assert told.parent is not None

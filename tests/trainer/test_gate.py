@@ -8,15 +8,22 @@ import numpy as np
 import pytest
 
 from model_store.errors import WrongUsage
-from model_store.manifest import Scalar
-from model_store.store import Store
+from model_store.records.manifest import Scalar
+from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import Outcome, add_task
-from trainer.evaluate import Judged
-from trainer.gate import Candidate, Limits, at_least, decide, no_better_than_guessing, sign_test
-from trainer.learn import learn
-from trainer.plan import Effort
-from trainer.presets import Shape
+from trainer.evaluation.evaluate import Judged
+from trainer.evaluation.gate import (
+    Candidate,
+    Limits,
+    at_least,
+    decide,
+    no_better_than_guessing,
+    sign_test,
+)
+from trainer.learning.learn import learn
+from trainer.learning.plan import Effort
+from trainer.learning.presets import Shape
 
 OLD, NEW = ("a", "b"), ("c", "d")
 

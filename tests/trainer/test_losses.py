@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from model_store.errors import WrongUsage
-from model_store.network import Lineage
+from model_store.inference.forward import Lineage
 from tests.model_store.networks import grown, images
-from trainer.losses import (
+from trainer.learning.losses import (
     DISTILLATION_WEIGHT,
     EXPERTISE_WEIGHT,
     Objective,

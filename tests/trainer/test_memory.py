@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from model_store.manifest import Preprocessing, ShardRef
+from model_store.records.manifest import Preprocessing, ShardRef
 from tests.trainer.folders import SIZE, labelled
-from trainer.memory import held_out_count, herding_order, keep, recall, set_aside, shrink
+from trainer.data.exemplars import held_out_count, herding_order, keep, recall, set_aside, shrink
 
 
 def plain_herding(features: list[list[float]], count: int) -> list[int]:

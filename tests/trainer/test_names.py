@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from model_store.cli import main as store_command
-from model_store.store import Store
+from model_store.cli.main import main as store_command
+from model_store.store.store import Store
 from tests.trainer.command import Command
 from tests.trainer.folders import write_classes
 
@@ -52,7 +52,7 @@ def test_a_class_that_an_older_version_spells_otherwise_is_found(
 ) -> None:
     assert dne_train.add(write_classes(tmp_path / "data", ["a", "b"], images=2)) == 0
     with monkeypatch.context() as before:  # as a version from before names were composed
-        before.setattr("model_store.class_care.new_class_name", lambda name: name)
+        before.setattr("model_store.maintenance.edit_classes.new_class_name", lambda name: name)
         rename = ["rename-class", "a", DECOMPOSED, "--store", str(dne_train.store)]
         assert store_command(rename) == 0
     more = write_classes(tmp_path / "more", [COMPOSED], images=3)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.onnx_engine import OnnxEngine
-from dne_serve.torch_engine import TorchEngine
+from dne_serve.engines.onnx_engine import OnnxEngine
+from dne_serve.engines.torch_engine import TorchEngine
 from tests.live_server import Live, live_server
 from tests.trainer.command import Command
 from tests.trainer.folders import write_classes

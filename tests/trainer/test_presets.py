@@ -4,7 +4,7 @@ import pytest
 
 from model_store.errors import SpecInvalid, WrongUsage
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
-from trainer.presets import Shape
+from trainer.learning.presets import Shape
 
 
 def lineage(shape: Shape) -> NetworkSpec:

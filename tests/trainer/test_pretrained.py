@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model_store.errors import DataRejected, WrongUsage
-from model_store.network import Network
+from model_store.network.network import Network
 from model_store.spec import TaskSpec
 from tests.trainer.vit import REAL, class_token, made_up, resampled, write_vit
-from trainer.pretrained import Pretrained, read_pretrained
+from trainer.learning.pretrained import Pretrained, read_pretrained
 
 TOLERANCE = 1e-4
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from model_store.class_care import Care, rename_class, retire_class
-from model_store.forget import forget_class
-from model_store.store import Store
+from model_store.maintenance.edit_classes import Care, rename_class, retire_class
+from model_store.maintenance.forget import forget_class
+from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
 from trainer.cli import main
-from trainer.evaluate import judge
-from trainer.lineage import lineage_of
-from trainer.report import make_report
-from trainer.report_page import page
+from trainer.evaluation.evaluate import judge
+from trainer.report.history import lineage_of
+from trainer.report.html import page
+from trainer.report.report import make_report
 
 HOSTILE = "<script>alert(1)<|script>"  # no folder name may hold a slash
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -54,7 +54,7 @@ def test_the_figures_are_those_that_were_measured_when_the_version_was_made(grow
 
 def test_older_versions_answer_from_the_newest_network_as_they_did(grown: Store) -> None:
     from model_store.codec import load_network
-    from trainer.memory import recall
+    from trainer.data.exemplars import recall
 
     forgetting = report_of(grown, 2)["forgetting"]
     first = grown.manifest(1)
@@ -107,7 +107,7 @@ def test_class_care_shows_in_the_report(grown: Store) -> None:
 
 
 def test_a_deleted_ancestor_is_passed_over(grown: Store, tmp_path: Path) -> None:
-    from model_store.delete import delete_version
+    from model_store.maintenance.delete import delete_version
 
     shutil.copytree(grown.location, tmp_path / "models")
     store = Store.open(str(tmp_path / "models"))

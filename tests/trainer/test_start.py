@@ -10,18 +10,18 @@ import torch
 
 from model_store.codec import load_network
 from model_store.errors import DataRejected, Interrupted, WrongUsage
-from model_store.manifest import Manifest, delta_of
-from model_store.network import Network
-from model_store.store import Store
+from model_store.network.network import Network
+from model_store.records.manifest import Manifest, delta_of
+from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from tests.trainer.vit import class_token, made_up, write_vit
 from trainer.add_task import Outcome, add_task
-from trainer.data import list_classes
-from trainer.plan import Effort
-from trainer.presets import Shape
+from trainer.data.folders import list_classes
+from trainer.data.task_data import read_task_data
+from trainer.learning.plan import Effort
+from trainer.learning.presets import Shape
+from trainer.learning.start import normalisation_named
 from trainer.request import AddTask, FromFile, base_of
-from trainer.start import normalisation_named
-from trainer.task_data import read_task_data
 
 HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
 EFFORT = Effort(epochs=2, batch_size=10)
@@ -30,7 +30,7 @@ EFFORT = Effort(epochs=2, batch_size=10)
 @pytest.fixture(autouse=True)
 def _few_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choosing among many takes most of the time of so small a task; test_classifier tries all."""
-    monkeypatch.setattr("trainer.classifier.STRENGTHS", (0.1, 0.01))
+    monkeypatch.setattr("trainer.learning.classifier.STRENGTHS", (0.1, 0.01))
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     reached: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainer.tokens.IMAGES_A_PART", 16)
+    monkeypatch.setattr("trainer.learning.token_cache.IMAGES_A_PART", 16)
     effort = Effort(epochs=2, batch_size=5)
     for name in ("one", "two"):
         run(first(tmp_path / name, letters, vit))
@@ -252,7 +252,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
 def test_an_interrupted_first_task_goes_on_with_the_tokens_it_has(
     tmp_path: Path, letters: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.tokens.IMAGES_A_PART", 8)
+    monkeypatch.setattr("trainer.learning.token_cache.IMAGES_A_PART", 8)
     request = first(tmp_path / "one", letters, vit, checkpoint=tmp_path / "kept")
     with pytest.raises(Interrupted, match="part 1 of reading tokens"):
         run(request, progress=Listening(interrupt_in="reading tokens", after=2))

@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 from model_store.errors import WrongUsage
-from model_store.quality import Unknown
-from model_store.store import Store
+from model_store.records.quality import Unknown
+from model_store.store.store import Store
 from tests.tiny_versions import promote, publish_tiny
 from tests.trainer.folders import Listening, asked, pixels_of, write_classes
 from trainer.add_task import add_task
-from trainer.evaluate import Evaluate, evaluate
-from trainer.unknown import auroc, check_rate, familiarity, fit_threshold, tell_apart
+from trainer.evaluation.evaluate import Evaluate, evaluate
+from trainer.evaluation.unknown import auroc, check_rate, familiarity, fit_threshold, tell_apart
 
 
 def logits(scores: list[float]) -> np.ndarray:

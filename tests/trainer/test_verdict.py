@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.cli import main as store_command
+from model_store.cli.main import main as store_command
 from tests.trainer.command import Command
 from tests.trainer.folders import write_classes
 

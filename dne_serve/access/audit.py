@@ -1,0 +1,111 @@
+"""Who asked to change something, when, from where, and what came of it: one JSON line each.
+
+Lines go to the log, and to a file of their own where one is named. Refused attempts are in it too,
+up to a number each minute; the rest are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.types import Message, Scope, Send
+
+from dne_serve.access.auth import TOKEN
+from dne_serve.access.brake import Brake
+from dne_serve.access.line_file import LineFile
+from dne_serve.http.problems import answer_to
+from model_store.errors import WrongUsage
+from model_store.records.sealing import timestamp
+
+FACTS = "dne.audit"
+"""Where a request keeps what its route knows of the change: `to`, `reason`, `record`."""
+MAX_TEXT = 1000
+
+log = logging.getLogger("dne_serve.audit")
+
+
+class Audit:
+    def __init__(self, path: Path | None, *, brake: Brake | None = None) -> None:
+        """WrongUsage for a file that cannot be written, before anything is served."""
+        self._file = LineFile(path) if path is not None else None
+        self._brake = brake or Brake()
+        self._telling: asyncio.TimerHandle | None = None
+        if self._file is not None:
+            try:
+                self._file.check()
+            except OSError as error:
+                raise WrongUsage(f"the audit log {path} cannot be written") from error
+
+    def note(self, action: str, **facts: Any) -> None:
+        """JSON, so that nothing a client sends can look like a line of its own."""
+        bounded = {name: _bounded(value) for name, value in facts.items()}
+        line = json.dumps({"time": timestamp(), "action": _bounded(action), **bounded})
+        log.info("%s", line)
+        if self._file is not None:
+            try:
+                self._file.append(line.encode())
+            except OSError as error:  # the line is in the log; the change has happened
+                log.error("the audit log cannot be written: %s", error)
+
+    def note_refused(self, action: str, *, status: int | None, **facts: Any) -> None:
+        """Note a request without a token that opens the route. Anybody can send such requests, as
+        many as they like: some are noted, and the rest counted. To be called on the event loop."""
+        self._tell_left_out()
+        if self._brake.admits(status or 0):
+            self.note(action, status=status, **facts)
+        elif self._telling is None:
+            loop = asyncio.get_running_loop()
+            self._telling = loop.call_later(self._brake.window_s, self._tell_left_out)
+
+    def close(self) -> None:
+        """Note what was left out until now."""
+        self._tell_left_out(also_now=True)
+
+    def _tell_left_out(self, *, also_now: bool = False) -> None:
+        left_out = self._brake.take_left_out(also_now=also_now)
+        if left_out and self._telling is not None:
+            self._telling.cancel()
+            self._telling = None
+        for status, count in left_out.items():
+            self.note("refused requests that have no line of their own", status=status, count=count)
+
+
+def _bounded(value: Any) -> Any:
+    return f"{value[:MAX_TEXT]} …" if isinstance(value, str) and len(value) > MAX_TEXT else value
+
+
+@asynccontextmanager
+async def audited(scope: Scope, send: Send, *, route: str) -> AsyncIterator[Send]:
+    """Inside, answers go through what is yielded; at the end the request is in the audit log, by
+    the template of its route: a path may have any length."""
+    status: int | None = None
+
+    async def watched(message: Message) -> None:
+        nonlocal status
+        if message["type"] == "http.response.start":
+            status = message["status"]
+        await send(message)
+
+    facts: dict[str, Any] = scope.setdefault(FACTS, {})
+    try:
+        yield watched
+    except Exception as error:
+        status = status or answer_to(error).status
+        raise
+    finally:
+        audit: Audit = scope["app"].state.serving.audit
+        token = scope.get(TOKEN)
+        note = audit.note if token else audit.note_refused
+        note(
+            f"{scope['method']} {route}",
+            who=token.name if token else None,
+            address=scope["client"][0] if scope.get("client") else None,
+            status=status,
+            **facts,
+        )

@@ -1,0 +1,83 @@
+"""Slows down whoever guesses tokens. Used on the event loop only.
+
+An address may present 20 wrong tokens; after that one more every three seconds is looked at, and
+the others are 429 unseen, right or wrong. A token that was right from that address before is looked
+at all the same, so that a stranger behind the same address does not lock its holder out.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dne_serve.http.problems import RateExceeded
+
+MOST = 20
+WINDOW_S = 60.0
+MAX_ADDRESSES = 4096
+MAX_KNOWN = 16
+
+
+@dataclass(slots=True, kw_only=True)
+class _Guesser:
+    left: float
+    at: float
+    known: list[bytes] = field(default_factory=list)
+    """Digests of tokens that were right, the last ones."""
+
+
+class Guesses:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._by_address: OrderedDict[str, _Guesser] = OrderedDict()
+
+    def check(self, address: str, digest: bytes) -> None:
+        """RateExceeded for a token that is not to be looked at."""
+        one = self._by_address.get(_network(address))
+        if one is None or digest in one.known:
+            return
+        left = self._left(one)
+        if left < 1:
+            raise RateExceeded(
+                "too many wrong tokens have come from this address",
+                retry_after_s=math.ceil((1 - left) * WINDOW_S / MOST),
+            )
+
+    def was_wrong(self, address: str) -> None:
+        one = self._of(address)
+        one.left, one.at = self._left(one) - 1, self._clock()
+
+    def was_right(self, address: str, digest: bytes) -> None:
+        one = self._of(address)
+        if digest not in one.known:
+            one.known = [*one.known[1 - MAX_KNOWN :], digest]
+
+    def _left(self, one: _Guesser) -> float:
+        return min(float(MOST), one.left + (self._clock() - one.at) * MOST / WINDOW_S)
+
+    def _of(self, address: str) -> _Guesser:
+        """The entry of an address, made where there is none. The one not used for longest goes."""
+        network = _network(address)
+        one = self._by_address.get(network)
+        if one is None:
+            one = self._by_address[network] = _Guesser(left=float(MOST), at=self._clock())
+            if len(self._by_address) > MAX_ADDRESSES:
+                self._by_address.popitem(last=False)
+        self._by_address.move_to_end(network)
+        return one
+
+
+def _network(address: str) -> str:
+    """An IPv6 host has 2^64 addresses of its own: they count as one."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    mapped = found.ipv4_mapped
+    return str(mapped) if mapped else str(int(found) >> 64)

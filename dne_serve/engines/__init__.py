@@ -1,0 +1,1 @@
+"""Compute batches with torch or onnxruntime, on a processor or a GPU."""

@@ -1,0 +1,170 @@
+"""Batches on a GPU: bytes go up, a graph of the usual batch sizes is replayed, logits come down.
+
+A graph is a recording of kernels with the addresses that they read and write. So it may be used
+only while that memory is where it was: graphs go with the version they were recorded for, and one
+that was recorded before the bank moved its memory is never replayed.
+
+Knows nothing of CUDA: what it needs of it is a `Driver`, and tests have one of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from dne_serve.engines.device import Floats, Passes
+from model_store.inference.forward import Lineage
+from model_store.inference.workspace import Scratch
+from model_store.preprocess import Pixels
+from model_store.records.manifest import Preprocessing
+
+log = logging.getLogger("dne_serve")
+
+
+class Graph(Protocol):
+    """A recorded pass."""
+
+    def replay(self) -> Tensor:
+        """What the pass gives for what its inputs hold now. Always the same tensor."""
+
+
+class Driver(Protocol):
+    """What a GPU can do. Work is done in the order in which it is asked for."""
+
+    place: torch.device
+
+    def copy_in(self, pixels: Pixels, *, into: Tensor) -> None: ...
+
+    def copy_out(self, found: Tensor) -> Floats:
+        """Waits until it is there."""
+
+    def capture(self, run: Callable[[], Tensor]) -> Graph:
+        """Records what `run` does. RuntimeError where it cannot be recorded. Keeps nothing alive
+        but what `run` itself allocates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    graph: Graph
+    moves: tuple[int, ...]
+    """Of the lineage, when it was recorded."""
+
+
+class Gpu:
+    def __init__(self, driver: Driver, *, max_batch: int) -> None:
+        self.place = driver.place
+        self._driver = driver
+        self._sizes = graph_sizes(max_batch)
+        self._intakes: dict[int, Tensor] = {}
+
+    def passes(self, lineage: Lineage, *, preprocessing: Preprocessing) -> Passes:
+        return GraphedPasses(
+            lineage,
+            normalising=Normalising(preprocessing, place=self.place),
+            intake_NHWC=self._intake(preprocessing.image_size),
+            sizes=self._sizes,
+            driver=self._driver,
+        )
+
+    def fetch(self, found: Tensor) -> Floats:
+        return self._driver.copy_out(found)
+
+    def _intake(self, size: int) -> Tensor:
+        """Where graphs read images of this size from; all versions, as there is one pass at a
+        time. Never moves."""
+        if size not in self._intakes:
+            shape = (self._sizes[-1], size, size, 3)
+            self._intakes[size] = torch.zeros(shape, dtype=torch.uint8, device=self.place)
+        return self._intakes[size]
+
+
+class GraphedPasses:
+    """A batch of a usual size, or the next larger one with some images more that nobody asks for,
+    replays a graph. Others, and those whose graph is out of date, are run kernel by kernel."""
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        *,
+        normalising: Normalising,
+        intake_NHWC: Tensor,
+        sizes: tuple[int, ...],
+        driver: Driver,
+    ) -> None:
+        self._lineage = lineage
+        self._normalising = normalising
+        self._intake_NHWC = intake_NHWC
+        self._sizes = sizes
+        self._driver = driver
+        self._captured: dict[int, Captured] = {}
+
+    def __call__(self, pixels: Pixels) -> Tensor:
+        count = len(pixels)
+        size = next((one for one in self._sizes if one >= count), None)
+        if size is None:
+            intake_NHWC = torch.empty(pixels.shape, dtype=torch.uint8, device=self._driver.place)
+        else:
+            intake_NHWC = self._intake_NHWC[:count]
+        self._driver.copy_in(pixels, into=intake_NHWC)
+        self._forget_outdated()
+        captured = None if size is None else self._captured.get(size)
+        if captured is None:
+            return self._lineage.token(self._normalising(intake_NHWC))
+        return captured.graph.replay()[:count]
+
+    def prepare(self) -> Iterator[None]:
+        return self.renew()
+
+    def renew(self) -> Iterator[None]:
+        for size in reversed(self._sizes):  # a smaller one finds room in what a larger one left
+            self._forget_outdated()
+            if size not in self._captured:
+                self._capture(size)
+                yield
+
+    def _capture(self, size: int) -> None:
+        intake_NHWC = self._intake_NHWC[:size]
+
+        def run() -> Tensor:
+            # Memory of its own, allocated as part of the recording: the lineages' shared one
+            # moves whenever a larger version comes.
+            return self._lineage.token(self._normalising(intake_NHWC), scratch=Scratch())
+
+        try:
+            with torch.inference_mode():
+                graph = self._driver.capture(run)
+        except RuntimeError as error:  # no memory left, for instance
+            log.warning("batches of %d run without a graph: %s", size, error)
+        else:
+            self._captured[size] = Captured(graph=graph, moves=self._lineage.moves)
+
+    def _forget_outdated(self) -> None:
+        moves = self._lineage.moves
+        outdated = [size for size, one in self._captured.items() if one.moves != moves]
+        for size in outdated:
+            del self._captured[size]
+
+
+class Normalising:
+    """As `preprocess.normalise`, to the same bits, on a device: bytes are a quarter of the floats
+    that would have to be copied."""
+
+    def __init__(self, preprocessing: Preprocessing, *, place: torch.device) -> None:
+        # A tensor too: what is divided by a plain number may be multiplied by its inverse.
+        self._white = torch.full((1,), 255.0, device=place)
+        self._mean_C = torch.tensor(preprocessing.mean, dtype=torch.float32, device=place)
+        self._std_C = torch.tensor(preprocessing.std, dtype=torch.float32, device=place)
+
+    def __call__(self, pixels_NHWC: Tensor) -> Tensor:
+        scaled_NHWC = (pixels_NHWC.float() / self._white - self._mean_C) / self._std_C
+        return scaled_NHWC.permute(0, 3, 1, 2).contiguous()
+
+
+def graph_sizes(max_batch: int) -> tuple[int, ...]:
+    """Powers of two, and the largest batch."""
+    return (*(1 << power for power in range((max_batch - 1).bit_length())), max_batch)

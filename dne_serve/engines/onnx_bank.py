@@ -1,0 +1,166 @@
+"""The arrays of experts as onnxruntime reads them, each once, however many versions are served.
+
+A lineage is experts and a session over their arrays; it gives the token. A version is a lineage
+and a classifier, so versions that differ in their classifier only share the session too.
+
+An expert lives as long as a lineage that uses it, and a lineage as long as a version: the bank
+itself holds on to none. It is used by one thread at a time, and not by the engine's: nothing
+here touches what passes use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dne_serve.engines.expert_key import paths_of
+from dne_serve.engines.thread_plan import Shape, UnderWay
+from model_store.codec import ShardWeights
+from model_store.onnx.model import OnnxPrecision, Weights, arrays_of_expert, arrays_of_heads
+from model_store.onnx.session import Session
+from model_store.onnx.weights import Arrays
+from model_store.preprocess import Pixels, normalise
+from model_store.records.manifest import Manifest, Preprocessing
+
+Floats = NDArray[np.float32]
+Key = tuple[object, ...]
+"""The precision, and the path of an expert."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class HeldArrays:
+    """An expert in memory, in one precision."""
+
+    arrays: Arrays
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class HeldLineage:
+    experts: tuple[HeldArrays, ...]
+    alone: Session
+    """With all threads, for a single image."""
+    beside: Session
+    """With one worker's share of them; the same where there is one worker."""
+    under_way: UnderWay
+
+    def token(self, images: Floats) -> Floats:
+        """Several images are a sign of others to come, which the other workers will take."""
+        with self.under_way.one() as alone:
+            return (self.alone if alone and len(images) == 1 else self.beside)(images)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnnxVersion:
+    """A version in memory. It keeps its lineage."""
+
+    lineage: HeldLineage
+    preprocessing: Preprocessing
+    weight_YC: Floats
+    bias_Y: Floats
+
+    def covers(self, other: object) -> bool:
+        """Whether a pass of this version computes all that `other` reads, as it would itself: the
+        same experts in another precision are others."""
+        if not isinstance(other, OnnxVersion):
+            return False
+        own, others = self.lineage.experts, other.lineage.experts
+        return len(others) <= len(own) and own[len(others) - 1] is others[-1]
+
+    def run(self, pixels: Pixels) -> Floats:
+        """The token: [N, channels of all experts]."""
+        return self.lineage.token(normalise(pixels, self.preprocessing))
+
+    def logits(self, passed: Floats, rows: Sequence[int]) -> Floats:
+        token = passed[list(rows), : self.weight_YC.shape[1]]
+        # Not `@`: the library behind it begins threads of its own beside those of the runtime,
+        # and takes longer with them than the product does.
+        found: Floats = np.einsum("nc,yc->ny", token, self.weight_YC)
+        return found + self.bias_Y
+
+
+class ArrayBank:
+    def __init__(self, *, device: str, shape: Shape, pack: bool = False) -> None:
+        self._device = device
+        self._pack = pack
+        self._shape = shape
+        self._under_way = UnderWay()
+        self._experts: WeakValueDictionary[Key, HeldArrays] = WeakValueDictionary()
+        self._lineages: WeakValueDictionary[Key, HeldLineage] = WeakValueDictionary()
+
+    def known(self, manifest: Manifest, *, precision: OnnxPrecision) -> tuple[HeldArrays, ...]:
+        """The experts of a version that are in memory, oldest first, up to the first that is not.
+        They stay for as long as the answer is kept."""
+        found: list[HeldArrays] = []
+        for path in paths_of(manifest):
+            held = self._experts.get((precision, *path))
+            if held is None:
+                break
+            found.append(held)
+        return tuple(found)
+
+    def load(
+        self,
+        manifest: Manifest,
+        *,
+        precision: OnnxPrecision,
+        known: Sequence[HeldArrays],
+        shards: MutableMapping[str, bytes],
+    ) -> OnnxVersion:
+        """Takes the bytes of the experts that are not `known`, and of the classifier, out of
+        `shards`."""
+        experts, spec = list(known), manifest.spec
+        keys: list[Key] = [(precision, *path) for path in paths_of(manifest)]
+        for index in range(len(known), len(manifest.tasks)):
+            data = shards.pop(manifest.tasks[index].expert.sha256)
+            weights = ShardWeights(data, prefix=f"experts.{index}.")
+            held = HeldArrays(
+                arrays_of_expert(weights, spec=spec, index=index, precision=precision)
+            )
+            self._experts[keys[index]] = held
+            experts.append(held)
+        heads = ShardWeights(shards.pop(manifest.classifier.sha256), prefix="heads.")
+        classifier = arrays_of_heads(heads, spec=spec)
+        return OnnxVersion(
+            lineage=self._lineage(manifest, key=keys[-1], experts=experts),
+            preprocessing=manifest.preprocessing,
+            weight_YC=np.ascontiguousarray(classifier["weight"].T),
+            bias_Y=classifier["bias"],
+        )
+
+    @property
+    def experts(self) -> int:
+        """How many are in memory; one in two precisions counts twice."""
+        return len(self._experts)
+
+    @property
+    def bytes(self) -> int:
+        """Memory for experts."""
+        return sum(held.bytes for held in list(self._experts.values()))
+
+    def _lineage(
+        self, manifest: Manifest, *, key: Key, experts: Sequence[HeldArrays]
+    ) -> HeldLineage:
+        found = self._lineages.get(key)
+        if found is None:
+            parts = {f"experts.{index}": held.arrays for index, held in enumerate(experts)}
+            weights = Weights(spec=manifest.spec, parts=parts)
+            alone = self._session(weights, threads=self._shape.threads)
+            beside = alone
+            if self._shape.workers > 1:
+                beside = self._session(weights, threads=self._shape.share)
+            found = HeldLineage(
+                experts=tuple(experts), alone=alone, beside=beside, under_way=self._under_way
+            )
+            self._lineages[key] = found
+        return found
+
+    def _session(self, weights: Weights, *, threads: int) -> Session:
+        return Session(weights, threads=threads, device=self._device, pack=self._pack)

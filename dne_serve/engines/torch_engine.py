@@ -1,0 +1,91 @@
+"""Runs batches by torch: the folded form of the network, from experts that all versions share."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from functools import partial
+from weakref import WeakSet
+
+import torch
+
+from dne_serve.engines.base import (
+    Answers,
+    Fetched,
+    Query,
+    ReadShard,
+    Resident,
+    Steps,
+    answer_all,
+    read_checked,
+    warmed,
+)
+from dne_serve.engines.device import Device, open_device
+from dne_serve.engines.torch_bank import BankedVersion, ExpertBank
+from dne_serve.engines.version_precision import Precisions
+from model_store.precision import Asked, try_out
+from model_store.records.manifest import Manifest
+
+
+class TorchEngine:
+    backend = "torch"
+    workers = 1  # its passes share the memory they compute in
+
+    def __init__(
+        self,
+        *,
+        device: str | Device,
+        threads: int | None,
+        max_batch: int = 1,
+        precision: Asked = "fp32",
+    ) -> None:
+        """`max_batch`: images in a batch at most, for which memory is set aside on a device that
+        is given by its name."""
+        opened = open_device(device, max_batch=max_batch) if isinstance(device, str) else device
+        self._threads = threads
+        self._precisions = Precisions(
+            precision,
+            offered=("bf16",),
+            backend=self.backend,
+            try_out=partial(try_out, device=opened.place.type),
+        )
+        self.bank = ExpertBank(device=opened)
+        self.device = str(opened.place)
+        self._versions: WeakSet[BankedVersion] = WeakSet()
+
+    def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
+        products = self._products(manifest)  # the engine thread must not wait for a trial
+        known = self.bank.known(manifest, products=products)
+        needed = manifest.model_shards[len(known) :]
+        return Fetched(manifest=manifest, shards=read_checked(manifest, needed, read), known=known)
+
+    def load(self, fetched: Fetched) -> Steps[Resident]:
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)  # counts for the calling thread
+        version = yield from self.bank.load(
+            fetched.manifest,
+            known=fetched.known,
+            shards=fetched.shards,
+            products=self._products(fetched.manifest),
+        )
+        yield from version.passes.prepare()
+        resident = warmed(Resident.of(fetched.manifest, model=version))
+        yield from self._renew()  # the bank may have moved what others had prepared for
+        self._versions.add(version)
+        return resident
+
+    def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers | Exception]:
+        return answer_all(widest, queries)
+
+    def retain(self, residents: Iterable[Resident]) -> Steps[None]:
+        yield from self.bank.reclaim()
+        yield from self._renew()
+
+    def _products(self, manifest: Manifest) -> torch.dtype | None:
+        return torch.bfloat16 if self._precisions.of(manifest) == "bf16" else None
+
+    def _renew(self) -> Steps[None]:
+        for found in [weakref.ref(version) for version in self._versions]:
+            version = found()  # one at a time: others may leave meanwhile
+            if version is not None:
+                yield from version.passes.renew()

@@ -1,0 +1,1 @@
+"""Speak HTTP: routes, bodies, middleware, schemas, problem documents, pages."""

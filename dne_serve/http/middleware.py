@@ -1,0 +1,214 @@
+"""What surrounds every request: the limit on its body, its count and log line, the last resort."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from contextlib import suppress
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dne_serve.http.body_room import CLAIM, PIECE_BYTES, Claim, Room
+from dne_serve.http.problems import NOTE, Note, problem_of
+from dne_serve.rollout.metrics import Metrics
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
+DRAIN_SECONDS = 10.0
+DRAIN_IDLE_SECONDS = 2.0
+MAX_CAUSE = 500
+CLIENT_GONE = 499  # as others log a client that left before its answer
+
+log = logging.getLogger("dne_serve.requests")
+
+
+class BodyLimit:
+    """Refuses a body that says it is too large, and one that turns out to be while it streams;
+    and any body while those of all requests together are too much."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, room: Room) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._room = room
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        claim = self._room.claim(scope["client"][0] if scope.get("client") else "")
+        scope[CLAIM] = claim
+        body = _Body(scope, receive, max_bytes=self._max_bytes, claim=claim)
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start" and body.is_refused:
+                MutableHeaders(scope=message)["Connection"] = "close"
+            if message["type"] == "http.response.body" and body.is_unwanted:
+                # The client may read its answer now, and close; we close when it has stopped.
+                await send({**message, "more_body": True})
+                claim.let_go()
+                await body.drain()
+                message = {"type": "http.response.body"}
+            await send(message)
+
+        try:
+            await self._app(scope, body.receive, answer)
+        finally:
+            claim.let_go()
+
+
+class _Body:
+    """The body of one request, as it comes in."""
+
+    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, claim: Claim) -> None:
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "")
+        self._declared = int(declared) if declared.isascii() and declared.isdigit() else 0
+        self._closes = scope["http_version"] == "1.0" or "close" in headers.get("connection", "")
+        self._waits = "expect" in headers
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._claim = claim
+        self._counted = 0
+        self._ended = self._declared == 0 and "transfer-encoding" not in headers
+        self.is_refused = False
+
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether the connection ends after the answer, with bytes still to come.
+
+        A server that closes with bytes unread resets the connection, and the answer is lost.
+        """
+        return not self._ended and not self._waits and (self._closes or self.is_refused)
+
+    async def receive(self) -> Message:
+        self.is_refused = True  # until it is known to be in order
+        self._check(self._declared)
+        message = await self._next_unless_evicted()
+        arrived = len(message.get("body", b""))
+        self._counted += arrived
+        self._check(self._counted)
+        self._claim.is_finished = self._ended
+        if message["type"] == "http.request":
+            self._claim.take(arrived + PIECE_BYTES)
+        self.is_refused = False
+        return message
+
+    async def drain(self) -> None:
+        """Reads on until the client stops, keeping nothing."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while not self._ended:
+                    async with asyncio.timeout(DRAIN_IDLE_SECONDS):
+                        await self._next()
+
+    async def _next_unless_evicted(self) -> Message:
+        try:
+            async with asyncio.timeout(None) as clock:
+                self._claim.on_evicted = lambda: clock.reschedule(0)
+                return await self._next()
+        except TimeoutError:
+            self._claim.check()
+            raise
+        finally:
+            self._claim.on_evicted = None
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._ended = not message.get("more_body", False)
+        return message
+
+    def _check(self, count: int) -> None:
+        if count > self._max_bytes:
+            # Not a DneError: while it reads a JSON body, FastAPI lets only its own kind through.
+            raise HTTPException(413, f"the body has more than {self._max_bytes} bytes")
+
+
+class Packed(GZipMiddleware):
+    """Long answers are compressed, for clients that can unpack them."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # No cache keeps the answer to a POST, so that it need not say what it varies with.
+        if (
+            scope["type"] == "http"
+            and scope["method"] == "POST"
+            and "gzip" not in Headers(scope=scope).get("accept-encoding", "")
+        ):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+
+class Observed:
+    """Counts and logs every request, and answers for what nobody foresaw."""
+
+    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        status, note = 0, Note()
+        NOTE.set(note)
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Content-Type-Options"] = "nosniff"
+                _tell(scope, status, time.perf_counter() - began, note)  # before anybody asks
+            await send(message)
+
+        self._metrics.under_way.inc()
+        try:
+            await self._app(scope, receive, watched)
+        except ClientDisconnect:
+            status = CLIENT_GONE
+        except Exception as error:
+            if status:
+                raise  # the answer has begun: all that is left is to break the connection
+            await problem_of(error)(scope, receive, watched)
+        finally:
+            self._metrics.under_way.dec()
+            self._count(scope, status, time.perf_counter() - began)
+
+    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+        method, route = _request(scope)
+        self._metrics.requests.labels(method, route, str(status)).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
+
+
+def _request(scope: Scope) -> tuple[str, str]:
+    """Method and route, in words that no client can make up."""
+    method = scope["method"] if scope["method"] in METHODS else "OTHER"
+    return method, getattr(scope.get("route"), "path", "") or "unmatched"
+
+
+def _tell(scope: Scope, status: int, seconds: float, note: Note) -> None:
+    """A line for the request: what was refused and why, with a stack trace if we are at fault."""
+    method, route = _request(scope)
+    said = ""
+    if note.instance:
+        # JSON is on one line, whatever the client has put into it.
+        said = f" {note.instance} {json.dumps(note.said)}"
+    if note.cause and not note.is_fault:
+        said += f" because of {note.cause!r:.{MAX_CAUSE}}"
+    level = logging.DEBUG if status < 400 or route in QUIET else logging.INFO
+    log.log(
+        logging.ERROR if note.is_fault else level,
+        "%s %s %s %.1f ms%s",
+        method,
+        route,
+        status,
+        1000 * seconds,
+        said,
+        exc_info=note.cause if note.is_fault else None,
+    )

@@ -1,0 +1,102 @@
+"""Make the OpenAPI document, in version 3.0, which more generators of clients read than 3.1."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from dne_serve.http.problems import MEDIA_TYPE
+from dne_serve.http.schemas import JsonImages, ProblemAnswer
+
+DIALECT = "3.0.3"
+SCHEMAS = "#/components/schemas/"
+PROBLEM_SCHEMA = {"$ref": f"{SCHEMAS}{ProblemAnswer.__name__}"}
+IMAGES_SCHEMA = {"$ref": f"{SCHEMAS}{JsonImages.__name__}"}
+BEARER = "bearer"
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The statuses besides success that a route documents."""
+    content = {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": content}
+        for status in statuses
+    }
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Made once an application."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title,
+            version=app.version,
+            openapi_version=DIALECT,
+            description=app.description,
+            routes=app.routes,
+        )
+        _drop_validation_errors(made)
+        made["components"]["securitySchemes"] = {BEARER: {"type": "http", "scheme": "bearer"}}
+        made["components"]["schemas"] |= _schemas()
+        app.openapi_schema = _in_dialect(made)
+    return app.openapi_schema
+
+
+def _schemas() -> dict[str, Any]:
+    """Those that no endpoint's signature mentions."""
+    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+        (ProblemAnswer, "serialization"),
+        (JsonImages, "validation"),
+    ]
+    _, made = models_json_schema(kinds, ref_template=f"{SCHEMAS}{{model}}")
+    schemas: dict[str, Any] = made["$defs"]
+    return schemas
+
+
+def _drop_validation_errors(made: dict[str, Any]) -> None:
+    """FastAPI documents a 422 of its own; here malformed requests are 400, as a problem."""
+    for operations in made["paths"].values():
+        for operation in operations.values():
+            found = operation["responses"].get("422", {})
+            if "HTTPValidationError" in str(found):
+                del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        made["components"]["schemas"].pop(name, None)
+
+
+def _in_dialect(node: Any) -> Any:
+    """Write `null` as a type, `const` and exclusive bounds as version 3.0 has them, and leave out
+    `propertyNames`, which it does not have. Leave out defaults that are empty objects: generators
+    refuse them, and the whole operation with them."""
+    if isinstance(node, list):
+        return [_in_dialect(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    made = {key: _in_dialect(value) for key, value in node.items()}
+    if made.get("default") == {}:
+        del made["default"]
+    if "const" in made:
+        made["enum"] = [made.pop("const")]
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if isinstance(made.get(exclusive), int | float):
+            made[bound], made[exclusive] = made[exclusive], True
+    if "prefixItems" in made:
+        made["items"] = made.pop("prefixItems")[0]
+    made.pop("propertyNames", None)
+    return _nullable(made)
+
+
+def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+    choices = schema.get("anyOf")
+    if not isinstance(choices, list) or {"type": "null"} not in choices:
+        return schema
+    rest = [choice for choice in choices if choice != {"type": "null"}]
+    bare = {key: value for key, value in schema.items() if key != "anyOf"}
+    only = {"allOf": rest} if len(rest) == 1 and "$ref" in rest[0] else None
+    if only is None:
+        only = rest[0] if len(rest) == 1 else {"anyOf": rest}
+    return {**bare, **only, "nullable": True}

@@ -1,0 +1,258 @@
+"""The HTTP interface, thin: what a route promises, and who does it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Send
+from starlette.types import Scope as Message
+
+from dne_serve.access.audit import FACTS
+from dne_serve.access.auth import Scope, actor_of
+from dne_serve.http import versions
+from dne_serve.http.openapi import IMAGES_SCHEMA, problems
+from dne_serve.http.problems import NotReady, TypeNotAccepted, problem
+from dne_serve.http.schemas import (
+    ClassesAnswer,
+    HealthAnswer,
+    Move,
+    MovedAnswer,
+    PredictAnswer,
+    PromoteMove,
+    ReadyAnswer,
+    RollbackMove,
+    VersionAnswer,
+    VersionsAnswer,
+)
+from dne_serve.http.scoped_route import ScopedRoute, scoped
+from dne_serve.http.uploads import FIELD, read_uploads
+from dne_serve.inference.answers import MAX_TOP_K, prediction_json, work_of
+from dne_serve.inference.deadline import ARRIVED
+from dne_serve.rollout.promote import Moved
+from dne_serve.server import Serving
+from model_store.records.manifest import MAX_VERSION
+
+DEFAULT_TOP_K = 5
+DEFAULT_LISTED = 100
+MAX_LISTED = 1000
+JSON = "application/json"
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+PREDICT_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": [FIELD],
+                    "additionalProperties": False,
+                    "properties": {
+                        FIELD: {"type": "array", "minItems": 1, "items": BINARY["schema"]}
+                    },
+                }
+            },
+            "application/json": {"schema": IMAGES_SCHEMA},
+            "image/*": BINARY,
+            "application/octet-stream": BINARY,
+        },
+    }
+}
+
+
+# Dependencies are coroutines although they wait for nothing: plain functions would each cost a
+# trip to the thread pool.
+
+
+async def serving_of(request: Request) -> Serving:
+    serving: Serving = request.app.state.serving
+    return serving
+
+
+async def json_only(request: Request) -> None:
+    """A body of another type is refused for its type, not for what it says."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
+    if has_body and request.headers.get("content-length") != "0" and kind != "application/json":
+        raise TypeNotAccepted(f"Content-Type {kind[:100]!r} is not accepted: send application/json")
+
+
+Parts = Annotated[Serving, Depends(serving_of)]
+AnyVersion = Annotated[
+    int | None,
+    Query(ge=1, le=MAX_VERSION, description="A version in the store; without it the served one."),
+]
+TopK = Annotated[
+    int,
+    Query(ge=1, le=MAX_TOP_K, description="How many labels to list; at most all of the version."),
+]
+
+
+class Direct(ScopedRoute):
+    """For an endpoint that reads its body itself and whose parameters all have defaults: without
+    a query there is nothing to find out about it, which takes as long as the rest of the way."""
+
+    needs = Scope.PREDICT
+
+    async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["query_string"]:
+            await super()._answer(scope, receive, send)
+            return
+        response = await self.endpoint(Request(scope, receive, send), scope["app"].state.serving)
+        await response(scope, receive, send)
+
+
+predicting = APIRouter(route_class=Direct, tags=["predict"])
+reading = APIRouter(route_class=scoped(Scope.READ), tags=["read"])
+health = APIRouter(route_class=scoped(Scope.OPEN), tags=["health"])
+admin = APIRouter(
+    route_class=scoped(Scope.ADMIN),
+    dependencies=[Depends(json_only)],
+    responses=problems(400, 404, 409, 413, 415, 503),
+    tags=["admin"],
+)
+ROUTERS = (reading, admin, health)
+
+
+@predicting.post(
+    "/predict",
+    response_model=PredictAnswer,
+    openapi_extra=PREDICT_BODY,
+    responses=problems(400, 404, 406, 408, 413, 415, 422, 503),
+)
+async def predict(
+    request: Request,
+    serving: Parts,
+    top_k: TopK = DEFAULT_TOP_K,
+    version: AnyVersion = None,
+) -> Response:
+    """Classes of one or many images: a form's `files`, base64 in JSON, or one as the raw body."""
+    serving.predictor.expect_room()
+    chosen = await serving.predictor.resolve(version)
+    uploads = await read_uploads(request, max_images=serving.settings.max_images)
+    logits = await serving.predictor.logits(
+        chosen, pictures=uploads, since=request.scope.get(ARRIVED)
+    )
+    resident = chosen.resident
+    build = partial(
+        prediction_json,
+        resident,
+        canary=chosen.by == "canary",
+        filenames=[upload.filename for upload in uploads],
+        logits=logits,
+        top_k=top_k,
+    )
+    work = work_of(len(uploads), classes=len(resident.labels), listed=top_k)
+    return Response(await serving.answers.build(build, work=work), media_type=JSON)
+
+
+@reading.get("/versions", responses=problems(400, 503))
+def list_versions(
+    request: Request,
+    serving: Parts,
+    before: Annotated[
+        int | None,
+        Query(ge=1, le=MAX_VERSION, description="Only versions with a smaller number."),
+    ] = None,
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_LISTED, description="How many versions, the newest of them.")
+    ] = DEFAULT_LISTED,
+) -> VersionsAnswer:
+    """What is there, what is served, and how the channel came to it."""
+    served, record = serving.residents.served, serving.reloader.record
+    overviews: versions.Overviews = request.app.state.overviews
+    return overviews.page(
+        serving.open_store(),
+        channel=serving.settings.channel,
+        served=served.version if served else None,
+        mode=record.mode if record else None,
+        before=before,
+        limit=limit,
+    )
+
+
+@reading.get("/versions/{version}", responses=problems(400, 404, 503))
+def show_version(
+    serving: Parts, version: Annotated[int, Path(ge=1, le=MAX_VERSION)]
+) -> VersionAnswer:
+    """Everything about one version that a client may want to know."""
+    return versions.describe(serving.open_store(), version)
+
+
+@reading.get("/classes", responses=problems(400, 404, 503))
+def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
+    """The classes that a version answers, in the order they were learnt, with their tasks."""
+    if version is not None:
+        return versions.classes(serving.open_store().manifest(version))
+    if serving.residents.served is None:
+        raise NotReady("no version is served yet")
+    return versions.classes(serving.residents.served.manifest)
+
+
+def _moved(request: Request, moved: Moved) -> MovedAnswer:
+    serving: Serving = request.app.state.serving
+    record = moved.record
+    request.scope[FACTS].update(to=record.target, record=record.number, reason=record.reason)
+    return serving.follow(moved)
+
+
+@admin.post("/rollback")
+def rollback(request: Request, serving: Parts, move: RollbackMove | None = None) -> MovedAnswer:
+    """Back to an earlier version, until someone moves on. Answers when this server serves it; one
+    that it cannot load is not recorded."""
+    asked = move or RollbackMove()
+    moved = serving.mover.rollback(to=asked.to, actor=actor_of(request), reason=asked.reason)
+    return _moved(request, moved)
+
+
+@admin.post("/promote")
+def promote(request: Request, serving: Parts, move: PromoteMove) -> MovedAnswer:
+    """On to a version, following from there. Answers when this server serves it; one that it
+    cannot load is not recorded."""
+    moved = serving.mover.promote(move.to, actor=actor_of(request), reason=move.reason)
+    return _moved(request, moved)
+
+
+@admin.post("/resume")
+def resume(request: Request, serving: Parts, move: Move | None = None) -> MovedAnswer:
+    """Undoes the rollback: the version followed last. Answers when this server serves it; one that
+    it cannot load is not recorded."""
+    reason = move.reason if move else ""
+    return _moved(request, serving.mover.resume(actor=actor_of(request), reason=reason))
+
+
+@health.get("/healthz")
+async def healthz() -> HealthAnswer:
+    """The process is alive."""
+    return HealthAnswer(status="ok")
+
+
+@health.get("/readyz", response_model=ReadyAnswer, responses=problems(503))
+async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
+    """A version is served. `error` says what keeps the channel's head from being it."""
+    served, record = serving.residents.served, serving.reloader.record
+    if served is None:
+        detail = serving.error or f"channel {serving.settings.channel} names no version yet"
+        return problem(503, detail=detail, kind="not-ready", headers={"Retry-After": "1"})
+    return ReadyAnswer(
+        version=served.version,
+        channel=serving.settings.channel,
+        mode=record.mode if record else None,
+        record=record.number if record else None,
+        head=serving.reloader.head.target if serving.reloader.head else None,
+        fallback=serving.reloader.fallback,
+        backend=serving.engine.backend,
+        device=serving.engine.device,
+        canary=serving.companions.ready("canary"),
+        shadow=serving.companions.ready("shadow"),
+        error=serving.error,
+    )
+
+
+@reading.get("/metrics", response_class=Response)
+async def metrics(serving: Parts) -> Response:
+    """For Prometheus."""
+    return Response(serving.metrics.text(), media_type=CONTENT_TYPE_LATEST)

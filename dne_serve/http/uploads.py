@@ -1,0 +1,210 @@
+"""The images of a request: a form's `files`, the raw body, or JSON. Bytes, not pixels yet."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from pydantic import ValidationError
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+
+from dne_serve.http.problems import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
+from dne_serve.http.schemas import JsonImage, JsonImages
+from model_store.preprocess import Pixels
+from model_store.records.manifest import Preprocessing, first_reason
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+    from dne_serve.inference.decoding import Decoder
+
+FIELD = "files"
+AT_ONCE_BYTES = 64 << 10  # JSON that is larger is read in a thread
+COMMAS_AN_IMAGE = 64
+SPACES = b" \t\n\r\v\f"
+JSON_RANGES = frozenset({"application/json", "application/*", "*/*"})
+REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
+
+
+class Picture(Protocol):
+    """One image of a request, in whatever form it came."""
+
+    @property
+    def filename(self) -> str | None: ...
+
+    async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
+        """The pixels that the network sees; ImageRejected when there are none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """An image file."""
+
+    filename: str | None
+    data: bytes
+
+    async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
+        return await decoder.read(self.data, preprocessing)
+
+
+async def read_uploads(request: Request, *, max_images: int) -> list[Upload]:
+    """In the order sent; at least one. The bytes of the body are limited elsewhere."""
+    check_accept(request.headers.get("accept", ""))
+    kind, options = parse_options_header(request.headers.get("content-type"))
+    if kind == b"multipart/form-data":
+        uploads = await _read_form(request.stream(), options, max_images=max_images)
+    elif kind == b"application/json":
+        uploads = await _read_json(await _whole(request), max_images=max_images)
+    elif kind in (b"", b"application/octet-stream") or kind.startswith(b"image/"):
+        body = await _whole(request)
+        uploads = [Upload(filename=None, data=body)] if body else []
+    else:
+        raise TypeNotAccepted(
+            f"Content-Type {kind.decode('latin-1')[:100]!r} is not accepted: send "
+            f"multipart/form-data with {FIELD!r}, application/json with 'images', or one image as "
+            "image/* or application/octet-stream"
+        )
+    if not uploads:
+        raise Malformed("the request holds no image")
+    return uploads
+
+
+def check_accept(header: str) -> None:
+    """Answers are JSON: whoever says that they cannot take it is told so, before sending more."""
+    ranges = [entry.partition(";") for entry in header.lower().split(",") if entry.strip()]
+    if ranges and not any(
+        kind.strip() in JSON_RANGES and parameters.replace(" ", "") not in REFUSED
+        for kind, _, parameters in ranges
+    ):
+        raise NotAcceptable(f"answers are application/json, which {header[:100]!r} does not accept")
+
+
+async def _whole(request: Request) -> bytes:
+    return b"".join([chunk async for chunk in request.stream()])
+
+
+async def _read_json(body: bytes, *, max_images: int) -> list[Upload]:
+    if len(body) <= AT_ONCE_BYTES:
+        return _from_json(body, max_images=max_images)
+    return await run_in_threadpool(_from_json, body, max_images=max_images)
+
+
+def _from_json(body: bytes, *, max_images: int) -> list[Upload]:
+    # Three bytes can be an element of a list that takes fifty in memory. Base64 has no commas.
+    if body.count(b",") > COMMAS_AN_IMAGE * (max_images + 1):
+        raise TooLarge(f"more than {max_images} images in one request, or much that is none")
+    try:
+        images = JsonImages.model_validate_json(body).images
+    except ValidationError as error:
+        raise Malformed(f"the JSON body cannot be used: {first_reason(error)}") from error
+    if len(images) > max_images:
+        raise TooLarge(f"more than {max_images} images in one request")
+    return [_from_base64(image, place=place) for place, image in enumerate(images, start=1)]
+
+
+def _from_base64(image: JsonImage | str, *, place: int) -> Upload:
+    """Line breaks are let pass, and so is the beginning of a data URL."""
+    given = JsonImage(data=image) if isinstance(image, str) else image
+    head, comma, encoded = given.data.partition(",")
+    if comma and not (head.startswith("data:") and head.endswith(";base64")):
+        raise Malformed(f"image {place} is not base64")
+    try:
+        text = (encoded if comma else head).encode("ascii")
+        # `split` would make a string of every word, and a body may have ten million.
+        data = base64.b64decode(text.translate(None, delete=SPACES), validate=True)
+    except ValueError as error:
+        raise Malformed(f"image {place} is not base64") from error
+    return Upload(filename=given.filename, data=data)
+
+
+async def _read_form(
+    chunks: AsyncIterator[bytes], options: dict[bytes, bytes], *, max_images: int
+) -> list[Upload]:
+    form = _Form(max_images=max_images)
+    try:
+        parser = MultipartParser(options.get(b"boundary", b""), form.callbacks())
+        async for chunk in chunks:
+            parser.write(chunk)
+        parser.finalize()
+    except FormParserError as error:
+        raise Malformed("the multipart body cannot be read") from error
+    if not form.ended:
+        raise Malformed("the multipart body ends too early")
+    return form.uploads
+
+
+@dataclass(slots=True)
+class _Part:
+    header: bytes = b""
+    """Name of the header that is being read."""
+    value: bytes = b""
+    disposition: bytes = b""
+    filename: str | None = None
+    data: bytearray = field(default_factory=bytearray)
+
+
+class _Form:
+    """Collects the parts that the parser reports."""
+
+    def __init__(self, *, max_images: int) -> None:
+        self.uploads: list[Upload] = []
+        self.ended = False
+        self._max_images = max_images
+        self._part = _Part()
+
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._on_part_begin,
+            "on_header_field": self._on_header_field,
+            "on_header_value": self._on_header_value,
+            "on_header_end": self._on_header_end,
+            "on_headers_finished": self._on_headers_finished,
+            "on_part_data": self._on_part_data,
+            "on_part_end": self._on_part_end,
+            "on_end": self._on_end,
+        }
+
+    def _on_part_begin(self) -> None:
+        if len(self.uploads) == self._max_images:
+            raise TooLarge(f"more than {self._max_images} images in one request")
+        self._part = _Part()
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._part.header += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._part.value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        if self._part.header.lower() == b"content-disposition":
+            self._part.disposition = self._part.value
+        self._part.header = self._part.value = b""
+
+    def _on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._part.disposition)
+        name = _text(options.get(b"name", b""))
+        if name != FIELD:
+            raise Malformed(f"the form's field {name[:100]!r} is not known: send {FIELD!r}")
+        if b"filename" in options:
+            self._part.filename = _text(options[b"filename"])
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self._part.data += data[start:end]
+
+    def _on_part_end(self) -> None:
+        self.uploads.append(Upload(filename=self._part.filename, data=bytes(self._part.data)))
+
+    def _on_end(self) -> None:
+        self.ended = True
+
+
+def _text(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw.decode("latin-1")

@@ -1,0 +1,120 @@
+"""Manifests as the HTTP interface shows them: the words of `dne-store --json`. Loads nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dne_serve.http.problems import tell
+from dne_serve.http.schemas import (
+    ClassAnswer,
+    ClassesAnswer,
+    VersionAnswer,
+    VersionsAnswer,
+    VersionSummary,
+)
+from model_store.backends.local import Entry
+from model_store.errors import StoreError
+from model_store.records.channel import ChannelRecord, Mode
+from model_store.records.describe import details, summary
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
+from model_store.store.summaries import Keep, Row, key_of, read_page
+
+SHOWN_RECORDS = 100
+MAX_RECORD_BYTES = 4 << 20  # of kept channel records
+
+
+class Overviews:
+    """What `GET /versions` tells, with rows and records kept: pages ask for it again and again."""
+
+    def __init__(self) -> None:
+        self._rows = Keep()
+        self._records = Keep(max_bytes=MAX_RECORD_BYTES)
+
+    def page(
+        self,
+        store: Store,
+        *,
+        channel: str,
+        served: int | None,
+        mode: Mode | None,
+        before: int | None,
+        limit: int,
+    ) -> VersionsAnswer:
+        """One unreadable manifest or record does not hide the others."""
+        found = read_page(store, describe=_row, keep=self._rows, before=before, limit=limit)
+        history, problems = self._history(store, channel)
+        return VersionsAnswer(
+            served=served,
+            channel=channel,
+            mode=mode,
+            versions=[_summary(number, row) for number, row in found.rows],
+            total=found.total,
+            next_before=found.next_before,
+            history=history,
+            problems=problems,
+        )
+
+    def _history(self, store: Store, channel: str) -> tuple[list[ChannelRecord], list[str]]:
+        """The newest records of a channel, oldest first, and what is wrong with others."""
+        history: list[ChannelRecord] = []
+        problems: list[str] = []
+        newest = store.record_numbers(channel)[-SHOWN_RECORDS:]
+        entries = store.record_entries(channel, since=newest[0]) if newest else {}
+        for number, entry in sorted(entries.items()):
+            try:
+                history.append(self._record(store, channel, number, entry))
+            except StoreError as error:
+                problems.append(tell(error))
+        return history, problems
+
+    def _record(self, store: Store, channel: str, number: int, entry: Entry) -> ChannelRecord:
+        key = key_of(store, entry)
+        kept = self._records.get(key)
+        if kept is not None:
+            return ChannelRecord.model_validate_json(kept)
+        record = store.record(channel, number)
+        self._records.put(key, record.model_dump_json().encode())
+        return record
+
+
+def _row(manifest: Manifest, base: Manifest | None) -> Row:
+    new = manifest.without_retired(manifest.new_classes)
+    return {**summary(manifest, parent=base), "new_classes": list(new)}
+
+
+def _summary(number: int, row: Row | StoreError) -> VersionSummary:
+    if isinstance(row, StoreError):
+        return VersionSummary(version=number, error=tell(row))
+    # Through JSON: a strict record does not take a list for its tuples otherwise.
+    return VersionSummary.model_validate_json(json.dumps(row))
+
+
+def describe(store: Store, version: int) -> VersionAnswer:
+    manifest = store.manifest(version)
+    found = details(manifest, parent=store.parent_of(manifest))
+    return VersionAnswer(
+        **{**found, **_records(manifest)}, temperature=manifest.calibration.temperature
+    )
+
+
+def _records(manifest: Manifest) -> dict[str, Any]:
+    """The manifest's records as they are. A strict record does not take its own JSON back, where
+    a tuple has become a list."""
+    names = ("metrics", "calibration", "unknown", "preprocessing")
+    return {
+        "shards": list(dict.fromkeys(manifest.shards)),
+        **{name: getattr(manifest, name) for name in names},
+    }
+
+
+def classes(manifest: Manifest) -> ClassesAnswer:
+    return ClassesAnswer(
+        version=manifest.version,
+        classes=[
+            ClassAnswer(label=label, task=task.name)
+            for task in manifest.tasks
+            for label in manifest.without_retired(task.classes)
+        ],
+    )

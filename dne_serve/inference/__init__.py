@@ -1,0 +1,1 @@
+"""Carry a request from image bytes to an answer."""

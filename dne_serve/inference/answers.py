@@ -1,0 +1,139 @@
+"""Build answers: from logits to labels, scores and JSON. Knows nothing of images and HTTP.
+
+The event loop builds small answers itself. A thread of its own builds large ones, piece by piece,
+so that the event loop gets its turn in between. Only numpy computes here: a second thread that
+uses torch's OpenMP would slow the engine down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic_core import to_json
+
+from dne_serve.engines.base import Floats, Resident
+from dne_serve.engines.batcher import QueueFull
+
+MAX_TOP_K = 1000
+"""Classes that a client may have listed for each image. A version may have more."""
+SCORE_WORK = 50
+"""Listing a class takes as long as computing this many probabilities: 0.6 µs and 12 ns."""
+LARGE_WORK = 50_000
+"""About 1 ms, ten times as long as a trip to a thread."""
+MAX_LARGE_ANSWERS = 64
+"""Large answers that may wait for the thread. Each holds its logits: 5 MB for 64 × 20,000."""
+PIECE_VALUES = 4096
+"""Values that are written to JSON without a pause for the event loop: about 1 ms."""
+FEW = 8
+"""A full sort is faster for fewer values than this many times those that are wanted. Of 20,000
+values it takes ten times as long."""
+
+Built = TypeVar("Built")
+
+
+class AnswerBuilder:
+    """Runs the building of an answer where it holds nobody up."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "answer")
+        self._waiting = 0  # touched on the event loop only
+
+    async def build(self, make: Callable[[], Built], *, work: int) -> Built:
+        """Call `make` here or, for more `work` than LARGE_WORK, in the thread."""
+        if work <= LARGE_WORK:
+            return make()
+        if self._waiting >= MAX_LARGE_ANSWERS:
+            raise QueueFull(f"{self._waiting} large answers are being built; try again soon")
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, make)
+        finally:
+            self._waiting -= 1
+
+    def stop(self) -> None:
+        self._thread.shutdown()
+
+
+def work_of(images: int, *, classes: int, listed: int) -> int:
+    """Estimate what an answer costs, in probabilities. `listed`: the classes an image lists."""
+    return images * (classes + SCORE_WORK * min(listed, classes))
+
+
+def prediction_json(
+    resident: Resident,
+    *,
+    canary: bool,
+    filenames: Sequence[str | None],
+    logits: Sequence[Floats],
+    top_k: int,
+) -> bytes:
+    """Write a `PredictAnswer` without building its models: one for each score is most of the
+    time. A test holds the JSON and the models together."""
+    head = to_json({"version": resident.version, "canary": canary})
+    predictions = [
+        to_json(_prediction(resident, filename=name, logits=row, top_k=top_k), inf_nan_mode="null")
+        for name, row in zip(filenames, logits, strict=True)
+    ]
+    return b"".join((head[:-1], b',"predictions":[', b",".join(predictions), b"]}"))
+
+
+def list_json(values: Sequence[Any]) -> bytes:
+    """Write a list of numbers or texts in pieces."""
+    pieces = (
+        to_json(values[start : start + PIECE_VALUES], inf_nan_mode="null")[1:-1]
+        for start in range(0, len(values), PIECE_VALUES)
+    )
+    return b"".join((b"[", b",".join(pieces), b"]"))
+
+
+def best_of(values: NDArray[Any], count: int) -> NDArray[np.intp]:
+    """Find the indexes of the `count` highest values, the highest first; of equal values, the one
+    that stands first."""
+    lowered = -values
+    if len(values) < FEW * count:
+        return np.argsort(lowered, kind="stable")[:count]
+    bound = np.partition(lowered, count - 1)[count - 1]
+    candidates = np.flatnonzero(lowered <= bound)
+    return candidates[np.argsort(lowered[candidates], kind="stable")[:count]]
+
+
+def is_unknown(resident: Resident, logits: Floats) -> bool:
+    """Whether the image is like none of the classes, by the rule that its trainer fitted."""
+    detector = resident.manifest.unknown
+    return detector is not None and float(logits.max()) < detector.threshold
+
+
+def probabilities_of(resident: Resident, logits: Floats) -> NDArray[np.float64]:
+    """Calibrated, over the version's classes. Differences are taken before the division, so that
+    no temperature makes a number that is not finite of them."""
+    below = logits.astype(np.float64) - float(logits.max())
+    with np.errstate(over="ignore"):  # minus infinity, and e to its power is 0
+        weights = np.exp(below / resident.manifest.calibration.temperature)
+    return np.asarray(weights / weights.sum(), dtype=np.float64)
+
+
+def _prediction(
+    resident: Resident, *, filename: str | None, logits: Floats, top_k: int
+) -> dict[str, Any]:
+    """Name the classes of one image, with the fields of `Prediction` in their order."""
+    scores = probabilities_of(resident, logits)
+    order = best_of(scores, top_k)
+    indexes: list[int] = order.tolist()
+    values: list[float] = scores[order].tolist()
+    labels = resident.labels
+    return {
+        "filename": filename,
+        "label": labels[indexes[0]],
+        "score": values[0],
+        "task": resident.tasks[indexes[0]],
+        "unknown": is_unknown(resident, logits),
+        "top": [
+            {"label": labels[index], "score": score}
+            for index, score in zip(indexes, values, strict=True)
+        ],
+    }

@@ -1,0 +1,195 @@
+"""One process that decodes images, as the server sees it: it is started when first needed, told
+what to decode, killed when its time is up, and replaced when it has died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+import numpy as np
+
+from dne_serve.inference import decode_worker
+from dne_serve.inference.decode_worker import ANSWERED, ASKED, PIXELS, READY, TOO_LARGE
+from model_store.errors import DneError, ImageRejected, ImageTooLarge
+from model_store.preprocess import Pixels
+from model_store.records.manifest import Preprocessing
+
+START_S = 60.0
+KEPT_BYTES = 2000
+# Not what the server's own environment holds: tokens, keys of the object store.
+PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR")
+# Memory that numpy would set aside for every core counts against the limit of the process.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+CRASHES = frozenset(
+    {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP}
+)
+"""Signals that a decoder brings on itself. Any other came from outside."""
+
+log = logging.getLogger("dne_serve.decoding")
+
+
+class ImageTooSlow(ImageRejected):
+    """It was not decoded in time, and its process was ended."""
+
+
+class DecoderUnavailable(DneError):
+    """The machine has no process to decode with: it cannot be started, or was killed from outside.
+    The image and the version have no part in it."""
+
+
+class DecodeProcess:
+    """Started when it is first needed, and anew after it has died. One caller at a time."""
+
+    def __init__(self, *, seconds: float, max_pixels: int, niceness: int = 0) -> None:
+        self._seconds = seconds
+        self._arguments = [str(max_pixels), str(seconds), str(niceness)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = Said()
+
+    def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
+        """ImageRejected, ImageTooLarge, ImageTooSlow or DecoderUnavailable."""
+        process = self._running()
+        with _ended_after(process, self._seconds) as late:
+            try:
+                kind, payload = _exchange(process, data, preprocessing)
+            except (OSError, EOFError) as error:
+                raise self._verdict(late) from error
+        if late.is_set():
+            self.stop()
+        if kind == PIXELS:
+            size = preprocessing.image_size
+            return np.frombuffer(payload, dtype=np.uint8).reshape(size, size, 3)
+        raise (ImageTooLarge if kind == TOO_LARGE else ImageRejected)(payload.decode())
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+            self._said.join()
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            self.stop()
+            self._start()
+        assert self._process is not None
+        return self._process
+
+    def _start(self) -> None:
+        try:
+            self._process = process = _spawn(self._arguments)
+        except OSError as error:
+            log.error("no process to decode images can be started: %s", error)
+            raise _unavailable("cannot be started") from error
+        self._said = Said(process)
+        with _ended_after(process, START_S):
+            ready = process.stdout is not None and process.stdout.read(len(READY)) == READY
+        if not ready:
+            code = process.wait()
+            self.stop()
+            log.error(
+                "a process to decode images ended at its start (%s): %s", code, self._said.end
+            )
+            raise _unavailable("cannot be started")
+
+    def _verdict(self, late: threading.Event) -> DneError:
+        code = self._process.wait() if self._process is not None else 0
+        self.stop()
+        if late.is_set() or code == -signal.SIGXCPU:
+            return ImageTooSlow(f"an image that takes more than {self._seconds:g} s to decode")
+        if -code in CRASHES:
+            log.warning("an image ended the process that decoded it (%s)", code)
+            return ImageRejected("an image that cannot be decoded")
+        log.error("a process that decoded an image was ended (%s): %s", code, self._said.end)
+        return _unavailable("was ended by the system")
+
+
+class Said(threading.Thread):
+    """Reads a process's stderr, where libraries complain of every tag of a hostile file: the
+    process never waits, the server's log has none of it, and the end is kept for its last words."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None = None) -> None:
+        super().__init__(name="decode-said", daemon=True)
+        self._kept = b""
+        if process is not None:
+            # Taken away from `communicate`, which would read it too.
+            self._stream, process.stderr = process.stderr, None
+            self.start()
+
+    @property
+    def end(self) -> str:
+        """What was said last, as one line."""
+        return repr(self._kept.decode(errors="replace").strip())
+
+    def run(self) -> None:
+        stream: IO[bytes] | None = self._stream
+        while stream is not None and (piece := os.read(stream.fileno(), 1 << 16)):
+            self._kept = (self._kept + piece)[-KEPT_BYTES:]
+        if stream is not None:
+            stream.close()
+
+    def join(self, timeout: float | None = None) -> None:
+        if self.ident is not None:
+            super().join(timeout)
+
+
+def _unavailable(why: str) -> DecoderUnavailable:
+    return DecoderUnavailable(f"the process that decodes images {why}; try again soon")
+
+
+def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
+    passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-W", "ignore", "-m", decode_worker.__name__, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**passed_on, **ONE_THREAD, "PYTHONPATH": path},
+    )
+
+
+@contextmanager
+def _ended_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
+    """Inside, the process is killed when the time is up; the event says whether it was."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        process.kill()
+
+    timer = threading.Timer(seconds, end)
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+        timer.join()
+
+
+def _exchange(
+    process: subprocess.Popen[bytes], data: bytes, preprocessing: Preprocessing
+) -> tuple[int, bytes]:
+    asked, answered = process.stdin, process.stdout
+    if asked is None or answered is None:
+        raise EOFError
+    parameters = preprocessing.model_dump_json().encode()
+    asked.write(ASKED.pack(len(parameters), len(data)))
+    asked.write(parameters)
+    asked.write(data)
+    asked.flush()
+    head = answered.read(ANSWERED.size)
+    if len(head) < ANSWERED.size:
+        raise EOFError
+    kind, length = ANSWERED.unpack(head)
+    payload = answered.read(length)
+    if len(payload) < length:
+        raise EOFError
+    return kind, payload

@@ -1,0 +1,131 @@
+"""Bytes to pixels, within limits of time and memory.
+
+A thread cannot be stopped, so threads decode an image only where its outline shows that it is
+cheap. All others go to processes that are killed when their time is up, in two lanes: large images
+that are plain otherwise, such as photos, never wait for odd ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from dne_serve.engines.batcher import QueueFull
+from dne_serve.inference.decode_process import DecodeProcess
+from dne_serve.inference.image_outline import Outline, read_outline
+from model_store.errors import ImageTooLarge
+from model_store.preprocess import Pixels, fit_pixels, read_pixels
+from model_store.records.manifest import Preprocessing
+
+SMALL_BYTES = 256 << 10
+SMALL_PIXELS = 1_000_000
+LONG_SIDE = 1 << 15
+"""Each row has a cost of its own beside that of its pixels."""
+ODD_NICENESS = 5
+"""Odd images give way to the network and to all others."""
+
+
+class Decoder:
+    def __init__(
+        self, *, threads: int, seconds: float, max_pixels: int, max_queue: int, max_images: int
+    ) -> None:
+        """Of the `max_queue` images that may wait in the whole server, a half may be large and a
+        quarter odd, so that neither keeps small ones out; but a full request of `max_images` is
+        always taken."""
+        self._small = ThreadPoolExecutor(threads, "decode")
+
+        def processes(niceness: int) -> list[DecodeProcess]:
+            return [
+                DecodeProcess(seconds=seconds, max_pixels=max_pixels, niceness=niceness)
+                for _ in range(threads)
+            ]
+
+        self.large = Lane("large", processes(0), room=max(max_images, max_queue // 2))
+        self.odd = Lane("odd", processes(ODD_NICENESS), room=max(max_images, max_queue // 4))
+        self._max_pixels = max_pixels
+
+    async def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
+        """ImageRejected, ImageTooLarge or ImageTooSlow for what cannot be had; QueueFull or
+        DecoderUnavailable for what cannot be had now."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._small, self._read_small, data, preprocessing)
+        return await found.read(data, preprocessing) if isinstance(found, Lane) else found
+
+    async def fit(self, pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
+        """The same of an image that came as pixels."""
+        height, width = pixels_HWC.shape[:2]
+        self._check_pixels(width, height)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._small, fit_pixels, pixels_HWC, preprocessing)
+
+    def stop(self) -> None:
+        self._small.shutdown()
+        self.large.stop()
+        self.odd.stop()
+
+    def _read_small(self, data: bytes, preprocessing: Preprocessing) -> Pixels | Lane:
+        """The pixels of a cheap image, or the lane of another; one that is too large is refused."""
+        outline = read_outline(data)
+        self._check_pixels(outline.width, outline.height)
+        if not is_cheap(outline, size_bytes=len(data)):
+            return self.large if outline.is_plain else self.odd
+        try:
+            return read_pixels(data, preprocessing, max_pixels=min(SMALL_PIXELS, self._max_pixels))
+        except ImageTooLarge:  # Pillow has read another size, or the limit is lower
+            return self.odd
+
+    def _check_pixels(self, width: int, height: int) -> None:
+        if width * height > self._max_pixels:
+            raise ImageTooLarge(
+                f"an image of {width}×{height} has more than {self._max_pixels} pixels"
+            )
+
+
+def is_cheap(outline: Outline, *, size_bytes: int) -> bool:
+    """Whether a thread may decode the image."""
+    return (
+        outline.is_plain
+        and size_bytes <= SMALL_BYTES
+        and outline.work <= SMALL_PIXELS
+        and max(outline.width, outline.height) <= LONG_SIDE
+    )
+
+
+class Lane:
+    """Processes for images of one kind, each with a thread that waits for it, and the images that
+    wait for a process. Belongs to the event loop."""
+
+    def __init__(self, kind: str, processes: Sequence[DecodeProcess], *, room: int) -> None:
+        self._kind = kind
+        self._room = room
+        self._within = 0
+        self._threads = ThreadPoolExecutor(len(processes), f"decode-{kind}")
+        self.processes: queue.LifoQueue[DecodeProcess] = queue.LifoQueue()
+        for process in processes:
+            self.processes.put(process)
+
+    async def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
+        if self._within >= self._room:
+            raise QueueFull(
+                f"{self._room} {self._kind} images are waiting to be decoded; try again soon"
+            )
+        loop = asyncio.get_running_loop()
+        self._within += 1
+        try:
+            return await loop.run_in_executor(self._threads, self._read, data, preprocessing)
+        finally:
+            self._within -= 1
+
+    def stop(self) -> None:
+        self._threads.shutdown()
+        while not self.processes.empty():
+            self.processes.get().stop()
+
+    def _read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
+        process = self.processes.get()
+        try:
+            return process.read(data, preprocessing)
+        finally:
+            self.processes.put(process)

@@ -1,0 +1,274 @@
+"""Read an image's outline: its size, and whether its structure bounds the work of decoding it.
+
+Hostile files are small and have few pixels, and still take minutes: a thousand colour profiles, a
+strip that is named a hundred thousand times. So chunks, markers, blocks and tags are counted here,
+before any decoder sees the file. Only structures that ordinary writers make are plain; all others
+are odd, which is no verdict on the image. Walks end at a count, and allocate nothing by a size that
+the file names. `docs/adr/030-cheap-by-structure.md` has the figures behind the limits.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dne_serve.inference.tag_directory import is_cheap_exif, tiff_size
+
+CHUNKS, BYTES_A_CHUNK = 256, 4096
+"""A PNG is plain with this many chunks, and one more for each 4 KiB of it."""
+INFLATED_CHUNKS = 8
+"""Each may inflate to 1 MiB, which takes Pillow 3 ms."""
+MARKERS = 128
+SCANS = 24
+"""A usual progressive JPEG has ten scans; each one more costs as much as the whole image."""
+SUB_BLOCKS = 1024
+RIFF_CHUNKS = 64
+COLOURS = 256
+LOSSLESS_WORK = 16
+"""A lossless WebP may have Huffman codes of its own for every 16 pixels, which cost as much as
+decoding 200 usual ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    width: int = 0
+    height: int = 0
+    """Zero where the file does not say."""
+    is_plain: bool = True
+    """Whether work is bounded by pixels and bytes."""
+    work_a_pixel: int = 1
+
+    @property
+    def pixels(self) -> int:
+        return self.width * self.height
+
+    @property
+    def work(self) -> int:
+        """Decoding costs at most about as much as that of an image with this many pixels."""
+        return self.pixels * self.work_a_pixel
+
+
+NO_IMAGE = Outline()
+"""No accepted format has such a signature, so that nothing will be decoded."""
+
+
+def read_outline(data: bytes) -> Outline:
+    """Never fails: a file that ends early has the outline of what is there."""
+    reader = _READERS.get(data[:2])
+    if reader is None:
+        return NO_IMAGE
+    try:
+        return reader(data)
+    except (struct.error, IndexError):  # it ends in the middle of a header
+        return Outline(is_plain=False)
+
+
+# PNG: chunks
+
+_PNG_CHUNK = struct.Struct(">I4s")
+_PNG_INFLATED = frozenset({b"iCCP", b"zTXt", b"iTXt"})
+_PNG_TEXTS = frozenset({b"tEXt", b"zTXt", b"iTXt"})
+_PNG_CRITICAL = frozenset({b"PLTE", b"IDAT"})
+_PNG_ANIMATED = frozenset({b"acTL", b"fcTL", b"fdAT"})
+_EXIF_KEYS = (b"exif\0", b"Raw profile type exif\0")
+"""Texts that Pillow reads as EXIF data."""
+
+
+def _png(data: bytes) -> Outline:
+    width, height = struct.unpack_from(">II", data, 16)
+    return Outline(width, height, _is_plain_png(data))
+
+
+def _is_plain_png(data: bytes) -> bool:
+    if data[12:16] != b"IHDR":
+        return False
+    left, inflated, exifs = CHUNKS + len(data) // BYTES_A_CHUNK, INFLATED_CHUNKS, 1
+    at, end = 8 + 12 + _PNG_CHUNK.unpack_from(data, 8)[0], len(data) - 8
+    while at <= end:
+        length, kind = _PNG_CHUNK.unpack_from(data, at)
+        left -= 1
+        if kind == b"IEND":
+            break
+        if kind not in _PNG_CRITICAL:
+            if kind[:1].isupper() or kind in _PNG_ANIMATED:
+                return False
+            inflated -= kind in _PNG_INFLATED
+            exifs -= kind == b"eXIf"
+            if not _is_plain_metadata(data, kind, at + 8, length):
+                return False
+        if min(left, inflated, exifs) < 0:
+            return False
+        at += 12 + length
+    return True
+
+
+def _is_plain_metadata(data: bytes, kind: bytes, at: int, length: int) -> bool:
+    if kind == b"eXIf":
+        return is_cheap_exif(data[at : at + length])
+    return kind not in _PNG_TEXTS or not data.startswith(_EXIF_KEYS, at)
+
+
+# JPEG: markers
+
+_SOS, _APP1, _APP2 = 0xDA, 0xE1, 0xE2
+_JPEG_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
+"""Huffman-coded, sequential or progressive. Arithmetic coding and others are odd."""
+_JPEG_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
+"""Tables, the restart interval, comments, and data of applications."""
+
+
+def _jpeg(data: bytes) -> Outline:
+    width = height = 0
+    exifs, left, at = 1, MARKERS, 2
+    while at + 4 <= len(data):
+        begins, marker, length = struct.unpack_from(">BBH", data, at)
+        left -= 1
+        if begins != 0xFF or length < 2 or left < 0:
+            return Outline(width, height, is_plain=False)
+        if marker == _SOS:
+            return Outline(width, height, data.count(b"\xff\xda", at) <= SCANS)
+        if marker in _JPEG_FRAMES and not width:
+            height, width = struct.unpack_from(">HH", data, at + 5)
+        elif marker not in _JPEG_SEGMENTS:
+            return _odd_jpeg(data, at)
+        if marker == _APP1 and data.startswith(b"Exif\0\0", at + 4):
+            exifs -= 1
+            if exifs < 0 or not is_cheap_exif(data[at + 4 : at + 2 + length]):
+                return _odd_jpeg(data, at + 2 + length)
+        elif marker == _APP2 and data.startswith(b"MPF\0", at + 4):
+            return _odd_jpeg(data, at + 2 + length)
+        at += 2 + length
+    return Outline(width, height)
+
+
+def _odd_jpeg(data: bytes, at: int) -> Outline:
+    """The size is still worth knowing: an image that is too large needs no process."""
+    for _ in range(MARKERS):
+        if at + 9 > len(data) or data[at] != 0xFF:
+            break
+        if 0xC0 <= data[at + 1] <= 0xCF and data[at + 1] not in (0xC4, 0xC8, 0xCC):
+            height, width = struct.unpack_from(">HH", data, at + 5)
+            return Outline(width, height, is_plain=False)
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return Outline(is_plain=False)
+
+
+# GIF: blocks, up to the first picture
+
+_GIF_EXTENSION, _GIF_PICTURE, _GIF_END, _GIF_COMMENT = 0x21, 0x2C, 0x3B, 0xFE
+
+
+def _gif(data: bytes) -> Outline:
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+    left = SUB_BLOCKS
+    while at < len(data) and data[at] != _GIF_END:
+        if data[at] == _GIF_PICTURE:
+            x, y, across, down = struct.unpack_from("<HHHH", data, at + 1)
+            return Outline(max(width, x + across), max(height, y + down))
+        if data[at] != _GIF_EXTENSION or left < 0 or _misleads(data, at):
+            return Outline(width, height, is_plain=False)
+        at += 2
+        while at < len(data) and data[at] and left >= 0:
+            at += 1 + data[at]
+            left -= 1
+        at += 1
+        left -= 1
+    return Outline(width, height)
+
+
+def _misleads(data: bytes, at: int) -> bool:
+    """Whether Pillow reads past the end of this extension, and sees other blocks than are counted
+    here: where it ends before the blocks that Pillow expects in it."""
+    label, first = data[at + 1], data[at + 2]
+    if label == _GIF_COMMENT:
+        return False
+    return not first or (data.startswith(b"NETSCAPE2.0", at + 3) and not data[at + 3 + first])
+
+
+# BMP: one header
+
+_BMP_HEADERS = frozenset({40, 52, 56, 64, 108, 124})
+_RAW, _BIT_FIELDS = 0, 3
+
+
+def _bmp(data: bytes) -> Outline:
+    (header,) = struct.unpack_from("<I", data, 14)
+    if header == 12:
+        width, height = struct.unpack_from("<HH", data, 18)
+        return Outline(width, height)
+    if header not in _BMP_HEADERS:
+        return Outline()  # Pillow reads no further
+    width, height, _, _, compression = struct.unpack_from("<IIHHI", data, 18)
+    (colours,) = struct.unpack_from("<I", data, 46)
+    if height >> 24 == 0xFF:  # from top to bottom
+        height = 2**32 - height
+    # Pillow decodes runs in Python.
+    is_plain = compression in (_RAW, _BIT_FIELDS) and colours <= COLOURS
+    return Outline(width, height, is_plain)
+
+
+# WebP: RIFF chunks
+
+_RIFF_CHUNK = struct.Struct("<4sI")
+_ANIMATED = 0x02
+_LOSSLESS = frozenset({b"VP8L", b"ALPH"})
+
+
+def _webp(data: bytes) -> Outline:
+    if data[8:12] != b"WEBP":
+        return NO_IMAGE
+    width, height = _webp_size(data)
+    lossless, exifs, at = False, 1, 12
+    for _ in range(RIFF_CHUNKS):
+        if at + 8 > len(data):
+            return Outline(width, height, work_a_pixel=LOSSLESS_WORK if lossless else 1)
+        kind, length = _RIFF_CHUNK.unpack_from(data, at)
+        lossless |= kind in _LOSSLESS
+        exifs -= kind == b"EXIF"
+        if exifs < 0 or not _is_plain_riff(data, kind, at + 8, length):
+            break
+        at += 8 + length + (length & 1)
+    return Outline(width, height, is_plain=False)
+
+
+def _is_plain_riff(data: bytes, kind: bytes, at: int, length: int) -> bool:
+    if kind == b"EXIF":
+        return is_cheap_exif(data[at : at + length])
+    if kind == b"VP8X":
+        return not data[at] & _ANIMATED
+    return kind != b"ANMF"
+
+
+def _webp_size(data: bytes) -> tuple[int, int]:
+    kind = data[12:16]
+    if kind == b"VP8X":
+        return _u24(data, 24) + 1, _u24(data, 27) + 1
+    if kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, 21)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    width, height = struct.unpack_from("<HH", data, 26)
+    return width & 0x3FFF, height & 0x3FFF
+
+
+def _u24(data: bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 3], "little")
+
+
+# TIFF: a list of strips may name one of them any number of times, so that no TIFF is plain.
+
+
+def _tiff(data: bytes) -> Outline:
+    return Outline(*tiff_size(data), is_plain=False)
+
+
+_READERS: dict[bytes, Callable[[bytes], Outline]] = {
+    b"\x89P": _png,
+    b"\xff\xd8": _jpeg,
+    b"GI": _gif,
+    b"BM": _bmp,
+    b"RI": _webp,
+    b"II": _tiff,
+    b"MM": _tiff,
+}

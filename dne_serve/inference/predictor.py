@@ -1,0 +1,216 @@
+"""From a request's bytes to its logits: resolve the version, decode, queue, ask the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from dne_serve.engines.base import Answers, Floats, Query, Resident, joined
+from dne_serve.engines.batcher import QueueFull
+from dne_serve.http.problems import NotReady
+from dne_serve.http.uploads import Picture
+from dne_serve.inference.answers import is_unknown
+from dne_serve.inference.deadline import Patience
+from dne_serve.inference.decoding import Decoder
+from dne_serve.inference.store_threads import Loads
+from dne_serve.rollout.canary import By, Chosen, Companions
+from dne_serve.rollout.guard import Guard
+from dne_serve.rollout.residents import ImageBatcher, Residents
+from dne_serve.rollout.statistics import Statistics
+from model_store.errors import DneError, ImageRejected
+from model_store.preprocess import Pixels
+from model_store.store.store import Store
+
+log = logging.getLogger("dne_serve.predictor")
+
+
+class Predictor:
+    def __init__(
+        self,
+        open_store: Callable[[], Store],
+        *,
+        residents: Residents,
+        companions: Companions,
+        batcher: ImageBatcher,
+        decoder: Decoder,
+        guard: Guard,
+        statistics: Statistics,
+        max_queue: int,
+        max_wait_s: float,
+        on_answered: Callable[[By, int], None] = lambda by, images: None,
+        on_compared: Callable[[int, int], None] = lambda same, other: None,
+    ) -> None:
+        self._open_store = open_store
+        self._residents = residents
+        self._companions = companions
+        self._batcher = batcher
+        self._decoder = decoder
+        self._loads = Loads(self._load)
+        self._guard = guard
+        self._statistics = statistics
+        self._max_queue = max_queue
+        self._max_wait_s = max_wait_s
+        self._on_answered = on_answered
+        self._on_compared = on_compared
+        self._comparing: set[asyncio.Task[None]] = set()
+        self._decoding = 0  # touched on the event loop only
+
+    async def resolve(self, version: int | None) -> Chosen:
+        """The one version that a request is answered by, whatever the channel does meanwhile."""
+        if version is None:
+            served = self._residents.served
+            if served is None:
+                raise NotReady("no version is served yet")
+            return self._companions.choose(served)
+        found = self._residents.find_version(version)
+        if found is None:
+            found = await self._loads.get(version, patience=Patience(self._max_wait_s))
+        return Chosen(resident=found, by="asked")
+
+    async def load(self, version: int) -> None:
+        """Brings a version into memory, however long that takes."""
+        if self._residents.find_version(version) is None:
+            await self._loads.get(version)
+
+    def stop(self) -> None:
+        """Waits for a load under way, which needs the engine to finish."""
+        self._loads.stop()
+
+    def expect_room(self) -> None:
+        """QueueFull where not even one image would be taken: to be asked before a body is read, so
+        that who is refused costs little."""
+        self._check_room(1)
+
+    async def logits(
+        self, chosen: Chosen, *, pictures: Sequence[Picture], since: float | None = None
+    ) -> list[Floats]:
+        """One for each of the labels of the version that answers, of each picture, in order.
+        `since`: when the request had arrived, where that was not now."""
+        resident, version = chosen.resident, chosen.resident.version
+        with self._statistics.request(version, images=len(pictures)):
+            patience = Patience(self._max_wait_s, since=since)
+            with self._statistics.decoding(version):
+                pixels = await patience.result(self._decode(resident, pictures))
+            with self._guard.request(version):  # decoding is no work of the version's
+                logits = await self._ask(chosen, pixels, patience)
+        unknown = sum(is_unknown(resident, row) for row in logits)
+        self._guard.answered(version, images=len(logits), unknown=unknown)
+        self._on_answered(chosen.by, len(logits))
+        return logits
+
+    async def _ask(
+        self, chosen: Chosen, pixels: Sequence[Pixels], patience: Patience
+    ) -> list[Floats]:
+        """The logits of the version that answers. A shadow of its lineage is asked in the same
+        pass; another one on its own, after the answer."""
+        resident, shadow = chosen.resident, chosen.shadow
+        wider = joined(resident, shadow) if shadow else None
+        if shadow and wider:
+            both = await patience.answers(self._submit(wider, pixels, (resident, shadow)))
+            logits = [_given(own) for own, _ in both]
+            self._compare(resident, logits, shadow, [other for _, other in both])
+            return logits
+        alone = await patience.answers(self._submit(resident, pixels, (resident,)))
+        logits = [_given(own) for (own,) in alone]
+        if shadow:
+            task = asyncio.create_task(self._ask_apart(resident, logits, shadow, pixels))
+            self._comparing.add(task)  # the event loop itself holds on to no task
+            task.add_done_callback(self._comparing.discard)
+        return logits
+
+    def _submit(
+        self, widest: Resident, pixels: Sequence[Pixels], residents: tuple[Resident, ...]
+    ) -> list[Future[Answers]]:
+        queries = [Query(pixels=one, residents=residents) for one in pixels]
+        return self._batcher.submit(widest, items=queries)
+
+    async def _ask_apart(
+        self,
+        resident: Resident,
+        logits: Sequence[Floats],
+        shadow: Resident,
+        pixels: Sequence[Pixels],
+    ) -> None:
+        try:
+            tickets = self._submit(shadow, pixels, (shadow,))
+            answers = await asyncio.gather(*map(asyncio.wrap_future, tickets))
+        except DneError as error:  # nobody waits for it
+            log.debug("the shadow was not asked: %s", error)
+            return
+        self._compare(resident, logits, shadow, [one for (one,) in answers])
+
+    def _compare(
+        self,
+        resident: Resident,
+        logits: Sequence[Floats],
+        shadow: Resident,
+        others: Sequence[Floats | None],
+    ) -> None:
+        same = sum(
+            other is not None and resident.labels[own.argmax()] == shadow.labels[other.argmax()]
+            for own, other in zip(logits, others, strict=True)
+        )
+        self._on_compared(same, len(logits) - same)
+
+    def _load(self, version: int) -> Resident:
+        store = self._open_store()
+        return self._residents.load(store.read_manifest(version), shards=store)
+
+    def _check_room(self, images: int) -> None:
+        if self._decoding + self._batcher.depth + images > self._max_queue:
+            raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
+
+    async def _decode(self, resident: Resident, pictures: Sequence[Picture]) -> list[Pixels]:
+        """All images or the first one's fault. Images in decoding count as queued; one that is
+        done leaves its place at once, so that few slow ones do not hold the places of many."""
+        self._check_room(len(pictures))
+        self._decoding += len(pictures)
+        held = len(pictures)
+
+        async def read(picture: Picture) -> Pixels:
+            nonlocal held
+            try:
+                return await picture.read(self._decoder, resident.manifest.preprocessing)
+            finally:
+                held -= 1
+                self._decoding -= 1
+
+        try:
+            results = await _outcomes([read(picture) for picture in pictures])
+        finally:
+            self._decoding -= held  # of images whose reading was cancelled before it began
+        return [
+            _checked(result, place=place, of=len(pictures), filename=picture.filename)
+            for place, (picture, result) in enumerate(zip(pictures, results, strict=True), start=1)
+        ]
+
+
+async def _outcomes(
+    reading: Sequence[Coroutine[Any, Any, Pixels]],
+) -> Sequence[Pixels | BaseException]:
+    if len(reading) == 1:
+        try:  # without a task of its own
+            return [await reading[0]]
+        except Exception as error:
+            return [error]
+    outcomes: list[Pixels | BaseException] = await asyncio.gather(*reading, return_exceptions=True)
+    return outcomes
+
+
+def _given(logits: Floats | None) -> Floats:
+    assert logits is not None  # the engine fails a ticket whose own version is unusable
+    return logits
+
+
+def _checked(
+    result: Pixels | BaseException, *, place: int, of: int, filename: str | None
+) -> Pixels:
+    if isinstance(result, ImageRejected):
+        name = f" ({filename[:200]!r})" if filename else ""
+        raise type(result)(f"image {place} of {of}{name}: {result}") from result
+    if isinstance(result, BaseException):
+        raise result
+    return result

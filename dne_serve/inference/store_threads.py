@@ -1,0 +1,116 @@
+"""Threads on which the store is read. A store that hangs keeps these busy, and no others: the
+threads that read requests and decode images go on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from dne_serve.access.auth import Scope
+from dne_serve.engines.base import Resident
+from dne_serve.http.problems import StoreBusy
+from dne_serve.inference.deadline import Patience
+
+MAX_LOADS = 8
+"""Versions that requests have named and that wait to be loaded, one at a time."""
+
+Result = TypeVar("Result")
+
+
+class StoreThreads:
+    """Does so many pieces of work at a time, and keeps so many waiting. Used on the event loop."""
+
+    def __init__(self, name: str, *, threads: int, waiting: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, name)
+        self._most = threads + waiting
+        self._under_way: set[Future[Any]] = set()
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns. Work that nobody waits for any more is not begun."""
+        return await asyncio.wrap_future(self.begin(work))
+
+    def begin(self, work: Callable[[], Result]) -> Future[Result]:
+        if len(self._under_way) >= self._most:
+            raise StoreBusy(
+                f"{self._most} requests wait for the store already, which is slow to answer; try "
+                "again soon"
+            )
+        future = self._executor.submit(contextvars.copy_context().run, work)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.discard)
+        return future
+
+    def stop(self, *, wait: bool) -> None:
+        """Begins nothing more. What is under way ends by itself."""
+        self._executor.shutdown(wait=wait, cancel_futures=True)
+
+
+class Loads:
+    """Brings versions that requests name into memory. Who asks for a version that is being loaded
+    waits for that load; a load goes on when nobody waits any more."""
+
+    def __init__(self, load: Callable[[int], Resident]) -> None:
+        self._load = load
+        self._threads = StoreThreads("load", threads=1, waiting=MAX_LOADS - 1)
+        self._loading: dict[int, Future[Resident]] = {}
+
+    async def get(self, version: int, *, patience: Patience | None = None) -> Resident:
+        """WaitedTooLong where it takes longer than there is patience for."""
+        loading = self._loading.get(version)
+        if loading is None:
+            loading = self._threads.begin(lambda: self._load(version))
+            self._loading[version] = loading
+            loading.add_done_callback(lambda done: self._forget(version, done))
+        work = _outcome(loading)
+        return await (work if patience is None else patience.result(work))
+
+    def stop(self) -> None:
+        self._threads.stop(wait=True)
+
+    def _forget(self, version: int, done: Future[Resident]) -> None:
+        if self._loading.get(version) is done:
+            del self._loading[version]
+
+
+async def _outcome(work: Future[Result]) -> Result:
+    """What the work returns. It is not cancelled with whoever waits for it."""
+    outcome = asyncio.wrap_future(work)
+    outcome.add_done_callback(_look_at)
+    return await asyncio.shield(outcome)
+
+
+def _look_at(outcome: asyncio.Future[Any]) -> None:
+    """Asyncio complains of failures that nobody has seen, and everybody may have gone."""
+    if not outcome.cancelled():
+        outcome.exception()
+
+
+def on_store_threads(endpoint: Callable[..., Any], *, needs: Scope) -> Callable[..., Any]:
+    """The endpoint as a coroutine that runs on the server's store threads, if it is a plain
+    function that takes `serving`: the framework would run it on the threads that all share. Moves
+    do not wait behind reads. The answer is written there too."""
+    parameters = inspect.signature(endpoint).parameters
+    if inspect.iscoroutinefunction(endpoint) or "serving" not in parameters:
+        return endpoint
+
+    @functools.wraps(endpoint)
+    async def run(**given: Any) -> Any:
+        serving = given["serving"]
+        threads: StoreThreads = serving.movers if needs is Scope.ADMIN else serving.readers
+        return await threads.run(lambda: _written(endpoint(**given)))
+
+    return run
+
+
+def _written(answer: object) -> object:
+    if not isinstance(answer, BaseModel):
+        return answer
+    return Response(answer.model_dump_json(by_alias=True), media_type="application/json")

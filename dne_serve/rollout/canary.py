@@ -1,0 +1,108 @@
+"""Versions beside the served one: a canary, which answers a share of the requests, and a shadow,
+which is asked what it would have said.
+
+Both are in memory together with the served version. Where they are of its lineage, one pass over
+an image answers for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from dne_serve.engines.base import Resident
+from dne_serve.rollout.residents import Residents
+from dne_serve.settings import Canary
+from model_store.records.manifest import Manifest, ShardRef
+
+RETRY_S = 30.0
+
+log = logging.getLogger("dne_serve.companions")
+
+By = Literal["served", "canary", "asked"]
+
+
+class VersionReader(Protocol):
+    """The part of a store that loading a version by its number needs."""
+
+    def read_manifest(self, version: int) -> Manifest: ...
+    def read_shard(self, ref: ShardRef) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Who answers a request, why, and who is asked besides."""
+
+    resident: Resident
+    by: By
+    shadow: Resident | None = None
+
+
+@dataclass(slots=True)
+class _Companion:
+    """A version that is wanted beside the served one."""
+
+    name: str
+    version: int
+    resident: Resident | None = None
+    retry_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Companions:
+    canary: Canary | None
+    shadow: int | None
+    residents: Residents
+    clock: Callable[[], float] = time.monotonic
+    _canary: _Companion | None = field(init=False)
+    _shadow: _Companion | None = field(init=False)
+    _due: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self._canary = _Companion("canary", self.canary.version) if self.canary else None
+        self._shadow = _Companion("shadow", self.shadow) if self.shadow is not None else None
+
+    def load(self, open_store: Callable[[], VersionReader]) -> None:
+        """Loads those that are not in memory; blocks. What is in the way is logged, and tried
+        again in a while: a companion that is missing takes nothing from the served version."""
+        for one in (self._canary, self._shadow):
+            if one is None or one.resident is not None or self.clock() < one.retry_at:
+                continue
+            try:
+                store = open_store()
+                one.resident = self.residents.load(store.read_manifest(one.version), shards=store)
+                self.residents.stand_beside(self._loaded())
+                log.info("version %s stands by as %s", one.version, one.name)
+            except Exception as error:
+                one.retry_at = self.clock() + RETRY_S
+                log.error("cannot load version %s as %s: %s", one.version, one.name, error)
+
+    def choose(self, served: Resident) -> Chosen:
+        """Who answers a request that names no version. Of n requests the canary answers its share
+        to the last one, and not by chance."""
+        canary = self._canary.resident if self._canary else None
+        if canary is not None and canary.version != served.version and self._is_due():
+            return Chosen(resident=canary, by="canary")
+        shadow = self._shadow.resident if self._shadow else None
+        if shadow is not None and shadow.version == served.version:
+            shadow = None
+        return Chosen(resident=served, by="served", shadow=shadow)
+
+    def ready(self, name: Literal["canary", "shadow"]) -> int | None:
+        """The version that stands by under this name."""
+        one = self._canary if name == "canary" else self._shadow
+        return one.version if one is not None and one.resident is not None else None
+
+    def _is_due(self) -> bool:
+        self._due += self.canary.share if self.canary else 0.0
+        if self._due < 1 - 1e-9:
+            return False
+        self._due -= 1
+        return True
+
+    def _loaded(self) -> list[Resident]:
+        both = (self._canary, self._shadow)
+        return [one.resident for one in both if one is not None and one.resident is not None]

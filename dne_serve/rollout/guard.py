@@ -1,0 +1,183 @@
+"""Watches a version after it was promoted, and returns to the one before when it breaks a rule.
+
+Only faults of the engine are errors of the version: not what clients do wrong, what is refused for
+want of room, an image that cannot be decoded, or a store that cannot be read. The return is a
+rollback like any other: recorded with its reason, and it stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+from dne_serve.engines.base import ModelUnusable
+from dne_serve.rollout.rules import Rule
+from model_store.errors import ChannelMoved, DneError, NothingToRollBack
+from model_store.records.channel import ChannelRecord
+
+RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+
+log = logging.getLogger("dne_serve.guard")
+
+
+class ChannelMover(Protocol):
+    """The part of a store that returning needs."""
+
+    def rollback(
+        self, *, channel: str, to: int | None, actor: str, reason: str, after: int | None = None
+    ) -> ChannelRecord: ...
+
+
+@dataclass(slots=True)
+class Watch:
+    """What was seen of one version since this server began to serve it."""
+
+    record: ChannelRecord
+    since: float
+    until: float
+    requests: int = 0
+    errors: int = 0
+    images: int = 0
+    unknown: int = 0
+
+    def seen(self, what: str) -> tuple[int, int]:
+        """How many were bad, and of how many."""
+        if what == "errors":
+            return self.errors, self.requests
+        return self.unknown, self.images
+
+
+class Guard:
+    """Fed by requests on the event loop and by the reloader's thread; returns on a thread of its
+    own, which a store that is slow or away may keep busy."""
+
+    def __init__(
+        self,
+        open_store: Callable[[], ChannelMover],
+        *,
+        rules: Sequence[Rule],
+        channel: str,
+        actor: str,
+        window_s: float,
+        least: int,
+        on_return: Callable[[ChannelRecord, str], None] = lambda record, rule: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`least`: how many requests or images it takes before their share says anything.
+        `on_return` gets the record of the return and the rule that was broken."""
+        self._open_store = open_store
+        self._rules = rules
+        self._channel = channel
+        self._actor = actor
+        self._window_s = window_s
+        self._least = least
+        self._on_return = on_return
+        self._clock = clock
+        self._table = threading.Lock()
+        self._watch: Watch | None = None
+        self._is_first = True
+        self._stopping = threading.Event()
+        self._returning: threading.Thread | None = None
+
+    def serving(self, record: ChannelRecord) -> None:
+        """This server serves what `record` names, as of now."""
+        # What is found at the start was promoted before, perhaps long ago.
+        age_s = _age_s(record) if self._is_first else 0.0
+        self._is_first = False
+        with self._table:
+            self._watch = None
+            if self._rules and record.mode == "follow" and age_s < self._window_s:
+                now = self._clock()
+                self._watch = Watch(record=record, since=now, until=now + self._window_s - age_s)
+
+    @contextmanager
+    def request(self, version: int) -> Iterator[None]:
+        """Around the engine's work for one request that this version answers."""
+        try:
+            yield
+        except Exception as error:
+            if is_fault_of_version(error):
+                self._note(version, requests=1, errors=1)
+            raise
+        self._note(version, requests=1)
+
+    def answered(self, version: int, *, images: int, unknown: int) -> None:
+        self._note(version, images=images, unknown=unknown)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._returning is not None:
+            self._returning.join()
+
+    def _note(self, version: int, **counts: int) -> None:
+        with self._table:
+            watch = self._watch
+            if watch is None or watch.record.target != version or self._clock() > watch.until:
+                return
+            for name, count in counts.items():
+                setattr(watch, name, getattr(watch, name) + count)
+            broken = next((rule for rule in self._rules if self._is_broken(watch, rule)), None)
+            if broken is None:
+                return
+            self._watch = None  # once is enough
+            reason = _reason(watch, broken, now=self._clock())
+        self._returning = threading.Thread(
+            target=self._return, args=(watch.record, broken, reason), name="guard", daemon=True
+        )
+        self._returning.start()
+
+    def _is_broken(self, watch: Watch, rule: Rule) -> bool:
+        bad, of = watch.seen(rule.what)
+        return of >= self._least and bad > rule.share * of
+
+    def _return(self, record: ChannelRecord, rule: Rule, reason: str) -> None:
+        """Tries until it is done, or somebody else has moved the channel."""
+        log.warning("version %s does badly: %s", record.target, reason)
+        wait_s = RETRY_S
+        while not self._stopping.is_set():
+            try:
+                moved = self._open_store().rollback(
+                    channel=self._channel,
+                    to=None,
+                    actor=self._actor,
+                    reason=reason,
+                    after=record.number,
+                )
+            except (ChannelMoved, NothingToRollBack) as error:
+                log.warning("the guard leaves channel %s alone: %s", self._channel, error)
+                return
+            except (DneError, OSError) as error:
+                log.error("the guard cannot roll back %s: %s", self._channel, error)
+                self._stopping.wait(wait_s)
+                wait_s = min(MAX_RETRY_S, 2 * wait_s)
+            else:
+                log.warning("the guard returned %s to version %s", self._channel, moved.target)
+                self._on_return(moved, rule.text)
+                return
+
+
+def is_fault_of_version(error: Exception) -> bool:
+    """Whether the engine failed on a version. The store, the decoder, a full queue and clients
+    raise domain errors of their own, and none of these speaks against the version."""
+    return isinstance(error, ModelUnusable) or not isinstance(error, DneError)
+
+
+def _reason(watch: Watch, rule: Rule, *, now: float) -> str:
+    bad, of = watch.seen(rule.what)
+    noun = "requests failed" if rule.what == "errors" else "images were unknown"
+    return (
+        f"guard {rule.text}: {bad} of {of} {noun} ({100 * bad / of:.1f} %) within "
+        f"{now - watch.since:.0f} s of version {watch.record.target}"
+    )
+
+
+def _age_s(record: ChannelRecord) -> float:
+    written = datetime.strptime(record.time, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+    return max(0.0, (datetime.now(UTC) - written).total_seconds())

@@ -1,0 +1,201 @@
+"""The parts of a running server, put together; started and stopped in the right order."""
+
+from __future__ import annotations
+
+from dne_serve.access.audit import Audit
+from dne_serve.access.auth import Door
+from dne_serve.access.tokens import TokenSource
+from dne_serve.engines.base import Engine, joined
+from dne_serve.http.problems import NotServed, tell
+from dne_serve.http.schemas import MovedAnswer
+from dne_serve.inference.answers import AnswerBuilder
+from dne_serve.inference.decoding import Decoder
+from dne_serve.inference.predictor import Predictor
+from dne_serve.inference.store_threads import StoreThreads
+from dne_serve.rollout.canary import Companions
+from dne_serve.rollout.followed_store import SameStore
+from dne_serve.rollout.footprint import pass_bytes
+from dne_serve.rollout.guard import Guard
+from dne_serve.rollout.memory import MemoryCheck
+from dne_serve.rollout.metrics import Metrics
+from dne_serve.rollout.promote import Moved, Mover, RecordMover
+from dne_serve.rollout.reloader import Reloader
+from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
+from dne_serve.rollout.rules import parse_rules
+from dne_serve.rollout.statistics import Statistics
+from dne_serve.settings import Settings, listed
+from model_store.cli.command import current_actor
+from model_store.records.channel import ChannelRecord
+from model_store.records.manifest import Manifest
+from model_store.spec import NetworkSpec
+
+STORE_READS = 4
+"""Requests that read the store at a time."""
+STORE_MOVES = 2
+"""Requests that move the channel, or load and unload, at a time."""
+MAX_WAITING = 64
+"""Requests of either kind that wait; more are answered with 503."""
+
+
+class Serving:
+    def __init__(self, settings: Settings, *, engine: Engine) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.metrics = Metrics()
+        self.statistics = Statistics()
+        self.door = Door(TokenSource(settings), rate=settings.rate_limit)
+        self.audit = Audit(settings.audit_log)
+        self.open_store = SameStore(settings.store)
+        self._decoder = Decoder(
+            threads=settings.decode_threads,
+            seconds=settings.decode_seconds,
+            max_pixels=settings.max_pixels,
+            max_queue=settings.max_queue,
+            max_images=settings.max_images,
+        )
+        self.answers = AnswerBuilder()
+        self.readers = StoreThreads("store", threads=STORE_READS, waiting=MAX_WAITING)
+        self.movers = StoreThreads("move", threads=STORE_MOVES, waiting=MAX_WAITING)
+        self.batcher = ImageBatcher(
+            engine.run,
+            max_batch=settings.max_batch,
+            max_queue=settings.max_queue,
+            workers=engine.workers,
+            on_batch=self.metrics.ran,
+            on_ran=self.statistics.ran,
+            join=joined,
+        )
+        self.trust = settings.read_trust()
+        self._memory = MemoryCheck(lambda: self.residents.manifests, pass_bytes=self._pass_bytes)
+        self.residents = Residents(
+            engine,
+            batcher=self.batcher,
+            limits=Limits(
+                spare=settings.max_resident,
+                max_bytes=settings.max_model_bytes,
+                idle_s=settings.idle_seconds,
+            ),
+            admit=self._admit,
+        )
+        self.mover = Mover(self.open_store, residents=self.residents, channel=settings.channel)
+        self._guard = Guard(
+            lambda: RecordMover(self.mover),
+            rules=parse_rules(listed(settings.guard)),
+            channel=settings.channel,
+            actor=f"guard:{current_actor()}",
+            window_s=settings.guard_seconds,
+            least=settings.guard_least,
+            on_return=self._returned,
+        )
+        self.companions = Companions(
+            settings.read_canary(), settings.shadow, residents=self.residents
+        )
+        self.reloader = Reloader(
+            self.open_store,
+            residents=self.residents,
+            beside=lambda: self.companions.load(self.open_store),
+            channel=settings.channel,
+            poll_s=settings.poll_seconds,
+            on_swap=self._swapped,
+            on_failed_load=self.metrics.failed_loads.inc,
+        )
+        self.predictor = Predictor(
+            self.open_store,
+            residents=self.residents,
+            companions=self.companions,
+            batcher=self.batcher,
+            decoder=self._decoder,
+            guard=self._guard,
+            statistics=self.statistics,
+            max_queue=settings.max_queue,
+            max_wait_s=settings.max_wait_seconds,
+            on_answered=self.metrics.answered,
+            on_compared=self.metrics.compared,
+        )
+        self.metrics.watch(
+            queue=lambda: self.batcher.depth,
+            residents=lambda: self.residents.count,
+            model_bytes=lambda: self.residents.bytes,
+            following=lambda: self.residents.served is not None and self.error is None,
+            fallback=lambda: self.reloader.fallback,
+        )
+
+    def start(self) -> None:
+        self.batcher.start()
+        self.reloader.start()
+
+    def stop(self) -> None:
+        """The reloader first: a load under way still needs the engine to finish."""
+        self._guard.stop()
+        self.reloader.stop()
+        self.readers.stop(wait=False)
+        self.movers.stop(wait=True)
+        self.predictor.stop()
+        self._decoder.stop()
+        self.batcher.stop()
+        self.answers.stop()
+        self.audit.close()
+
+    @property
+    def error(self) -> str | None:
+        """Why the channel's head is not served, in a sentence that may leave this machine."""
+        if self.reloader.withdrawn:
+            return "the model was unloaded; loading it or moving the channel brings it back"
+        failure = self.reloader.failure
+        return tell(failure.error) if failure else None
+
+    def _pass_bytes(self, spec: NetworkSpec) -> int:
+        """What passes over the largest batches take of the machine's own memory."""
+        if self.engine.device != "cpu":
+            return 0
+        return pass_bytes(
+            spec,
+            batch=self.settings.max_batch,
+            backend=self.engine.backend,
+            workers=self.engine.workers,
+        )
+
+    def _admit(self, manifest: Manifest) -> None:
+        """Asked before any byte of a version is read."""
+        if self.trust is not None:
+            self.trust.check(manifest)
+        self._memory.check(manifest)
+
+    def _swapped(self, version: int) -> None:
+        self.metrics.swapped(version)
+        # What stands in for the head was not promoted just now, and its faults are not the head's.
+        if self.reloader.record is not None and not self.reloader.fallback:
+            self._guard.serving(self.reloader.record)
+
+    def _returned(self, record: ChannelRecord, rule: str) -> None:
+        self.metrics.guard_returns.inc()
+        self.audit.note(f"guard {rule}", who=record.actor, to=record.target, reason=record.reason)
+        self.reloader.poll()
+
+    def load(self) -> None:
+        """Serves what the channel names now, also after it was withdrawn."""
+        try:
+            self.reloader.follow()
+        except Exception as error:
+            raise NotServed(
+                f"channel {self.settings.channel} cannot be followed: {tell(error)}"
+            ) from error
+
+    def withdraw(self) -> None:
+        """Serves nothing, until the model is loaded again or the channel is moved through us."""
+        self.reloader.withdraw()
+        self.metrics.served_version.set(0)
+
+    def follow(self, moved: Moved) -> MovedAnswer:
+        """Serves what the channel names now that a record was appended to it."""
+        record = moved.record
+        try:
+            self.reloader.follow(loaded=moved.resident)
+        except Exception as error:
+            raise NotServed(
+                f"{record.channel} names version {record.target} now, "
+                f"and this server cannot follow it: {tell(error)}"
+            ) from error
+        served = self.residents.served
+        version = served.version if served else record.target
+        return MovedAnswer(version=version, channel=record.channel, record=record)

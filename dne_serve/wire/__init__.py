@@ -1,0 +1,1 @@
+"""Read requests off connections within limits on time, bytes and clients."""

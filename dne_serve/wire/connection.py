@@ -1,0 +1,318 @@
+"""One client's connection: uvicorn's protocol, with clocks and counts.
+
+uvicorn's parser takes headers and trailers of any size, and waits for ever for a request that does
+not come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Any, ClassVar, cast
+
+import httptools
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from dne_serve.http.problems import MEDIA_TYPE, document, new_instance
+from dne_serve.inference.deadline import ARRIVED
+from dne_serve.wire.byte_count import Tally
+from dne_serve.wire.held_flow import HeldFlow
+from dne_serve.wire.target import origin_form, without_upgrade
+
+YOUNG_S = 1.0  # a connection of that age is not taken for a slow one
+LINGER_S = 2.0
+PIECE_BYTES = 4096
+"""What the parser is given at a time, besides the rest of a body of known length. The shortest
+request has 18 bytes, so that one piece makes no more than 228 requests that wait for their turn."""
+
+MOST_DIGITS = 100
+"""The parser takes a length with any number of zeros before it, and Python makes no number of more
+than 4,300 digits."""
+
+log = logging.getLogger("dne_serve.wire")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    connections: int
+    header_bytes: int
+    header_s: float
+    """From the first byte of a request, or from connecting, to the end of its headers."""
+    body_s: float
+    """From there to the end of the body."""
+    send_s: float
+    """How long a client may leave an answer unread."""
+
+
+class Connection(HttpToolsProtocol):
+    """One client. What it has not finished sending is timed; an answer it does not take, too."""
+
+    limits: ClassVar[Limits]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = self._flow = HeldFlow(transport)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+        self._tally = Tally(self.limits.header_bytes)
+        self._unparsed = b""
+        self._in_request = False
+        self._in_headers = True
+        self._ended_here = False
+        self._body_left = 0
+        self._refused = False
+        self._await_request()
+        if len(self.connections) > self.limits.connections:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._refused = True  # nothing that is still here is parsed
+        self._rest()
+        if self._stuck is not None:
+            self._stuck.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._unparsed += data
+        self._parse()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._tally.begin_request(is_shared=self._ended_here)
+        self._in_request = self._in_headers = True
+        self._body_left = 0
+        self._await_request()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers come here too. They count with the headers, and nothing of them is kept: the
+        headers were judged without them."""
+        if self._in_headers:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
+        if size > self.limits.header_bytes:
+            self._refuse_headers()
+        elif self.parser.get_method() == b"CONNECT":
+            self._refuse(501, detail="this server is no proxy", kind="not-implemented")
+        elif len(length) > MOST_DIGITS:
+            self._refuse(400, detail="the Content-Length has too many digits", kind="malformed")
+        elif self.parser.should_upgrade():
+            return  # `_read_without_upgrade` comes here again
+        else:
+            self._check_request_line()
+        if self._refused:
+            raise ConnectionAbortedError  # so that the parser goes no further
+        super().on_headers_complete()
+        self._in_headers = False
+        self._body_left = int(length)  # of digits only, or the parser would have refused it
+        self._since = self.loop.time()
+        self._time(self.limits.body_s)
+
+    def on_body(self, body: bytes) -> None:
+        self._tally.add_body(len(body))
+        self._body_left -= len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._in_headers:
+            return  # of a request with an upgrade, which is still to be read
+        self._in_request, self._ended_here = False, True
+        self._rest()
+        cast(dict[str, Any], self.scope)[ARRIVED] = self.loop.time()
+        super().on_message_complete()
+        if self.cycle.response_complete and self.timeout_keep_alive_task is None:
+            # Answered before all of it had come: uvicorn has stopped its clock meanwhile.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._since = self.loop.time()
+        if self.transport.get_write_buffer_size():
+            self._watch_sending()
+        if self._unparsed:
+            self.loop.call_soon(self._parse)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_sending()
+
+    @property
+    def owes(self) -> float | None:
+        """Since when this client has owed us the rest of a request; None while it does not."""
+        waiting = self._deadline is not None or self.timeout_keep_alive_task is not None
+        return self._since if waiting and not self._refused else None
+
+    def _parse(self) -> None:
+        """Parse what has come, until a request has to wait for the answer to the one before it.
+
+        uvicorn would go on, and make a task of every few bytes that a client sends ahead.
+        """
+        data, at = self._unparsed, 0
+        if data:
+            self._unset_keepalive_if_required()
+        while at < len(data) and not self.pipeline and not self._refused:
+            at += self._parse_piece(data[at : at + max(PIECE_BYTES, self._body_left)])
+        self._unparsed = b"" if self._refused else data[at:]
+        if not self.transport.is_closing():
+            self._flow.hold(bool(self._unparsed))
+        self._time_the_rest()
+
+    def _parse_piece(self, piece: bytes) -> int:
+        """The number of bytes that were used."""
+        self._ended_here = False
+        used = len(piece)
+        try:
+            used = self._feed(piece)
+        except httptools.HttpParserError:
+            self._refuse(400, detail="that is not HTTP", kind="malformed")
+        self._tally.add_piece(used)
+        if self._in_request and self._tally.is_over:
+            self._refuse_headers()
+        return used
+
+    def _feed(self, piece: bytes) -> int:
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._read_without_upgrade()  # which may find the request at fault
+            return int(upgrade.args[0])
+        return len(piece)
+
+    def _read_without_upgrade(self) -> None:
+        """Read the headers again, without the wish for another protocol, which nobody has to
+        grant. The parser takes such a request for one without a body."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%s: %s\r\n" % header for header in without_upgrade(self.headers)]
+        head = b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(lines))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(head)
+
+    def _check_request_line(self) -> None:
+        version = self.parser.get_http_version()
+        if version not in ("1.0", "1.1"):
+            detail, kind = "this server speaks HTTP/1.1", "http-version-not-supported"
+            self._refuse(505, detail=detail, kind=kind)
+            return
+        host = next((value for name, value in self.headers if name == b"host"), b"")
+        target = origin_form(self.url, host=host)
+        if target is None:
+            detail = "the request line names another host than the Host header, or no path"
+            self._refuse(400, detail=detail, kind="malformed")
+            return
+        self.url = target
+
+    def _time_the_rest(self) -> None:
+        """A client that sends ahead is not timed while nothing of it is read. One that sends line
+        breaks between two requests has ended uvicorn's clock, and is timed."""
+        if self._refused or self.timeout_keep_alive_task is not None:
+            return
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if self.pipeline:
+            self._rest()
+        elif self._deadline is None and (self._in_request or is_idle):
+            in_body = self._in_request and not self._in_headers
+            self._since = self.loop.time()
+            self._time(self.limits.body_s if in_body else self.limits.header_s)
+
+    def _await_request(self) -> None:
+        self._since = self.loop.time()
+        self._time(self.limits.header_s)
+
+    def _time(self, seconds: float) -> None:
+        self._rest()
+        self._deadline = self.loop.call_later(seconds, self._on_deadline)
+
+    def _rest(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_deadline(self) -> None:
+        self._deadline = None
+        if self._in_request:
+            self._refuse(408, detail="the request took too long to arrive", kind="too-slow")
+        else:
+            self._end()
+
+    def _make_room(self) -> None:
+        """Lets go of whoever has owed us a request for longest; if nobody does, of the newcomer."""
+        slow = [(one.owes, one) for one in self.connections if isinstance(one, Connection)]
+        owing = [(since, one) for since, one in slow if since is not None and one is not self]
+        since, slowest = min(owing, key=lambda pair: pair[0], default=(self.loop.time(), self))
+        if self.loop.time() - since < YOUNG_S:
+            self._refuse(503, detail="there are too many connections", kind="too-many-connections")
+        else:
+            slowest._end()
+
+    def _refuse_headers(self) -> None:
+        which = "headers" if self._in_headers else "headers, chunk sizes and trailers"
+        detail = f"the {which} have more than {self.limits.header_bytes} bytes"
+        self._refuse(431, detail=detail, kind="headers-too-large")
+
+    def _refuse(self, status: int, *, detail: str, kind: str) -> None:
+        """Says why, where no answer has begun, and ends the connection."""
+        if self._refused:
+            return
+        if not self._is_unanswered():
+            self._end()
+            return
+        answer = document(status, detail=detail, kind=kind, instance=new_instance())
+        self.transport.write(_as_bytes(answer))
+        who = self.client[0] if self.client else "someone"
+        log.info("%s %s %s %s", who, status, answer["instance"], detail)
+        if self.transport.can_write_eof():
+            # A connection that is closed with bytes unread is reset, and the answer lost: read
+            # on for a moment, and keep nothing.
+            self.transport.write_eof()
+            self._stop_listening()
+            self.loop.call_later(LINGER_S, self.transport.abort)
+        else:
+            self._end()
+
+    def _is_unanswered(self) -> bool:
+        """Whether the next bytes that the client expects are the head of an answer."""
+        if self._in_headers:
+            return self.cycle is None or self.cycle.response_complete
+        return not self.cycle.response_started and not self.pipeline
+
+    def _end(self) -> None:
+        self._stop_listening()
+        self.transport.close()
+        self._watch_sending()
+
+    def _stop_listening(self) -> None:
+        self._refused = True
+        self._unparsed = b""
+        self._rest()
+        self._unset_keepalive_if_required()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _watch_sending(self) -> None:
+        """Closing waits until everything was sent, which may be never."""
+        if self._stuck is None:
+            self._stuck = self.loop.call_later(self.limits.send_s, self._on_stuck)
+
+    def _on_stuck(self) -> None:
+        self._stuck = None
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+
+
+def _as_bytes(problem: dict[str, Any]) -> bytes:
+    """A problem document as it travels, for clients that no application has seen."""
+    status = problem["status"]
+    headers = {"Connection": "close", **({"Retry-After": "1"} if status == 503 else {})}
+    answer = JSONResponse(problem, status, media_type=MEDIA_TYPE, headers=headers)
+    lines = [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
+    return b"".join([STATUS_LINE[status], *lines, b"\r\n", bytes(answer.body)])

@@ -1,0 +1,1 @@
+"""Keep objects: create if absent, read, list, delete; on a disk or in S3."""

@@ -1,0 +1,340 @@
+"""The seam under a store: named, immutable objects. Knows nothing of what is inside them.
+
+Create-if-absent is the only way to write. There is no overwriting, no renaming and no lock, so
+every backend that offers these four verbs can hold a store.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from model_store.errors import OutcomeUnknown, StoreError, StoreUnsupported, WriteFailed, WrongUsage
+
+MAX_NAME_PARTS = 4
+MAX_CONFLICTS = 1000  # of one writer that wants a number: each one means that another got on
+_NAME_PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# NONBLOCK: opening a pipe that someone planted must not wait for a writer.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ObjectMissing(StoreError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} is not there")
+        self.name = name
+
+
+class ObjectRefused(StoreError):
+    """Something is there under that name, and it is nothing that can be read as an object."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} is refused: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One object in a listing. `modified_s` is by the backend's clock, not by ours."""
+
+    name: str
+    bytes: int
+    modified_s: float
+
+
+class Objects(Protocol):
+    """What a backend must offer. Names are `/`-separated; a name says nothing about a path."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """True: the object is there now, whole and durable, and it is ours. False: there was
+        one before, it is durable, and it is untouched. WriteFailed: there is none of ours.
+        OutcomeUnknown: nobody can say."""
+        ...
+
+    def read(self, name: str, *, max_bytes: int) -> bytes:
+        """All bytes of an object, read once. ObjectMissing; ObjectRefused when it is larger."""
+        ...
+
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
+        """Every object below `folder` whose name sorts after `after`, in no particular order; none
+        where there is no folder."""
+        ...
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        """The names that `list` would tell: without sizes and times, which cost more to find."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """The object is gone afterwards, whether it was there or not."""
+        ...
+
+
+def objects_at(location: str) -> Objects:
+    """The backend for what `--store` was given."""
+    if not location:
+        raise WrongUsage("the location of the store is empty")
+    if "://" in location:
+        return _object_storage(location)
+    if _is_something_else(location):
+        raise WrongUsage(f"{location} is not a directory, so it cannot hold a store")
+    return LocalDirectory(Path(location))
+
+
+@contextmanager
+def leaving_no_folders(location: str) -> Iterator[None]:
+    """Remove the folders that are made inside, but for those that something was put into."""
+    root = Path(location)
+    missing: list[Path] = []
+    if "://" not in location:
+        missing = [one for one in (root / "tmp", root, *root.parents) if not one.exists()]
+    try:
+        yield
+    finally:
+        for folder in missing:
+            with suppress(OSError):  # somebody uses it by now
+                folder.rmdir()
+
+
+def _is_something_else(location: str) -> bool:
+    """Neither a directory nor free. A disk that cannot say is no reason to blame the user."""
+    try:
+        return not stat.S_ISDIR(os.stat(location).st_mode)
+    except FileNotFoundError:
+        return os.path.islink(location)  # one that leads nowhere
+    except OSError as error:
+        raise StoreError(f"{location} could not be read: {error.strerror}") from error
+
+
+def _object_storage(location: str) -> Objects:
+    try:
+        # Here and not above: it takes longer to load than `dne-store list` takes on a directory.
+        from model_store.backends.s3 import ObjectStorage
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise WrongUsage(
+            f"{location} needs the package obstore: pip install 'dne-serve[s3]'"
+        ) from error
+    return ObjectStorage(location)
+
+
+def check_object_name(name: str) -> list[str]:
+    """The parts of a name: relative, bounded, plain small letters, so never `..` or hidden."""
+    parts = name.split("/")
+    if len(parts) > MAX_NAME_PARTS or not all(_NAME_PART.fullmatch(part) for part in parts):
+        raise ObjectRefused(ascii(name[:80]), "it is not the name of an object")
+    return parts
+
+
+class LocalDirectory:
+    """Objects as files below one directory. Every folder on the way is opened without following
+    symbolic links, so nothing outside the directory is ever read or written."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._durable: set[str] = set()
+        """Folders whose own names were fsynced by us: only their content is left to sync."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        parts = check_object_name(name)
+        linked = False
+        try:
+            with self._made_folder("tmp") as tmp, self._made_folder(*parts[:-1]) as folder:
+                with _temporary_file(data, folder=tmp) as temporary:
+                    linked = _link(temporary, parts[-1], source=tmp, target=folder)
+                # Also where it was there before: whoever made it may not have come this far.
+                os.fsync(folder)
+        except OSError as error:
+            if linked:
+                raise OutcomeUnknown(
+                    f"{name} was written, but may not survive a power cut: {error.strerror}"
+                ) from error
+            raise WriteFailed(f"{name} could not be written: {error.strerror}") from error
+        return linked
+
+    def read(self, name: str, *, max_bytes: int) -> bytes:
+        parts = check_object_name(name)
+        try:
+            with self._folder(*parts[:-1]) as folder, _opened(parts[-1], folder=folder) as file:
+                return _read_bounded(name, file, max_bytes=max_bytes)
+        except FileNotFoundError as error:
+            raise ObjectMissing(name) from error
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
+                raise ObjectRefused(name, "it is not a regular file") from error
+            raise StoreError(f"{name} could not be read: {error.strerror}") from error
+
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
+        with self._walk(folder) as found:
+            return tuple(
+                Entry(name=name, bytes=status.st_size, modified_s=status.st_mtime)
+                for name, item in found
+                if name > after and (status := _status(item)) is not None
+            )
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        with self._walk(folder) as found:
+            return tuple(name for name, _ in found)
+
+    @contextmanager
+    def _walk(self, folder: str) -> Iterator[Iterator[tuple[str, os.DirEntry[str]]]]:
+        """What may be an object below a folder that is open meanwhile; nothing where it is not."""
+        parts = check_object_name(folder)
+        try:
+            with ExitStack() as opened:
+                try:
+                    file = opened.enter_context(self._folder(*parts))
+                except FileNotFoundError:
+                    yield iter(())
+                else:
+                    yield _items(file, prefix=folder, depth=MAX_NAME_PARTS - len(parts))
+        except OSError as error:
+            raise StoreError(f"{folder} could not be listed: {error.strerror}") from error
+
+    def delete(self, name: str) -> None:
+        parts = check_object_name(name)
+        try:
+            with self._folder(*parts[:-1]) as folder:
+                os.unlink(parts[-1], dir_fd=folder)
+                os.fsync(folder)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise WriteFailed(f"{name} could not be deleted: {error.strerror}") from error
+
+    @contextmanager
+    def _folder(self, *parts: str) -> Iterator[int]:
+        with ExitStack() as opened:
+            folder = _hold(opened, os.open(self.root, _FOLDER))
+            for part in parts:
+                folder = _hold(opened, os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder))
+            yield folder
+
+    @contextmanager
+    def _made_folder(self, *parts: str) -> Iterator[int]:
+        """Like `_folder`, but what is not there is made, and its name fsynced into its parent."""
+        if "" not in self._durable:
+            _make_root(self.root)
+            self._durable.add("")
+        with ExitStack() as opened:
+            folder = _hold(opened, os.open(self.root, _FOLDER))
+            for depth, part in enumerate(parts, start=1):
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=folder)
+                inner = _hold(opened, os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder))
+                path = "/".join(parts[:depth])
+                if path not in self._durable:
+                    os.fsync(folder)
+                    self._durable.add(path)
+                folder = inner
+            yield folder
+
+
+def _make_root(root: Path) -> None:
+    if root.is_dir():
+        return
+    _make_root(root.parent)
+    root.mkdir(exist_ok=True)
+    parent = os.open(root.parent, _FOLDER)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
+
+
+@contextmanager
+def _temporary_file(data: bytes, *, folder: int) -> Iterator[str]:
+    """A file with `data`, on the disk and not only in its cache; gone afterwards."""
+    name = uuid.uuid4().hex
+    file = os.open(name, _WRITE, 0o666, dir_fd=folder)
+    try:
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+            os.fsync(file)
+        finally:
+            os.close(file)
+        yield name
+    finally:
+        # What is left in tmp/ harms nobody, and must not hide how the write itself ended.
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+
+
+def _link(temporary: str, name: str, *, source: int, target: int) -> bool:
+    try:
+        # Atomic, and refuses to overwrite; rename would replace what is there.
+        os.link(temporary, name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOTSUP):
+            raise StoreUnsupported(
+                "the file system has no hard links, so it cannot hold a store"
+            ) from error
+        raise
+    return True
+
+
+@contextmanager
+def _opened(name: str, *, folder: int) -> Iterator[int]:
+    file = os.open(name, _READ, dir_fd=folder)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _read_bounded(name: str, file: int, *, max_bytes: int) -> bytes:
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        raise ObjectRefused(name, "it is not a regular file")
+    if status.st_size > max_bytes:
+        raise ObjectRefused(name, f"it has {status.st_size} bytes instead of at most {max_bytes}")
+    with open(file, "rb", closefd=False) as reader:
+        data = reader.read(status.st_size + 1)  # the one byte more shows a file that still grows
+    if len(data) > status.st_size:
+        raise ObjectRefused(name, "it changed while it was read")
+    return data
+
+
+def _items(folder: int, *, prefix: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below an open folder that may be an object, with its name."""
+    with os.scandir(folder) as found:
+        for item in found:
+            if not _NAME_PART.fullmatch(item.name):
+                continue  # no object can have that name: .DS_Store and the like
+            name = f"{prefix}/{item.name}"
+            if not item.is_dir(follow_symlinks=False):
+                yield name, item
+            elif depth > 1:
+                inner = os.open(item.name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+                try:
+                    yield from _items(inner, prefix=name, depth=depth - 1)
+                finally:
+                    os.close(inner)
+
+
+def _status(item: os.DirEntry[str]) -> os.stat_result | None:
+    """None where it was deleted since the folder was read."""
+    try:
+        return item.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _hold(opened: ExitStack, file: int) -> int:
+    opened.callback(os.close, file)
+    return file

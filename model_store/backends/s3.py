@@ -1,0 +1,212 @@
+"""Objects in S3, Google Cloud Storage or Azure, through obstore. Imported only where it is used.
+
+A reply can be lost, a request repeated by the client, a conflict reported where nothing was
+written. So whatever is not a plain yes is read back, and the bytes that are there decide.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from os import environ
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from obstore.store import from_url
+
+from model_store.backends.local import Entry, ObjectMissing, ObjectRefused, check_object_name
+from model_store.errors import OutcomeUnknown, StoreError, StoreUnsupported, WriteFailed, WrongUsage
+from model_store.layout import STORE
+from model_store.records.sealing import MAX_RECORD_BYTES
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig
+
+_LOCATION = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_.-]+)*/?")
+_TOOK = re.compile(r" in [0-9.]+(?:s|ms|µs|ns)\b(?:, after \d+ retries[^-]*(?= -))?")
+_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+
+SMALL_TIMEOUT = timedelta(seconds=30)
+LARGE_TIMEOUT = timedelta(minutes=30)
+"""A whole request with its body, so large objects need time and small ones must not hang."""
+
+CONFLICT_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""How often a write is tried that was refused although nothing is there (S3's 409)."""
+
+RETRY: RetryConfig = {
+    "max_retries": 8,
+    "retry_timeout": timedelta(seconds=20),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=3),
+        "base": 2,
+    },
+}
+
+_FAILURES = (BaseError, OSError)  # obstore says FileNotFoundError where nothing is there
+_TAKEN = (AlreadyExistsError, PreconditionError)  # Azure says the latter
+_REFUSED = (PermissionDeniedError, UnauthenticatedError, NotSupportedError, FileNotFoundError)
+
+
+class ObjectStorage:
+    """Objects below one prefix of a bucket. Safe to use from several threads."""
+
+    def __init__(self, location: str, *, retry: RetryConfig = RETRY) -> None:
+        if not _LOCATION.fullmatch(location) or "/." in location:
+            raise WrongUsage(
+                f"{location} is not the location of a store: "
+                "a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+            )
+        self._small = _connect(location, timeout=SMALL_TIMEOUT, retry=retry)
+        self._large = _connect(location, timeout=LARGE_TIMEOUT, retry=retry)
+        self._proved = False
+
+    def create(self, name: str, data: bytes) -> bool:
+        """As `Objects.create` promises. Equal bytes are ours: every record holds a random id of
+        its write, and of a shard it does not matter who wrote it."""
+        check_object_name(name)
+        self._prove()
+        for pause_s in CONFLICT_PAUSES_S:
+            time.sleep(pause_s)
+            try:
+                obstore.put(self._for(len(data)), name, data, mode="create")
+                return True
+            except _FAILURES as error:
+                failure = error
+            found = self._read_back(name, data, failure=failure)
+            if found is not None:
+                return found == data
+            if not isinstance(failure, _TAKEN):
+                break  # obstore has tried it again and again already
+        if isinstance(failure, _REFUSED):
+            raise WriteFailed(f"{name} could not be written: {_sentence(failure)}") from failure
+        # It is not there now, but a request that went astray may still arrive.
+        raise _unknown(name, failure) from failure
+
+    def read(self, name: str, *, max_bytes: int) -> bytes:
+        check_object_name(name)
+        with _explained(f"{name} could not be read"):
+            try:
+                found = obstore.get(self._for(max_bytes), name)
+                size = found.meta["size"]
+                if size > max_bytes:
+                    raise ObjectRefused(name, f"it has {size} bytes instead of at most {max_bytes}")
+                return bytes(found.bytes())
+            except FileNotFoundError as error:
+                raise ObjectMissing(name) from error
+
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
+        check_object_name(folder)
+        with _explained(f"{folder} could not be listed"):
+            found = obstore.list(self._small, prefix=folder, offset=after or None).collect()
+        return tuple(
+            Entry(
+                name=meta["path"],
+                bytes=meta["size"],
+                modified_s=meta["last_modified"].timestamp(),
+            )
+            for meta in found
+            if _is_object_name(meta["path"]) and meta["path"] > after
+        )
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        return tuple(entry.name for entry in self.list(folder))
+
+    def delete(self, name: str) -> None:
+        check_object_name(name)
+        try:
+            obstore.delete(self._small, name)
+        except FileNotFoundError:
+            return
+        except _FAILURES as error:
+            raise WriteFailed(f"{name} could not be deleted: {_sentence(error)}") from error
+
+    def _for(self, size: int) -> ObjectStore:
+        return self._small if size <= MAX_RECORD_BYTES else self._large
+
+    def _read_back(self, name: str, data: bytes, *, failure: Exception) -> bytes | None:
+        """What is under that name now; None when nothing is."""
+        try:
+            return self.read(name, max_bytes=len(data))
+        except ObjectMissing:
+            return None
+        except ObjectRefused:
+            return b""  # it is larger than ours, so it is somebody else's
+        except StoreError as error:
+            if isinstance(failure, _REFUSED):
+                raise WriteFailed(f"{name} could not be written: {_sentence(failure)}") from failure
+            raise _unknown(name, failure) from error
+
+    def _prove(self) -> None:
+        """Before the first write: that the backend still honours create-if-absent. It is asked to
+        create what every store has, with the very bytes that are there, so a backend that takes
+        them has done no harm. While a store is being made, the store itself probes."""
+        if self._proved:
+            return
+        try:
+            held = self.read(STORE, max_bytes=MAX_RECORD_BYTES)
+            obstore.put(self._small, STORE, held, mode="create")
+        except ObjectMissing:
+            return
+        except _TAKEN:
+            self._proved = True
+            return
+        except (*_FAILURES, StoreError) as error:
+            raise WriteFailed(f"nothing could be written: {_sentence(error)}") from error
+        raise StoreUnsupported("the backend overwrites objects, so it cannot hold a store")
+
+
+def _connect(location: str, *, timeout: timedelta, retry: RetryConfig) -> ObjectStore:
+    endpoint = next((environ[name] for name in _ENDPOINTS if environ.get(name)), "")
+    # Whoever names an endpoint without TLS means it; obstore alone would ask for a second setting.
+    allow_http = endpoint.startswith("http://") or environ.get("AWS_ALLOW_HTTP") == "true"
+    options: ClientConfig = {"timeout": timeout, "allow_http": allow_http}
+    try:
+        return from_url(location, client_options=options, retry_config=retry)
+    except _FAILURES as error:
+        raise WrongUsage(f"{location} cannot be reached: {_sentence(error)}") from error
+
+
+def _unknown(name: str, failure: Exception) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"it is not known whether {name} was written, and nothing was deleted: {_sentence(failure)}"
+    )
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    try:
+        yield
+    except _FAILURES as error:
+        raise StoreError(f"{what}: {_sentence(error)}") from error
+
+
+def _is_object_name(name: str) -> bool:
+    try:
+        check_object_name(name)
+    except ObjectRefused:
+        return False
+    return True
+
+
+def _sentence(error: Exception) -> str:
+    """The parts of obstore's message that are for people: what was asked, how it ended, and the
+    reason if the server gave one. One line, and the same one for the same failure: whoever looks
+    every second says it once, so how long it took is left out."""
+    asked, _, answer = str(error).partition("\n\nDebug source")[0].partition(": <")
+    _, _, what = asked.rpartition("Error performing ")
+    what = _TOOK.sub("", what)
+    reason = re.search(r"<Message>([^<>]{1,200})</Message>", answer)
+    sentence = f"{what} ({reason[1]})" if reason else what
+    return " ".join(sentence.split()).rstrip(".")

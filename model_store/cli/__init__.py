@@ -1,0 +1,1 @@
+"""Run the command `dne-store`, and share options and exit codes with the other two."""

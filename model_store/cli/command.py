@@ -1,0 +1,147 @@
+"""What the three commands share: options, exit codes, and how errors and results are printed."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from model_store import __version__
+from model_store.errors import DneError, WrongUsage
+from model_store.records.channel import check_channel_name
+from model_store.records.manifest import MAX_VERSION
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_NOT_PROMOTED = 3
+
+
+Command = Callable[[argparse.Namespace], int]
+
+
+class Add(Protocol):
+    """Adds a subcommand with the options that all have."""
+
+    def __call__(self, name: str, command: Command, *, help: str) -> argparse.ArgumentParser: ...
+
+
+def add_version_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"%(prog)s {__version__}",
+        help="print the software's version and end",
+    )
+
+
+def add_store_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store",
+        metavar="STORE",
+        default=os.environ.get("DNE_STORE") or "./models",
+        help="where the versions are kept: a directory or s3://bucket/prefix "
+        "(default: $DNE_STORE, else ./models)",
+    )
+
+
+def add_json_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as one JSON object on the last line"
+    )
+
+
+def add_channel_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--channel",
+        metavar="C",
+        type=_channel_name,
+        default="production",
+        help="the channel that is meant (default: %(default)s)",
+    )
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust",
+        metavar="FILE",
+        type=Path,
+        default=os.environ.get("DNE_TRUST") or None,
+        help="the file that names who may publish (default: $DNE_TRUST)",
+    )
+
+
+def add_sign_option(parser: argparse.ArgumentParser) -> None:
+    """`signing.load_signer` reads it: before the work begins, so that a wrong file costs none."""
+    parser.add_argument(
+        "--sign",
+        metavar="KEYFILE",
+        type=Path,
+        default=os.environ.get("DNE_SIGN_KEY") or None,
+        help="sign the version with this private key (default: $DNE_SIGN_KEY, else do not sign)",
+    )
+
+
+def version_number(text: str) -> int:
+    """For argparse: the number of a version."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 8 else 0
+    if not 1 <= number <= MAX_VERSION:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a version")
+    return number
+
+
+def current_actor() -> str:
+    """Who moves a channel, as its records name them: user@host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{os.uname().nodename}"
+
+
+def run(main: Callable[[], int]) -> int:
+    """The exit code of `main`. What the user can do something about becomes one sentence on
+    stderr; anything else is a fault of ours and keeps its traceback."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a class may be named in any script
+    try:
+        code = main()
+        sys.stdout.flush()
+    except WrongUsage as error:
+        return _fail(str(error), code=EXIT_USAGE)
+    except DneError as error:
+        return _fail(str(error), code=EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _fail("stopped before it was done", code=EXIT_FAILED)
+    except BrokenPipeError:
+        # The reader has gone (`| head`): nobody is left to tell, and Python's own flush at the
+        # end must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", code=EXIT_FAILED)
+    return code
+
+
+def print_json(result: Mapping[str, Any]) -> None:
+    """One object on one line, which must be the last one of stdout."""
+    print(json.dumps(result, allow_nan=False))
+
+
+def _fail(message: str, *, code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return code
+
+
+def _channel_name(text: str) -> str:
+    try:
+        return check_channel_name(text)
+    except WrongUsage as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

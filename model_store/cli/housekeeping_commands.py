@@ -1,0 +1,213 @@
+"""The commands of dne-store that take something away or carry it elsewhere: gc, delete, forget,
+copy, and the report that says what it would bring."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from model_store.backends.local import Entry
+from model_store.cli.command import EXIT_OK, Add, current_actor, print_json, version_number
+from model_store.cli.mend_command import add_mend_command
+from model_store.maintenance.copy import Progress, copy_store
+from model_store.maintenance.delete import delete_version
+from model_store.maintenance.forget import CANNOT_BE_UNDONE, forget_class
+from model_store.maintenance.gc import GRACE_S, GcReport, collect_garbage
+from model_store.maintenance.usage import report_storage
+from model_store.store.store import Store
+from model_store.tables import columns, counted, printable, size
+
+
+def add_housekeeping_commands(add: Add) -> None:
+    add("storage", show_storage, help="show what each version costs and what could go")
+    gc = add("gc", collect, help="find shards that no version names; with --sweep take them away")
+    gc.add_argument(
+        "--sweep",
+        action="store_true",
+        help="condemn what no version names, and delete what an earlier run has condemned "
+        "(default: only say what would be done)",
+    )
+    gc.add_argument(
+        "--grace",
+        metavar="HOURS",
+        type=_hours,
+        default=GRACE_S / 3600,
+        help="how long a shard stays condemned before it is deleted (default: %(default)g)",
+    )
+    delete = add("delete", delete_one, help="delete a version that no channel names")
+    delete.add_argument("number", metavar="N", type=version_number, help="the version to delete")
+    forget = add("forget", forget_one, help="remove the kept images of a class from every version")
+    forget.add_argument(
+        "--class", dest="class_name", metavar="NAME", required=True, help="the class to forget"
+    )
+    for subparser in (delete, forget):
+        subparser.add_argument(
+            "--reason", metavar="T", default="", help="why; kept in the tombstone"
+        )
+    add_mend_command(add)
+    copy = add("copy", copy_all, help="copy all versions and channels to another store")
+    copy.add_argument(
+        "--to",
+        metavar="STORE",
+        required=True,
+        help="the store to copy to, made when there is none: a directory or s3://bucket/prefix",
+    )
+
+
+def show_storage(options: argparse.Namespace) -> int:
+    report = report_storage(Store.open(options.store))
+    if options.json:
+        print_json(asdict(report))
+        return EXIT_OK
+    rows = [
+        tuple(map(size, (one.total, one.delta, one.shared, one.own, one.images)))
+        for one in report.versions
+    ]
+    numbered = [(str(one.version), *row) for one, row in zip(report.versions, rows, strict=True)]
+    print(columns([("version", "total", "delta", "shared", "own", "images"), *numbered]))
+    print(f"{size(report.stored)} stored, {size(report.unnamed)} named by no version", end="")
+    print(f" ({size(report.condemned)} condemned)" if report.condemned else "")
+    if report.deleted:
+        print(f"deleted: {', '.join(map(str, report.deleted))}")
+    if report.forgotten:
+        print(f"forgotten: {counted(report.forgotten, 'shard')} of images")
+    return EXIT_OK
+
+
+def collect(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    report = collect_garbage(store, dry_run=not options.sweep, grace_s=options.grace * 3600)
+    if report.unmarked:
+        print(
+            f"note: the disk is full: {_sum(report.unmarked)} could not be condemned; run it again "
+            "when the grace period of the others is over, or with a shorter --grace",
+            file=sys.stderr,
+        )
+    if options.json:
+        print_json(_gc_as_json(report))
+        return EXIT_OK
+    would = "would be " if report.dry_run else ""
+    for what, entries in (
+        (f"{would}condemned", report.condemned),
+        (f"{would}deleted", report.swept),
+        (f"{would}deleted (forgotten)", report.forgotten),
+    ):
+        for entry in entries:
+            print(f"{what}: {entry.name} {size(entry.bytes)}")
+    print(
+        f"{_sum(report.reachable)} needed, {_sum(report.condemned)} {would}condemned, "
+        f"{_sum(report.waiting)} waiting, "
+        f"{_sum((*report.swept, *report.forgotten))} {would}deleted"
+    )
+    if report.dry_run and (report.condemned or report.swept or report.forgotten):
+        print("nothing was changed; --sweep does it")
+    return EXIT_OK
+
+
+def delete_one(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    tombstone = delete_version(store, options.number, actor=current_actor(), reason=options.reason)
+    if options.json:
+        print_json(tombstone.model_dump(exclude={"format"}))
+    else:
+        print(
+            f"version {tombstone.version} is deleted; "
+            "`dne-store gc --sweep` frees what no other version needs"
+        )
+    return EXIT_OK
+
+
+def forget_one(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    report = forget_class(store, options.class_name, actor=current_actor(), reason=options.reason)
+    if options.json:
+        print_json({**asdict(report), "not_undone": CANNOT_BE_UNDONE})
+        return EXIT_OK
+    name = printable(report.class_name)
+    if not report.shards:
+        print(f"no version keeps images of {name}")
+    else:
+        versions = ", ".join(map(str, report.versions))
+        print(f"the images of {name} are gone from versions {versions} ({size(report.bytes)})")
+    if report.other_classes:
+        others = ", ".join(map(printable, report.other_classes))
+        print(f"the same images were kept for {others}, and are gone there too")
+    print("not undone:")
+    for what in CANNOT_BE_UNDONE:
+        print(f"- {what}")
+    return EXIT_OK
+
+
+def copy_all(options: argparse.Namespace) -> int:
+    source = Store.open(options.store)
+    target = Store.create(options.to)
+    with _bar() as progress:
+        report = copy_store(source, target, progress=progress)
+    for channel in report.moved_on:
+        print(f"note: channel {channel} has moved on in {options.to}: left alone", file=sys.stderr)
+    if report.remembered:
+        print(
+            f"note: {options.to} still has {counted(len(report.remembered), 'shard')} of images "
+            "that were forgotten here; `dne-store forget` removes them there",
+            file=sys.stderr,
+        )
+    if options.json:
+        print_json(asdict(report))
+    else:
+        print(
+            f"{counted(len(report.versions), 'version')}, {counted(report.shards, 'shard')} "
+            f"({size(report.bytes)}) and {counted(report.records, 'channel record')} copied to "
+            f"{options.to}"
+        )
+    return EXIT_OK
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    """A bar on stderr while bytes are copied; a line at the end where there is no terminal."""
+    # Here and not above: no other command needs it or should wait for it.
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    shown = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Bars(*shown, console=Console(stderr=True)) as bars:
+        task = bars.add_task("copy")
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def _gc_as_json(report: GcReport) -> dict[str, object]:
+    return {
+        "dry_run": report.dry_run,
+        "condemned": [entry.name for entry in report.condemned],
+        "unmarked": [entry.name for entry in report.unmarked],
+        "waiting": [entry.name for entry in report.waiting],
+        "deleted": [entry.name for entry in (*report.swept, *report.forgotten)],
+        "leftovers": list(report.leftovers),
+        "needed_bytes": _bytes(report.reachable),
+        "condemned_bytes": _bytes(report.condemned),
+        "waiting_bytes": _bytes(report.waiting),
+        "deleted_bytes": _bytes((*report.swept, *report.forgotten)),
+    }
+
+
+def _sum(entries: Sequence[Entry]) -> str:
+    return f"{counted(len(entries), 'shard')} ({size(_bytes(entries))})"
+
+
+def _bytes(entries: Iterable[Entry]) -> int:
+    return sum(entry.bytes for entry in entries)
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text)
+    except ValueError:
+        hours = -1.0
+    if not (hours >= 0 and math.isfinite(hours)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of hours")
+    return hours

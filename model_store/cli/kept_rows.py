@@ -1,0 +1,112 @@
+"""Rows of `dne-store list` between two runs: a file a store in the cache folder.
+
+The file only saves time. It is passed over unless it is ours alone, whole, and made by this very
+software; it is never sure to be there, and nothing but the list is ever shown from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import stat
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.store.cache import cache_folder
+from model_store.store.store import Store
+from model_store.store.summaries import MAX_KEPT_BYTES, Keep, Key
+
+FOLDER = "summaries"
+MAX_FILES = 16
+MAX_FILE_BYTES = 3 * MAX_KEPT_BYTES  # names and numbers stand beside the rows
+
+log = logging.getLogger("model_store.kept_rows")
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OWN_NAME = re.compile(r"[0-9a-f]{32}\.rows|tmp-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFile:
+    """`stamp` changes with the code that makes rows: rows of other code are not taken."""
+
+    path: Path
+    store: str
+    stamp: str
+
+    def load(self, keep: Keep) -> None:
+        """Take over the rows that an earlier run has kept, if they can be believed."""
+        try:
+            seal, _, content = _read_own(self.path).partition(b"\n")
+        except OSError:
+            return
+        if seal.decode(errors="replace") != self._seal(content):
+            return
+        for line in content.splitlines():
+            name, size, modified_s, value = line.split(b"\t", 3)
+            key = Key(self.store, name.decode(), int(size), float(modified_s))
+            keep.put(key, value)
+
+    def save(self, keep: Keep) -> None:
+        """Keep the rows for the next run. A cache that cannot be written costs time alone."""
+        content = b"\n".join(
+            b"%s\t%d\t%s\t%s" % (key.name.encode(), key.bytes, repr(key.modified_s).encode(), value)
+            for key, value in keep.items()
+        )
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_room(self.path.parent, besides=self.path.name)
+            _replace(self.path, self._seal(content).encode() + b"\n" + content)
+        except OSError as error:
+            log.debug("the rows of the list are not kept in %s: %s", self.path, error.strerror)
+
+    def _seal(self, content: bytes) -> str:
+        """Both the code that made the rows and the rows themselves are in it."""
+        return hashlib.sha256(self.stamp.encode() + b"\n" + content).hexdigest()
+
+
+def row_file(store: Store, *, stamp: str) -> RowFile:
+    place = store.location if "://" in store.location else os.path.abspath(store.location)
+    which = hashlib.sha256(f"{store.id} {place}".encode()).hexdigest()[:32]
+    return RowFile(path=cache_folder() / FOLDER / f"{which}.rows", store=store.id, stamp=stamp)
+
+
+def _read_own(path: Path) -> bytes:
+    """The bytes of a regular file that nobody else can have written; none of any other."""
+    with open(os.open(path, _READ), "rb") as file:
+        status = os.fstat(file.fileno())
+        own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
+        if not own or status.st_mode & 0o022 or status.st_size > MAX_FILE_BYTES:
+            return b""
+        return file.read(MAX_FILE_BYTES)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    unfinished = path.with_name(f"tmp-{uuid.uuid4().hex}")
+    try:
+        with open(os.open(unfinished, _WRITE, 0o600), "wb") as writer:
+            writer.write(data)
+        os.replace(unfinished, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(unfinished)
+
+
+def _make_room(folder: Path, *, besides: str) -> None:
+    """Remove the files of stores that were listed longest ago."""
+    with os.scandir(folder) as found:
+        held = [
+            (item.stat(follow_symlinks=False).st_mtime, item.path)
+            for item in found
+            if _OWN_NAME.fullmatch(item.name)
+            and item.name != besides
+            and item.is_file(follow_symlinks=False)
+        ]
+    for _, path in sorted(held)[: max(0, len(held) - MAX_FILES + 1)]:
+        with suppress(FileNotFoundError):
+            os.unlink(path)

@@ -1,0 +1,161 @@
+"""dne-store keys: makes signing keys, and keeps the file that names who may publish."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from model_store.cli.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    add_json_option,
+    add_store_option,
+    add_trust_option,
+    print_json,
+)
+from model_store.errors import StoreError, StoreNotFound, WrongUsage
+from model_store.records.signing import (
+    Trust,
+    check_public_key,
+    check_signature,
+    load_signer,
+    load_trust,
+    new_signer,
+    save_trust,
+)
+from model_store.store.store import Store
+from model_store.tables import columns
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+ABOUT = "make signing keys, and say who may publish"
+
+
+def add_keys_command(commands: Subparsers) -> None:
+    keys = commands.add_parser("keys", help=ABOUT, description=ABOUT)
+    subparsers = keys.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(
+        name: str, command: Callable[[argparse.Namespace], int], *, help: str
+    ) -> argparse.ArgumentParser:
+        subparser = subparsers.add_parser(name, help=help, description=help)
+        subparser.set_defaults(command=command)
+        add_json_option(subparser)
+        return subparser
+
+    new = add("new", make_key, help="make a private key in a new file and print its public key")
+    show = add("show", show_key, help="print the public key of a private key")
+    for subparser in (new, show):
+        subparser.add_argument(
+            "keyfile", metavar="KEYFILE", type=Path, help="the file of the private key"
+        )
+    trust = add("trust", trust_key, help="let whoever has a key publish")
+    trust.add_argument("name", metavar="NAME", help="whose key it is; for people to read")
+    trust.add_argument("key", metavar="KEY", help="the public key, 64 hexadecimal digits")
+    distrust = add("distrust", distrust_key, help="take a name and its key out of the trust file")
+    distrust.add_argument("name", metavar="NAME", help="the name in the trust file")
+    listing = add("list", list_keys, help="list the trusted keys and who signed which version")
+    add_store_option(listing)
+    for subparser in (trust, distrust, listing):
+        add_trust_option(subparser)
+
+
+def make_key(options: argparse.Namespace) -> int:
+    return _tell_key(options, new_signer(options.keyfile).public)
+
+
+def show_key(options: argparse.Namespace) -> int:
+    return _tell_key(options, load_signer(options.keyfile).public)
+
+
+def trust_key(options: argparse.Namespace) -> int:
+    known = _trust_or_none(options).keys
+    if options.name in known:
+        raise WrongUsage(f"{options.name!r} is trusted already; `dne-store keys distrust` it first")
+    trust = Trust({**known, options.name: check_public_key(options.key)})
+    return _save(options, trust)
+
+
+def distrust_key(options: argparse.Namespace) -> int:
+    known = load_trust(options.trust).keys
+    if options.name not in known:
+        raise WrongUsage(f"{options.name!r} is not in the trust file {options.trust}")
+    return _save(options, Trust({name: known[name] for name in known if name != options.name}))
+
+
+def list_keys(options: argparse.Namespace) -> int:
+    trust = load_trust(options.trust) if options.trust else Trust({})
+    versions: dict[str | None, list[int]] = {}
+    problems: list[str] = []
+    try:
+        store = Store.open(options.store)
+    except StoreNotFound as error:
+        print(f"note: {error}", file=sys.stderr)
+    else:
+        versions = _versions_by_key(store, problems)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    keys = [
+        {"name": trust.name_of(key), "key": key, "versions": versions.get(key, [])}
+        for key in dict.fromkeys((*trust.keys.values(), *(key for key in versions if key)))
+    ]
+    unsigned = versions.get(None, [])
+    if options.json:
+        print_json({"keys": keys, "unsigned": unsigned, "problems": problems})
+    else:
+        _print_keys(keys, unsigned=unsigned)
+    return EXIT_FAILED if problems else EXIT_OK
+
+
+def _versions_by_key(store: Store, problems: list[str]) -> dict[str | None, list[int]]:
+    """Only signatures that fit count; whatever stands in the way is one more problem."""
+    versions: dict[str | None, list[int]] = {}
+    for number in store.versions():
+        try:
+            manifest = store.manifest(number)
+            check_signature(manifest)
+        except StoreError as error:
+            problems.append(str(error))
+        else:
+            key = manifest.signature.key if manifest.signature else None
+            versions.setdefault(key, []).append(number)
+    return versions
+
+
+def _print_keys(keys: list[dict[str, Any]], *, unsigned: list[int]) -> None:
+    rows = [(row["name"] or "(not trusted)", row["key"], _numbers(row["versions"])) for row in keys]
+    if unsigned:
+        rows.append(("(not signed)", "-", _numbers(unsigned)))
+    print(columns([("name", "public key", "versions"), *rows]) if rows else "there are no keys yet")
+
+
+def _numbers(versions: list[int]) -> str:
+    return ", ".join(map(str, versions)) or "-"
+
+
+def _tell_key(options: argparse.Namespace, public: str) -> int:
+    if options.json:
+        print_json({"keyfile": str(options.keyfile), "key": public})
+    else:
+        print(public)
+    return EXIT_OK
+
+
+def _trust_or_none(options: argparse.Namespace) -> Trust:
+    """The trust file; an empty one where it is still to be made."""
+    if options.trust is not None and not options.trust.exists():
+        return Trust({})
+    return load_trust(options.trust)
+
+
+def _save(options: argparse.Namespace, trust: Trust) -> int:
+    save_trust(options.trust, trust)
+    if options.json:
+        print_json({"trust": str(options.trust), "trusted": dict(trust.keys)})
+    else:
+        print(f"{options.trust} trusts {', '.join(trust.keys) or 'nobody'}")
+    return EXIT_OK

@@ -1,0 +1,162 @@
+"""`dne-store list`: the newest versions, what the gate said of each, and what the channels name."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from model_store import __version__
+from model_store.cli.command import EXIT_FAILED, EXIT_OK, print_json, version_number
+from model_store.cli.kept_rows import RowFile, row_file
+from model_store.errors import StoreError
+from model_store.records import describe
+from model_store.records.channel import ChannelRecord
+from model_store.records.describe import channel_head, summary
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
+from model_store.store.summaries import Keep, Page, Row, read_page
+from model_store.tables import columns, percent, size
+
+SHOWN = 30
+WORTH_A_FILE = 100
+"""Versions in a list for which rows are kept on the disk: fewer are read again in no time."""
+
+TITLES = (
+    *("version", "parent", "created", "tasks", "classes", "accuracy", "gate", "delta"),
+    "served as",
+)
+
+
+def add_list_options(parser: argparse.ArgumentParser) -> None:
+    many = parser.add_mutually_exclusive_group()
+    many.add_argument(
+        "--limit",
+        metavar="N",
+        type=version_number,
+        help=f"show the newest N versions (default: {SHOWN}; with --json, all)",
+    )
+    many.add_argument("--all", action="store_true", help="show every version")
+    parser.add_argument(
+        "--before",
+        metavar="N",
+        type=version_number,
+        help="show only versions with a smaller number than N",
+    )
+
+
+def list_versions(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    page = _read(store, before=options.before, limit=_limit(options))
+    problems = [str(problem) for problem in page.problems]
+    heads = _heads(store, problems)
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    rows = [row for _, row in page.rows if not isinstance(row, StoreError)]
+    if options.json:
+        channels = {channel: channel_head(head) for channel, head in heads.items()}
+        print_json(
+            {
+                "versions": rows,
+                "channels": channels,
+                "problems": problems,
+                "total": page.total,
+                "next_before": page.next_before,
+            }
+        )
+    else:
+        _print_versions(rows, heads)
+        _print_rest(page)
+    return EXIT_FAILED if problems else EXIT_OK
+
+
+def _limit(options: argparse.Namespace) -> int | None:
+    if options.limit is not None:
+        limit: int = options.limit
+        return limit
+    # Scripts read the JSON: a list that silently left versions out would mislead them.
+    return None if options.all or options.json else SHOWN
+
+
+def _read(store: Store, *, before: int | None, limit: int | None) -> Page:
+    keep = Keep()
+    kept = _kept(store) if limit is None or limit >= WORTH_A_FILE else None
+    if kept is not None:
+        kept.load(keep)
+    known = len(keep)
+    page = read_page(store, describe=_row, keep=keep, before=before, limit=limit)
+    if kept is not None and len(keep) - known >= WORTH_A_FILE:
+        kept.save(keep)
+    return page
+
+
+def _row(manifest: Manifest, base: Manifest | None) -> Row:
+    return summary(manifest, parent=base)
+
+
+def _kept(store: Store) -> RowFile | None:
+    """The file with the rows of this store; None where our own code cannot be read, so that
+    nobody could tell which code has made them."""
+    try:
+        code = [Path(str(path)).read_bytes() for path in (describe.__file__, __file__)]
+    except OSError:
+        return None
+    stamp = hashlib.sha256(b"".join(code)).hexdigest()
+    return row_file(store, stamp=f"{__version__} {stamp}")
+
+
+def _heads(store: Store, problems: list[str]) -> dict[str, ChannelRecord]:
+    heads: dict[str, ChannelRecord] = {}
+    for channel, number in store.newest_records().items():
+        try:
+            heads[channel] = store.record(channel, number)
+        except StoreError as error:
+            problems.append(str(error))
+    return heads
+
+
+def _print_versions(rows: Sequence[Row], heads: dict[str, ChannelRecord]) -> None:
+    if rows:
+        print(columns([TITLES, *(_cells(row, heads) for row in rows)]))
+
+
+def _print_rest(page: Page) -> None:
+    """Say how many versions the table leaves out, and how to see them."""
+    shown = len(page.rows)
+    if not page.total:
+        print("the store is empty; `dne-train add-task` makes the first version")
+    elif not shown:
+        print(f"none of the {page.total} versions is that old")
+    elif page.next_before is not None:
+        print(
+            f"{shown} of {page.total} versions; `dne-store list --before {page.next_before}` "
+            "shows older ones, `--all` every one"
+        )
+
+
+def _cells(row: Row, heads: dict[str, ChannelRecord]) -> tuple[str, ...]:
+    return (
+        str(row["version"]),
+        str(row["parent"] or "-"),
+        row["created"][:19].replace("T", " "),
+        str(row["tasks"]),
+        str(row["classes"]),
+        percent(row["accuracy"]["all"]),
+        _mark(row),
+        size(row["delta_bytes"]),
+        _markers(row["version"], heads),
+    )
+
+
+def _mark(row: dict[str, Any]) -> str:
+    """The gate's verdict without its reasons; what did not pass catches the eye."""
+    word = str(row["gate"])
+    return f"! {word}" if word in ("refused", "overruled") else word
+
+
+def _markers(version: int, heads: dict[str, ChannelRecord]) -> str:
+    named = (head for head in heads.values() if head.target == version)
+    return ", ".join(f"{head.channel} ({head.mode})" for head in named)

@@ -1,0 +1,1 @@
+"""Compute the network quickly: fold its constants, stack equal experts, reuse memory."""

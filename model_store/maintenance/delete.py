@@ -1,0 +1,64 @@
+"""Takes a version out of a store. A tombstone keeps its number and its digest, so the chain of
+versions holds; its shards are left to `gc`, which knows who else needs them.
+"""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+from model_store.errors import VersionNeeded, WrongUsage
+from model_store.layout import deleted_name, version_name
+from model_store.records.gc_marks import clock_s
+from model_store.records.manifest import first_reason
+from model_store.records.sealing import timestamp
+from model_store.records.stored import create_stored
+from model_store.records.tombstone import DeletedVersion, read_deleted, tombstone_of
+from model_store.store.reservations import standing
+from model_store.store.reserve import with_reserve
+from model_store.store.store import Store
+
+
+def delete_version(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
+    """VersionNeeded when a channel names the version, or a training run builds on it."""
+    with with_reserve(store) as reserved:
+        return _delete(reserved, version, actor=actor, reason=reason)
+
+
+def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
+    manifest = store.manifest(version)
+    _check_unneeded(store, version)
+    try:
+        tombstone = tombstone_of(manifest, actor=actor, reason=reason, time=timestamp())
+    except ValidationError as error:
+        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
+    name = deleted_name(version)
+    if not create_stored(store.objects, name, tombstone):
+        # Someone began it and did not come to the end; then we do.
+        tombstone = read_deleted(store.objects, version) or tombstone
+    try:
+        # Once more, now that everybody can see the tombstone: who moves a channel looks for one
+        # after writing the record.
+        _check_unneeded(store, version)
+    except VersionNeeded:
+        store.objects.delete(name)
+        raise
+    store.objects.delete(version_name(version))
+    # Somebody else's deletion may have been called off just now, and its tombstone with it.
+    create_stored(store.objects, name, tombstone)
+    return tombstone
+
+
+def _check_unneeded(store: Store, version: int) -> None:
+    for channel in store.channels():
+        head = store.head(channel)
+        if head is not None and head.target == version:
+            raise VersionNeeded(
+                f"version {version} is what channel {channel} names; "
+                "move the channel first, then delete it"
+            )
+    for run in standing(store.objects, now_s=clock_s(store.objects)):
+        if run.record is not None and run.record.parent == version:
+            raise VersionNeeded(
+                f"version {version} is what training run {run.transaction} builds on; "
+                "wait until it has ended"
+            )

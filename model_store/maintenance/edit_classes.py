@@ -1,0 +1,215 @@
+"""Takes a class out of the answers, or gives it another name: a new version by manifest only.
+
+No training, no shard: every tensor keeps its shape and its bytes, so the logits of all other
+classes are those of the parent, bit for bit.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from model_store import __version__
+from model_store.errors import ChannelMoved, ChannelNotFound, DataRejected, WrongUsage
+from model_store.names import new_class_name, notes_on_look_alikes, spelt_among
+from model_store.records.manifest import (
+    Accuracy,
+    ClassImages,
+    Draft,
+    Manifest,
+    Metrics,
+    Signs,
+    TaskRecord,
+)
+from model_store.records.sealing import timestamp
+from model_store.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Care:
+    """Where a class is cared for, by whom and why."""
+
+    store: Store
+    channel: str
+    actor: str
+    reason: str = ""
+    promote: bool = True
+    signer: Signs | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CareOutcome:
+    """`refused` says why a version was published and not promoted."""
+
+    manifest: Manifest
+    parent: Manifest
+    promoted: bool
+    refused: str | None
+    notes: tuple[str, ...] = ()
+
+
+def retire_class(name: str, *, care: Care) -> CareOutcome:
+    """A version that never answers `name` any more. Its expert and its logit stay where they
+    are, and the pictures kept of it are not handed on."""
+
+    def changed(parent: Manifest) -> dict[str, Any]:
+        known = _known(parent, name)
+        if known in parent.retired:
+            raise DataRejected(f"class {name!r} is retired already")
+        if parent.classes == (known,):
+            raise DataRejected(f"{name!r} is the last class that is left, so it cannot be retired")
+        gone = {*parent.retired, known}
+        return {
+            "retired": tuple(one for one in parent.spec.classes if one in gone),
+            "memory": _without(parent.memory, known),
+            "held_out": _without(parent.held_out, known),
+            "metrics": _metrics_without(parent, known),
+        }
+
+    return _publish(care, changed, what=f"class {name} was retired")
+
+
+def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
+    """A version that answers `new` where its parent answers `old`. A retired class may be
+    renamed too: that sets its name free for another one."""
+    new = new_class_name(new)
+
+    def changed(parent: Manifest) -> dict[str, Any]:
+        known = _known(parent, old)
+        if known == new:
+            raise WrongUsage(f"class {old!r} has that name already")
+        taken = spelt_among(new, [one for one in parent.spec.classes if one != known])
+        if taken is not None:
+            retired = " that is retired" if taken in parent.retired else ""
+            raise DataRejected(f"there is a class {taken!r}{retired} already")
+
+        def named(name: str) -> str:
+            return new if name == known else name
+
+        return {
+            "tasks": tuple(_renamed_task(task, named) for task in parent.tasks),
+            "retired": tuple(map(named, parent.retired)),
+            "memory": _renamed_images(parent.memory, named),
+            "held_out": _renamed_images(parent.held_out, named),
+            "metrics": Metrics(
+                accuracy=parent.metrics.accuracy,
+                per_class={named(one): n for one, n in parent.metrics.per_class.items()},
+                images=parent.metrics.images,
+                source=parent.metrics.source,
+                confusion={
+                    named(one): {named(answer): count for answer, count in answers.items()}
+                    for one, answers in parent.metrics.confusion.items()
+                },
+                agreement=parent.metrics.agreement,
+            ),
+        }
+
+    outcome = _publish(care, changed, what=f"class {old} was renamed to {new}")
+    others = [one for one in outcome.manifest.spec.classes if one != new]
+    return replace(outcome, notes=notes_on_look_alikes([new], known=others))
+
+
+def _publish(
+    care: Care, changed: Callable[[Manifest], Mapping[str, Any]], *, what: str
+) -> CareOutcome:
+    head = care.store.head(care.channel)
+    if head is None:
+        raise ChannelNotFound(f"channel {care.channel} names no version yet; promote one first")
+    parent = care.store.resolve(head)
+    # Whatever a manifest holds besides is handed on as it is.
+    kept = {name: getattr(parent, name) for name in Draft.model_fields}
+    draft = Draft.model_validate(
+        {
+            **kept,
+            "extended": (),  # that was done by the parent, and not again
+            **changed(parent),
+            "parent": parent.version,
+            "parent_digest": parent.digest,
+            "transaction": uuid.uuid4().hex,
+            "created": timestamp(),
+            "software": f"dne-serve {__version__}",
+        }
+    )
+    manifest = care.store.publish(draft, shards={}, signer=care.signer)
+    refused = None
+    if care.promote:
+        refused = _promote(care, manifest, pinned=head.mode == "pin", after=head.number, what=what)
+    return CareOutcome(
+        manifest=manifest,
+        parent=parent,
+        promoted=care.promote and refused is None,
+        refused=refused,
+    )
+
+
+def _promote(care: Care, manifest: Manifest, *, pinned: bool, after: int, what: str) -> str | None:
+    """Promotes the version, or says why not and how to go on: the rules of `add-task`."""
+    number, channel = manifest.version, care.channel
+    by_hand = f"`dne-store promote {number} --channel {channel}` would promote it"
+    if pinned:
+        return f"channel {channel} is pinned to version {manifest.parent}; {by_hand}"
+    try:
+        care.store.promote(
+            number, channel=channel, actor=care.actor, reason=care.reason or what, after=after
+        )
+    except ChannelMoved:
+        return (
+            f"channel {channel} was moved meanwhile, so version {number} is a branch; {by_hand}, "
+            "and the same command again starts from the new head"
+        )
+    return None
+
+
+def _known(parent: Manifest, name: str) -> str:
+    """Find a class by its name, however it is spelt in the store."""
+    known = spelt_among(name, parent.spec.classes)
+    if known is None:
+        raise DataRejected(f"version {parent.version} knows no class {name!r}")
+    return known
+
+
+def _without(entries: tuple[ClassImages, ...], name: str) -> tuple[ClassImages, ...]:
+    return tuple(entry for entry in entries if entry.class_name != name)
+
+
+def _renamed_images(
+    entries: tuple[ClassImages, ...], named: Callable[[str], str]
+) -> tuple[ClassImages, ...]:
+    return tuple(
+        ClassImages(class_name=named(entry.class_name), shard=entry.shard, count=entry.count)
+        for entry in entries
+    )
+
+
+def _renamed_task(task: TaskRecord, named: Callable[[str], str]) -> TaskRecord:
+    return task.model_copy(update={"classes": tuple(map(named, task.classes))})
+
+
+def _metrics_without(parent: Manifest, name: str) -> Metrics:
+    """What the parent measured on the images of the other classes. It is a lower bound: with one
+    answer fewer to choose from, whatever was right stays right."""
+    metrics = parent.metrics
+    per_class = {one: share for one, share in metrics.per_class.items() if one != name}
+    counts = {entry.class_name: entry.count for entry in parent.held_out}
+    if metrics.source != "held-out" or sum(counts.values()) != metrics.images:
+        return Metrics(per_class=per_class)  # how many images of which class is not known
+    counts.pop(name, None)
+    newest = parent.tasks[-1].classes
+
+    def mean(names: list[str]) -> float | None:
+        chosen = [one for one in names if counts.get(one) and one in per_class]
+        images = sum(counts[one] for one in chosen)
+        return sum(per_class[one] * counts[one] for one in chosen) / images if images else None
+
+    return Metrics(
+        accuracy=Accuracy(
+            all=mean(list(counts)),
+            old=mean([one for one in counts if one not in newest]),
+            new=mean([one for one in counts if one in newest]),
+        ),
+        per_class=per_class,
+        images=sum(counts.values()),
+        source="held-out",
+    )

@@ -1,0 +1,116 @@
+"""Removes the pictures of a class from every version: memory and held-out images.
+
+A tombstone names each shard that is gone, so that `verify` knows it was meant. What the network
+has learnt from the pictures is in its weights, and stays there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from pydantic import ValidationError
+
+from model_store.errors import DataRejected, WrongUsage
+from model_store.layout import forgotten_name, shard_name
+from model_store.maintenance.gc import list_shards, read_all_manifests
+from model_store.names import is_same, spelt_among
+from model_store.records.manifest import Manifest, ShardRef, first_reason
+from model_store.records.sealing import timestamp
+from model_store.records.stored import create_stored
+from model_store.records.tombstone import ForgottenShard
+from model_store.store.reserve import with_reserve
+from model_store.store.store import Store
+
+CANNOT_BE_UNDONE = (
+    "what the network has learnt from the pictures: it is in the weights of the versions above; "
+    "delete those versions, or train again without the class",
+    "copies elsewhere: other stores, backups, and the folder that the class was learnt from",
+    "pictures that only deleted versions or unfinished runs named: `dne-store gc --sweep` takes "
+    "those away",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetReport:
+    """`versions` named the pictures. `other_classes` had the very same ones."""
+
+    class_name: str
+    versions: tuple[int, ...]
+    shards: tuple[str, ...]
+    bytes: int
+    other_classes: tuple[str, ...]
+
+
+def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
+    """DataRejected when no version knows a class of that name."""
+    with with_reserve(store) as reserved:
+        return _forget_all(reserved, class_name, actor=actor, reason=reason)
+
+
+def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
+    gone: dict[str, int] = {}
+    manifests = read_all_manifests(store)
+    _check_known(manifests, class_name)
+    while True:
+        weights = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
+        known = weights | gone.keys()  # whatever a manifest calls pictures: weights are none
+        refs = _images_of(manifests, class_name)
+        new = {ref.sha256: ref.bytes for ref in refs if ref.sha256 not in known}
+        if not new:
+            break
+        there = list_shards(store)
+        for sha256, size in new.items():
+            _forget(store, sha256, class_name=class_name, actor=actor, reason=reason)
+            gone[sha256] = size if sha256 in there else 0
+        manifests = read_all_manifests(store)  # a version that came meanwhile may name more
+    return ForgetReport(
+        class_name=class_name,
+        versions=tuple(one.version for one in manifests if _images_of([one], class_name)),
+        shards=tuple(gone),
+        bytes=sum(gone.values()),
+        other_classes=_others(manifests, gone.keys(), class_name),
+    )
+
+
+def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: str) -> None:
+    try:
+        tombstone = ForgottenShard(
+            sha256=sha256,
+            class_name=class_name,
+            actor=actor,
+            reason=reason,
+            time=timestamp(),
+            transaction=uuid.uuid4().hex,
+        )
+    except ValidationError as error:
+        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
+    # The tombstone first: whoever writes the shard again looks for it afterwards.
+    create_stored(store.objects, forgotten_name(sha256), tombstone)
+    store.objects.delete(shard_name(sha256))
+
+
+def _check_known(manifests: list[Manifest], class_name: str) -> None:
+    if not any(spelt_among(class_name, manifest.spec.classes) for manifest in manifests):
+        raise DataRejected(f"no version knows a class {class_name!r}")
+
+
+def _images_of(manifests: list[Manifest], class_name: str) -> list[ShardRef]:
+    return [
+        images.shard
+        for manifest in manifests
+        for images in (*manifest.memory, *manifest.held_out)
+        if is_same(images.class_name, class_name)
+    ]
+
+
+def _others(manifests: list[Manifest], gone: Collection[str], class_name: str) -> tuple[str, ...]:
+    """Classes that are left without these pictures too, for theirs were the same bytes."""
+    found = {
+        images.class_name
+        for manifest in manifests
+        for images in (*manifest.memory, *manifest.held_out)
+        if images.shard.sha256 in gone
+    }
+    return tuple(sorted(name for name in found if not is_same(name, class_name)))

@@ -1,0 +1,257 @@
+"""Takes away shards that nothing names. It deletes, so it is the one that must be careful.
+
+One run marks what nothing names; a later one, after a grace period by the store's own clock, looks
+again and sweeps what still nothing names. Never touched: what a version names, and what a run has
+announced. A store with a manifest that is lost or cannot be read is left alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from model_store.backends.local import Entry
+from model_store.errors import StoreError, VersionDeleted, WriteFailed
+from model_store.layout import CLOCK, SHARDS, TMP, shard_of, version_name
+from model_store.records.gc_marks import (
+    Condemned,
+    Mark,
+    clear,
+    clock_s,
+    condemn,
+    is_void,
+    keep,
+    list_condemned,
+    read_decision,
+    sweep,
+)
+from model_store.records.manifest import Manifest
+from model_store.records.tombstone import (
+    deleted_versions,
+    forgotten_shards,
+    has_deleted_number,
+    read_deleted,
+    read_forgotten,
+)
+from model_store.store.reservations import Standing, standing
+from model_store.store.reserve import is_full, with_reserve
+from model_store.store.store import Store
+
+GRACE_S = 24 * 3600.0
+LEFTOVER_S = 24 * 3600.0
+"""What a process that died left in `tmp/` and `clock/` goes when it is this old."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GcPlan:
+    """What a run would do, in names of objects. Shards are given as their listing has them."""
+
+    reachable: list[Entry] = field(default_factory=list)
+    condemn: dict[str, Entry] = field(default_factory=dict)
+    waiting: list[Entry] = field(default_factory=list)
+    sweep: list[tuple[Mark, Entry]] = field(default_factory=list)
+    release: list[Mark] = field(default_factory=list)
+    void: list[Mark] = field(default_factory=list)
+    forgotten: list[Entry] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcReport:
+    """What was condemned, what waits for its grace period, and what is gone (or, of a dry run,
+    would be). `unmarked` is what nothing names either, and for whose marks there was no room."""
+
+    dry_run: bool
+    reachable: tuple[Entry, ...]
+    condemned: tuple[Entry, ...]
+    unmarked: tuple[Entry, ...]
+    waiting: tuple[Entry, ...]
+    swept: tuple[Entry, ...]
+    forgotten: tuple[Entry, ...]
+    leftovers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    now_s: float
+    grace_s: float
+    named: set[str]
+    shards: Mapping[str, Entry]
+
+
+def collect_garbage(
+    store: Store,
+    *,
+    dry_run: bool,
+    grace_s: float = GRACE_S,
+    monotonic_s: Callable[[], float] = time.monotonic,
+) -> GcReport:
+    with with_reserve(store) as reserved:
+        plan = plan_collection(reserved, grace_s=grace_s)
+        swept = [entry for _, entry in plan.sweep]
+        condemned = list(plan.condemn.values())
+        if not dry_run:
+            swept = _apply(reserved, plan, monotonic_s=monotonic_s)
+            condemned = _condemn(reserved, plan)
+    return GcReport(
+        dry_run=dry_run,
+        reachable=tuple(plan.reachable),
+        condemned=tuple(condemned),
+        unmarked=tuple(one for one in plan.condemn.values() if one not in condemned),
+        waiting=tuple(plan.waiting),
+        swept=tuple(swept),
+        forgotten=tuple(plan.forgotten),
+        leftovers=tuple(plan.leftovers),
+    )
+
+
+def plan_collection(store: Store, *, grace_s: float) -> GcPlan:
+    """Looks, and changes nothing but the clock's own object."""
+    now_s = clock_s(store.objects)
+    # This order, and no other. A publisher announces, then looks for marks: a mark that it did
+    # not see is younger than its announcement, so a listing that holds the mark is followed by
+    # one that holds the announcement, or else, since that ends after the manifest, the version.
+    condemned = list_condemned(store.objects)
+    runs = standing(store.objects, now_s=now_s)
+    manifests = read_all_manifests(store)
+    named = {ref.sha256 for manifest in manifests for ref in manifest.shards}
+    for run in runs:
+        named.update(run.record.shards if run.record else ())
+    shards = list_shards(store)
+    plan = GcPlan(reachable=[entry for sha256, entry in shards.items() if sha256 in named])
+    found = _Found(now_s=now_s, grace_s=grace_s, named=named, shards=shards)
+    _judge_marks(store, plan, condemned, found)
+    plan.forgotten = _still_there(store, manifests, shards=shards)
+    plan.leftovers = [*condemned.orphans, *_ended(runs, manifests), *_old(store, now_s=now_s)]
+    plan.leftovers += _void(store)
+    return plan
+
+
+def list_shards(store: Store) -> dict[str, Entry]:
+    """All shards that are there, by SHA-256."""
+    found = ((shard_of(entry.name), entry) for entry in store.objects.list(SHARDS))
+    return {sha256: entry for sha256, entry in found if sha256 is not None}
+
+
+def read_all_manifests(store: Store) -> list[Manifest]:
+    """The manifests of all versions. StoreError when one is lost or cannot be read: nobody can
+    say then what is needed."""
+    try:
+        versions = set(store.versions())
+        deleted = set(deleted_versions(store.objects))
+        heads = [record.target for name in store.channels() if (record := store.head(name))]
+        return [
+            manifest
+            for number in range(1, max((*versions, *deleted, *heads), default=0) + 1)
+            # What is in neither listing came in between, or it is lost: reading it tells.
+            if number in versions or number not in deleted
+            if (manifest := _unless_deleted(store, number, deleted=deleted)) is not None
+        ]
+    except StoreError as error:
+        raise StoreError(f"the store is damaged, so nothing was done: {error}") from error
+
+
+def _unless_deleted(store: Store, version: int, *, deleted: set[int]) -> Manifest | None:
+    try:
+        manifest = store.manifest(version)
+    except VersionDeleted:
+        return None
+    tombstone = read_deleted(store.objects, version) if version in deleted else None
+    return None if has_deleted_number(manifest, tombstone) else manifest
+
+
+def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found) -> None:
+    """Every shard that nothing names ends up condemned, waiting or swept; the largest first, for
+    on a full disk there may not be room for all marks."""
+    marked: set[str] = set()
+    for mark in condemned.marks:
+        entry = found.shards.get(mark.sha256)
+        decision = None if mark.judged_s is None else read_decision(store.objects, mark)
+        if decision == "sweep":
+            if is_void(mark, now_s=found.now_s):
+                plan.void.append(mark)
+            else:
+                marked.add(mark.sha256)  # another run is at it
+        elif decision == "keep" or entry is None or mark.sha256 in found.named:
+            plan.release.append(mark)
+        elif found.now_s - mark.since_s < found.grace_s:
+            plan.waiting.append(entry)
+            marked.add(mark.sha256)
+        elif mark.sha256 not in marked:
+            plan.sweep.append((mark, entry))
+            marked.add(mark.sha256)
+    plan.condemn = {
+        sha256: entry
+        for sha256, entry in sorted(found.shards.items(), key=lambda one: -one[1].bytes)
+        if sha256 not in found.named and sha256 not in marked
+    }
+
+
+def _still_there(
+    store: Store, manifests: list[Manifest], *, shards: Mapping[str, Entry]
+) -> list[Entry]:
+    """Images that were forgotten and are there: a `forget` that did not come to its end."""
+    needed = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
+    found = (forgotten_shards(store.objects) - needed) & shards.keys()
+    return [shards[sha256] for sha256 in sorted(found) if read_forgotten(store.objects, sha256)]
+
+
+def _void(store: Store) -> list[str]:
+    """Manifests under the numbers of deleted versions, whose writers died at that very moment."""
+    both = set(store.versions()) & set(deleted_versions(store.objects))
+    return [
+        version_name(number)
+        for number in sorted(both)
+        if _unless_deleted(store, number, deleted=both) is None
+    ]
+
+
+def _ended(runs: list[Standing], manifests: list[Manifest]) -> list[str]:
+    published = {manifest.transaction for manifest in manifests}
+    return [run.name for run in runs if run.record is None or run.transaction in published]
+
+
+def _old(store: Store, *, now_s: float) -> list[str]:
+    return [
+        entry.name
+        for folder in (TMP, CLOCK)
+        for entry in store.objects.list(folder)
+        if now_s - entry.modified_s > LEFTOVER_S
+    ]
+
+
+def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> list[Entry]:
+    """Take away what was planned; the shards that are gone now. What goes without a record to be
+    written goes first, and of the shards the largest: on a full disk each makes room for more."""
+    objects = store.objects
+    for entry in plan.forgotten:
+        objects.delete(entry.name)
+    for name in plan.leftovers:
+        objects.delete(name)
+    for mark in plan.void:
+        clear(objects, mark)
+    swept = [
+        entry
+        for mark, entry in sorted(plan.sweep, key=lambda one: -one[1].bytes)
+        if sweep(objects, mark, delete=partial(objects.delete, entry.name), monotonic_s=monotonic_s)
+    ]
+    for mark in plan.release:
+        if keep(objects, mark):
+            clear(objects, mark)
+    return swept
+
+
+def _condemn(store: Store, plan: GcPlan) -> list[Entry]:
+    """Mark the shards that nothing names, as many as there is room for."""
+    marked: list[Entry] = []
+    for sha256, entry in plan.condemn.items():
+        try:
+            condemn(store.objects, sha256)
+        except WriteFailed as error:
+            if not marked or not is_full(error):
+                raise
+            break
+        marked.append(entry)
+    return marked

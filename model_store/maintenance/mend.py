@@ -1,0 +1,212 @@
+"""Sets aside what stands in a channel's way and cannot be one of its records.
+
+Records are written one after the other, so one that comes after a gap was not written by this
+software, or the records before it were lost. Where its bytes are no record either, no reader can
+use it, and every move would stop at it: it is copied to `mended/`, with who and why, and deleted.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
+
+from model_store.backends.local import ObjectMissing, ObjectRefused
+from model_store.errors import RecordInvalid, StoreError, StoreUnsupported, WrongUsage
+from model_store.layout import MENDED, mended_name, record_name
+from model_store.records.channel import ChannelName, ChannelRecord, decode_record
+from model_store.records.gc_marks import SWEEP_WINDOW_S, clock_s
+from model_store.records.manifest import (
+    Count,
+    Record,
+    Sha256,
+    Text,
+    Timestamp,
+    Transaction,
+    first_reason,
+)
+from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, parse_object, timestamp
+from model_store.records.stored import create_stored
+from model_store.records.tombstone import Version
+from model_store.store.store import Store
+
+MAX_CONTENT_BYTES = 64 << 10
+
+
+class MendedRecord(Record):
+    """`mended/<channel>/<number>.<n>.json`: what was set aside. Also the claim of whoever does it:
+    only one of several at a time deletes."""
+
+    format: Literal[1] = FORMAT
+    channel: ChannelName
+    number: Version
+    problem: Text
+    bytes: Count
+    sha256: Sha256 | None
+    content: str | None
+    """The bytes in base64, where they could be read and are not many."""
+    actor: Text
+    reason: Text
+    time: Timestamp
+    transaction: Transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stray:
+    """An object under the name of a record, after a gap. `problem` says why it is no record;
+    None: it is one, or one of a later format. `data` is None where it cannot be read."""
+
+    number: int
+    data: bytes | None
+    problem: str | None
+    record: ChannelRecord | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MendReport:
+    """`head` is what the channel names when those in `aside` are gone; `left` are records after a
+    gap that stay."""
+
+    channel: str
+    dry_run: bool
+    last: int
+    head: ChannelRecord | None
+    aside: tuple[Stray, ...]
+    left: tuple[Stray, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mender:
+    """Who sets records aside, and why."""
+
+    actor: str
+    reason: str
+    monotonic_s: Callable[[], float] = time.monotonic
+
+
+def mend_channel(
+    store: Store, channel: str, *, mender: Mender, dry_run: bool, also_valid: bool = False
+) -> MendReport:
+    """Set aside the objects after a gap that are no records. With `also_valid` also those that
+    are: the channel then names again what it named before the gap."""
+    numbers = store.record_numbers(channel)
+    last = last_before_gap(numbers)
+    strays = [_judge(store, channel, number) for number in numbers if number > last]
+    found = [stray for stray in strays if stray is not None]
+    aside = [one for one in found if one.problem or (also_valid and one.record)]
+    left = tuple(one for one in found if one not in aside)
+    if not dry_run:
+        aside = [one for one in aside if _set_aside(store, channel, one, mender=mender)]
+    return MendReport(
+        channel=channel,
+        dry_run=dry_run,
+        last=last,
+        head=_head(store, channel, left=left, last=last),
+        aside=tuple(aside),
+        left=left,
+    )
+
+
+def last_before_gap(numbers: Sequence[int]) -> int:
+    """The last of the numbers 1, 2, 3, … that are there without a gap."""
+    for expected, number in enumerate(numbers, start=1):
+        if number != expected:
+            return expected - 1
+    return len(numbers)
+
+
+def _head(store: Store, channel: str, *, left: Sequence[Stray], last: int) -> ChannelRecord | None:
+    if left:
+        return left[-1].record
+    try:
+        return store.record(channel, last) if last else None
+    except (RecordInvalid, StoreUnsupported):
+        return None  # within the chain: a move to a named version goes on after it
+
+
+def _judge(store: Store, channel: str, number: int) -> Stray | None:
+    """None where it is gone. A backend that fails to read says nothing about the object."""
+    name = record_name(channel, number)
+    try:
+        data = store.objects.read(name, max_bytes=MAX_RECORD_BYTES)
+    except ObjectMissing:
+        return None
+    except ObjectRefused as error:
+        return Stray(number=number, data=None, problem=error.reason)
+    try:
+        record = decode_record(name, data, channel=channel, number=number)
+    except RecordInvalid as error:
+        return Stray(number=number, data=data, problem=error.reason)
+    except StoreUnsupported as error:
+        return Stray(number=number, data=data, problem=None if _is_later(data) else str(error))
+    return Stray(number=number, data=data, problem=None, record=record)
+
+
+def _is_later(data: bytes) -> bool:
+    """Tell whether it may be a record of a later format, which is not ours to judge."""
+    found = parse_object(data).get("format")
+    return type(found) is int and found > FORMAT
+
+
+def _set_aside(store: Store, channel: str, stray: Stray, *, mender: Mender) -> bool:
+    """Whether it was there, was ours to delete, and is gone.
+
+    A number becomes free when its object is deleted, and the next record with that number may be
+    a true one. So only the owner of the newest claim deletes, soon after it was created; a claim
+    counts for longer than its owner may take.
+    """
+    began_s = mender.monotonic_s()
+    _claim(store, channel, stray, mender=mender)
+    if _judge(store, channel, stray.number) != stray:
+        return False
+    if mender.monotonic_s() - began_s > SWEEP_WINDOW_S / 2:
+        raise StoreError(f"{record_name(channel, stray.number)} is still there: it took too long")
+    store.objects.delete(record_name(channel, stray.number))
+    return True
+
+
+def _claim(store: Store, channel: str, stray: Stray, *, mender: Mender) -> None:
+    record = _record_of(channel, stray, mender=mender)
+    now_s = clock_s(store.objects)
+    held = {entry.name: entry for entry in store.objects.list(f"{MENDED}/{channel}")}
+    attempt = 1
+    while (name := mended_name(channel, stray.number, attempt)) in held:
+        if now_s - held[name].modified_s <= SWEEP_WINDOW_S:
+            raise _taken(channel, stray.number)
+        attempt += 1
+    if not create_stored(store.objects, name, record):
+        raise _taken(channel, stray.number)
+
+
+def _taken(channel: str, number: int) -> StoreError:
+    minutes = round(SWEEP_WINDOW_S / 60)
+    return StoreError(
+        f"{record_name(channel, number)} is being set aside, or was a moment ago; "
+        f"where it stays, try again in {minutes} minutes"
+    )
+
+
+def _record_of(channel: str, stray: Stray, *, mender: Mender) -> MendedRecord:
+    data = stray.data
+    short = data is not None and len(data) <= MAX_CONTENT_BYTES
+    try:
+        return MendedRecord(
+            channel=channel,
+            number=stray.number,
+            problem=(stray.problem or "it comes after a gap")[:2000],
+            bytes=len(data or b""),
+            sha256=None if data is None else hashlib.sha256(data).hexdigest(),
+            content=base64.b64encode(data).decode() if data is not None and short else None,
+            actor=mender.actor,
+            reason=mender.reason,
+            time=timestamp(),
+            transaction=uuid.uuid4().hex,
+        )
+    except ValidationError as error:
+        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error

@@ -1,0 +1,118 @@
+"""A channel is a movable name for a version: an append-only list of records.
+
+Pure functions over that list; nothing here reads or writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from model_store.errors import NothingToRollBack, RecordInvalid, WrongUsage
+from model_store.records.manifest import (
+    MAX_VERSION,
+    Record,
+    Sha256,
+    Text,
+    Timestamp,
+    Transaction,
+    first_reason,
+)
+from model_store.records.sealing import FORMAT, seal, unseal
+
+Mode = Literal["follow", "pin"]
+CHANNEL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+ChannelName = Annotated[str, Field(pattern=CHANNEL_PATTERN)]
+
+
+class ChannelRecord(Record):
+    """`follow`: new versions are promoted. `pin` (a rollback): the target stays until moved on."""
+
+    format: Literal[1] = FORMAT
+    channel: ChannelName
+    number: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    target: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    target_digest: Sha256
+    mode: Mode
+    actor: Text
+    reason: Text
+    time: Timestamp
+    transaction: Transaction
+    """Chosen at random for this one move: after a lost reply it tells whose record is there."""
+
+
+def encode_record(record: ChannelRecord) -> bytes:
+    return seal(record.model_dump(mode="json"))
+
+
+def decode_record(name: str, sealed: bytes, *, channel: str, number: int) -> ChannelRecord:
+    body = unseal(name, sealed)
+    del body["digest"]
+    try:
+        record = ChannelRecord.model_validate(body)
+    except ValidationError as error:
+        raise RecordInvalid(name, first_reason(error)) from error
+    if (record.channel, record.number) != (channel, number):
+        raise RecordInvalid(name, f"it says it is record {record.number} of {record.channel}")
+    return record
+
+
+def rollback_target(history: Sequence[ChannelRecord], *, deleted: Collection[int] = ()) -> int:
+    """The version that the channel named before the current one; asked twice, two back.
+    Versions that were deleted since are passed over."""
+    trail = _trail(history)
+    earlier = [target for target in trail[:-1] if target not in {*deleted, trail[-1]}]
+    if not earlier:
+        raise NothingToRollBack(
+            "there is no earlier version to roll back to; name one with --to"
+            if history
+            else "the channel names no version yet"
+        )
+    return earlier[-1]
+
+
+def resume_target(history: Sequence[ChannelRecord]) -> int:
+    """The version that was followed last, before the rollbacks."""
+    if not history or history[-1].mode == "follow":
+        raise NothingToRollBack("the channel is not rolled back; there is nothing to resume")
+    followed = [record.target for record in history if record.mode == "follow"]
+    if not followed:
+        raise NothingToRollBack("the channel has never followed a version; promote one instead")
+    return followed[-1]
+
+
+def _trail(history: Sequence[ChannelRecord]) -> list[int]:
+    """The way to the current target: promotions push, rollbacks pop, resuming undoes the pops."""
+    trail: list[int] = []
+    followed: list[int] = []
+    for record in history:
+        if record.mode == "pin":
+            trail = (
+                trail[: _last_index(trail, record.target) + 1]
+                if record.target in trail
+                else [*trail, record.target]
+            )
+            continue
+        resumed = bool(followed) and followed[-1] == record.target
+        if resumed:
+            trail = list(followed)
+        elif not trail or trail[-1] != record.target:
+            trail.append(record.target)
+        followed = list(trail)
+    return trail
+
+
+def _last_index(trail: Sequence[int], target: int) -> int:
+    """A version may have been promoted more than once: the way back is the shortest one."""
+    return len(trail) - 1 - trail[::-1].index(target)
+
+
+def check_channel_name(name: str) -> str:
+    if not re.fullmatch(CHANNEL_PATTERN, name):  # `match` would let a final newline through
+        raise WrongUsage(
+            f"{name!r} is not a channel name: small letters, digits, '-' and '_', at most 63"
+        )
+    return name

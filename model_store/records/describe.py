@@ -1,0 +1,176 @@
+"""Versions and channels as plain data, in the shape that `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, get_args
+
+from model_store.records.channel import ChannelRecord
+from model_store.records.manifest import Draft, Manifest, ShardRef, delta_of, total_bytes
+from model_store.tables import counted
+
+T = TypeVar("T")
+Verdict = Literal["passed", "refused", "overruled", "not judged"]
+NAMED = 8
+"""Classes that a sentence names; further ones are counted."""
+
+
+def summary(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
+    """Describe a version in one row of `dne-store list`: what it did, counts, sizes, verdict."""
+    gate = manifest.metrics.gate
+    return {
+        "version": manifest.version,
+        "parent": manifest.parent,
+        "created": manifest.created,
+        "tasks": len(manifest.tasks),
+        "classes": len(manifest.classes),
+        "accuracy": manifest.metrics.accuracy.model_dump(),
+        "delta_bytes": total_bytes(delta_of(manifest, parent)),
+        "total_bytes": total_bytes(manifest.model_shards),
+        "change": change(manifest, parent),
+        "gate": gate_of(manifest),
+        "verdict": verdict(manifest),
+        "reasons": list(gate.reasons) if gate else [],
+    }
+
+
+def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
+    """All of `dne-store show`: names and shards besides the sizes."""
+    return {
+        "version": manifest.version,
+        "parent": manifest.parent,
+        "created": manifest.created,
+        "digest": manifest.digest,
+        "transaction": manifest.transaction,
+        "software": manifest.software,
+        "signed_by": manifest.signature.key if manifest.signature else None,
+        "tasks": [
+            {
+                "name": task.name,
+                "classes": list(manifest.without_retired(task.classes)),
+                "heads": task.heads,
+            }
+            for task in manifest.tasks
+        ],
+        "classes": list(manifest.classes),
+        "retired": list(manifest.retired),
+        "extended": list(manifest.extended),
+        "shards": _shards(manifest.shards),
+        "metrics": manifest.metrics.model_dump(mode="json", by_alias=True),
+        "verdict": verdict(manifest),
+        "calibration": manifest.calibration.model_dump(),
+        "unknown": manifest.unknown and manifest.unknown.model_dump(),
+        "delta_bytes": total_bytes(delta_of(manifest, parent)),
+        "total_bytes": total_bytes(manifest.model_shards),
+        "memory_bytes": total_bytes(manifest.image_shards),
+    }
+
+
+def verdict(manifest: Manifest) -> str:
+    """Tell in one line what the gate said of a version: passed, refused, overruled, or that too
+    few images judged it."""
+    gate = manifest.metrics.gate
+    if gate is None:
+        return "not judged"
+    if not gate.passed:
+        return f"{'overruled' if gate.forced else 'refused'}: {'; '.join(gate.reasons)}"
+    if not gate.not_judged:
+        return "passed"
+    images = {"old": gate.old_images, "new": gate.new_images or 0}
+    of_which = "" if manifest.parent is None else " of {} classes"
+    few = [f"{_images(images[side])}{of_which.format(side)}" for side in gate.not_judged]
+    return f"not judged: {' and '.join(few)}"
+
+
+def _images(count: int) -> str:
+    return counted(count, "image") if count else "no images"
+
+
+def gate_of(manifest: Manifest) -> Verdict:
+    """Give the first word of the verdict, for programs."""
+    said = verdict(manifest)
+    return next(one for one in get_args(Verdict) if said.startswith(one))
+
+
+def change(manifest: Manifest, parent: Draft | None) -> str:
+    """Say what a version did, from what lies between it and its parent."""
+    if manifest.extended:
+        return f"extended {_some(manifest.extended)} with more images"
+    if parent is None and manifest.parent is not None and manifest.metrics.gate is None:
+        return f"changed version {manifest.parent}, which cannot be read any more"
+    if parent is None or len(manifest.tasks) > len(parent.tasks):
+        newest = manifest.tasks[-1]
+        return f"learnt {newest.name}: {_some(newest.classes)}"
+    said = [f"retired {name}" for name in _only_in(manifest.retired, parent.retired)]
+    pairs = zip(parent.spec.classes, manifest.spec.classes, strict=False)
+    said += [f"renamed {old} to {new}" for old, new in pairs if old != new]
+    return ", ".join(said) or "tuned the classifier again"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def difference(old: Manifest, new: Manifest) -> dict[str, Any]:
+    """What is in `new` and not in `old`, and the other way round."""
+    added = _only_in(new.shards, old.shards)
+    removed = _only_in(old.shards, new.shards)
+    return {
+        "from": old.version,
+        "to": new.version,
+        "tasks": _moves(_task_names(old), _task_names(new)),
+        "classes": _moves(old.classes, new.classes),
+        "shards": {"added": _shards(added), "removed": _shards(removed)},
+        "added_bytes": total_bytes(added),
+        "removed_bytes": total_bytes(removed),
+        "metrics": {
+            "accuracy": _changes(
+                old.metrics.accuracy.model_dump(), new.metrics.accuracy.model_dump()
+            ),
+            "per_class": _changes(old.metrics.per_class, new.metrics.per_class),
+        },
+    }
+
+
+def channel_head(record: ChannelRecord) -> dict[str, Any]:
+    return {"target": record.target, "mode": record.mode, "number": record.number}
+
+
+def channel_move(record: ChannelRecord, *, previous: int | None) -> dict[str, Any]:
+    """A record that was just written, and the version that the channel named before."""
+    return {
+        "channel": record.channel,
+        "number": record.number,
+        "target": record.target,
+        "mode": record.mode,
+        "previous": previous,
+        "actor": record.actor,
+        "reason": record.reason,
+        "time": record.time,
+    }
+
+
+def _shards(refs: Iterable[ShardRef]) -> list[dict[str, Any]]:
+    return [ref.model_dump() for ref in dict.fromkeys(refs)]
+
+
+def _task_names(manifest: Manifest) -> list[str]:
+    return [task.name for task in manifest.tasks]
+
+
+def _moves(old: Sequence[str], new: Sequence[str]) -> dict[str, list[str]]:
+    return {"added": list(_only_in(new, old)), "removed": list(_only_in(old, new))}
+
+
+def _only_in(these: Sequence[T], those: Sequence[T]) -> tuple[T, ...]:
+    known = set(those)
+    return tuple(one for one in these if one not in known)
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"from": old.get(name), "to": new.get(name)}
+        for name in dict.fromkeys((*old, *new))
+        if old.get(name) != new.get(name)
+    }

@@ -1,0 +1,325 @@
+"""The immutable JSON of one version: what it is made of, never where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property, lru_cache
+from typing import Annotated, Any, Literal, Protocol, Self
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from model_store.errors import RecordInvalid, SpecInvalid
+from model_store.records.quality import Accuracy as Accuracy
+from model_store.records.quality import Calibration as Calibration
+from model_store.records.quality import Count as Count
+from model_store.records.quality import Metrics as Metrics
+from model_store.records.quality import Record as Record
+from model_store.records.quality import Text as Text
+from model_store.records.quality import Unknown as Unknown
+from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal
+from model_store.spec import MAX_TASKS, ExpertSpec, NetworkSpec, TaskSpec, Token
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ShardKind = Literal["expert", "classifier", "memory", "held-out"]
+Scalar = str | int | float | bool | None
+Timestamp = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$")]
+Transaction = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+MAX_VERSION = 99_999_999
+KEPT_MANIFESTS = 32
+KEPT_SPECS = 8  # one may name many thousands of classes
+SIGNED_AS = b"dne-serve manifest\n"  # a signature for something else is none for a manifest
+
+
+class ShardRef(Record):
+    """A shard's location follows from its digest: `shards/<first two>/<sha256>.safetensors`."""
+
+    kind: ShardKind
+    sha256: Sha256
+    bytes: Count
+
+
+class Preprocessing(Record):
+    """How bytes become pixels. Fixed by the first version of a lineage."""
+
+    image_size: Annotated[int, Field(ge=1, le=4096)]
+    resize: Literal["cover"] = "cover"
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    std: Annotated[
+        tuple[
+            Annotated[float, Field(gt=0)],
+            Annotated[float, Field(gt=0)],
+            Annotated[float, Field(gt=0)],
+        ],
+        Field(),
+    ] = (0.5, 0.5, 0.5)
+
+
+class Geometry(Record):
+    """The part of a `NetworkSpec` that the first task fixes."""
+
+    image_size: int
+    patch_size: int
+    depth: int
+    head_width: int
+    mlp_ratio: int
+    layer_norm_eps: float
+    qkv_bias: bool
+    token: Token = "class-attention"
+    """Not written where it is this one, as versions from before there were others."""
+
+
+class TaskRecord(Record):
+    name: str
+    classes: tuple[str, ...]
+    heads: int
+    attention_heads: Annotated[int, Field(ge=1)] | None = None
+    """Of the expert's own attention; None, and not written, where they are as many as `heads`."""
+    expert: ShardRef
+    training: dict[str, Scalar] = Field(default_factory=dict)
+
+    @field_validator("attention_heads")
+    @classmethod
+    def _one_spelling(cls, value: int | None, fields: ValidationInfo) -> int | None:
+        return None if value == fields.data.get("heads") else value
+
+
+class ClassImages(Record):
+    """Images of one class. The first `count` of the shard are in use."""
+
+    class_name: str = Field(alias="class")
+    shard: ShardRef
+    count: Count
+
+
+class Draft(Record):
+    """Everything about a version that is known before it has a number."""
+
+    format: Literal[1] = FORMAT
+    parent: Annotated[int, Field(ge=1, le=MAX_VERSION)] | None = None
+    parent_digest: Sha256 | None = None
+    transaction: Transaction
+    network: Geometry
+    preprocessing: Preprocessing
+    tasks: Annotated[tuple[TaskRecord, ...], Field(min_length=1, max_length=MAX_TASKS)]
+    classifier: ShardRef
+    memory: tuple[ClassImages, ...] = ()
+    held_out: tuple[ClassImages, ...] = ()
+    retired: tuple[str, ...] = ()
+    """Classes that are never answered any more. They keep their places among the logits."""
+    extended: tuple[str, ...] = ()
+    """Classes that got more images in this version, which then has no new task."""
+    calibration: Calibration = Calibration()
+    unknown: Unknown | None = None
+    metrics: Metrics = Metrics()
+    created: Timestamp
+    software: Text
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if (self.parent is None) != (self.parent_digest is None):
+            raise ValueError("parent and parent_digest go together")
+        try:
+            spec = self.spec
+        except SpecInvalid as error:
+            raise ValueError(str(error)) from error
+        if self.preprocessing.image_size != self.network.image_size:
+            raise ValueError("preprocessing and network disagree on the image size")
+        for what, images in (("memory", self.memory), ("held-out", self.held_out)):
+            names = [entry.class_name for entry in images]
+            if len(set(names)) != len(names) or not set(names) <= set(spec.classes):
+                raise ValueError(f"the classes of {what} are not distinct classes of the tasks")
+            if not set(names).isdisjoint(self.retired):
+                raise ValueError(f"a class of {what} is retired")
+            if any(entry.shard.kind != what for entry in images):
+                raise ValueError(f"a shard of {what} has another kind")
+        retired = set(self.retired)
+        if self.retired != tuple(name for name in spec.classes if name in retired):
+            raise ValueError("the retired classes are not classes of the tasks, in their order")
+        if len(retired) == len(spec.classes):
+            raise ValueError("all classes are retired")
+        kinds = {task.expert.kind for task in self.tasks} | {self.classifier.kind}
+        if kinds != {"expert", "classifier"} or self.classifier.kind != "classifier":
+            raise ValueError("an expert or classifier shard has another kind")
+        if len({task.expert.sha256 for task in self.tasks}) != len(self.tasks):
+            raise ValueError("two tasks name the same expert shard")
+        if len(set(self.extended)) != len(self.extended) or not set(self.extended) <= set(
+            spec.classes
+        ):
+            raise ValueError("the extended classes are not distinct classes of the tasks")
+        if self.extended and self.parent is None:
+            raise ValueError("a first version extends nothing")
+        return self
+
+    @cached_property
+    def spec(self) -> NetworkSpec:
+        shapes = tuple(
+            (task.name, task.classes, task.heads, task.attention_heads or 0) for task in self.tasks
+        )
+        return _spec_of(self.network, shapes)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What the version answers: its classes in the order of the logits, but for retired
+        ones. `spec.classes` names every logit."""
+        return self.without_retired(self.spec.classes)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The logits of `classes`."""
+        retired = set(self.retired)
+        return tuple(i for i, name in enumerate(self.spec.classes) if name not in retired)
+
+    def without_retired(self, names: Iterable[str]) -> tuple[str, ...]:
+        retired = set(self.retired)
+        return tuple(name for name in names if name not in retired)
+
+    @property
+    def new_classes(self) -> tuple[str, ...]:
+        """The classes that this version added; none if it extends classes that were there."""
+        return () if self.extended else self.tasks[-1].classes
+
+    @property
+    def model_shards(self) -> tuple[ShardRef, ...]:
+        """What a server reads: experts, oldest first, then the classifier."""
+        return (*(task.expert for task in self.tasks), self.classifier)
+
+    @property
+    def image_shards(self) -> tuple[ShardRef, ...]:
+        return tuple(entry.shard for entry in (*self.memory, *self.held_out))
+
+    @property
+    def shards(self) -> tuple[ShardRef, ...]:
+        return (*self.model_shards, *self.image_shards)
+
+
+@lru_cache(maxsize=KEPT_SPECS)
+def _spec_of(
+    network: Geometry, tasks: tuple[tuple[str, tuple[str, ...], int, int], ...]
+) -> NetworkSpec:
+    """Check the network of a version. Most versions have that of the one before, or nearly."""
+    specs = tuple(
+        TaskSpec(
+            name=name,
+            classes=classes,
+            expert=ExpertSpec(heads=heads, attention_heads=attention_heads),
+        )
+        for name, classes, heads, attention_heads in tasks
+    )
+    return NetworkSpec(**network.model_dump(), tasks=specs)
+
+
+class Signature(Record):
+    """Ed25519 over `signed_bytes`. Whose `key` it is, and whether it fits, `signing` says."""
+
+    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+class Signs(Protocol):
+    def sign(self, message: bytes) -> Signature: ...
+
+
+class Manifest(Draft):
+    version: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    signature: Signature | None = None
+    digest: Sha256
+
+    @model_validator(mode="after")
+    def _older_parent(self) -> Self:
+        if self.parent is not None and self.parent >= self.version:
+            raise ValueError("a parent is older than its child")
+        return self
+
+
+def geometry_of(spec: NetworkSpec) -> Geometry:
+    return Geometry(**{name: getattr(spec, name) for name in Geometry.model_fields})
+
+
+def encode(draft: Draft, *, version: int, signer: Signs | None = None) -> bytes:
+    """The sealed bytes of a new version. The signature covers its number too."""
+    body = {**_body(draft), "version": version}
+    if signer is not None:
+        body["signature"] = signer.sign(SIGNED_AS + canonical(body)).model_dump()
+    return seal(body)
+
+
+def signed_bytes(manifest: Manifest) -> bytes:
+    """What a signature of `manifest` covers: everything but itself and the digest."""
+    return SIGNED_AS + canonical(_body(manifest))
+
+
+def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
+    """The manifest in `sealed`, which must be that of `version`."""
+    manifest = _as_written(sealed)
+    if manifest is not None and manifest.version == version:
+        return manifest
+    body = unseal(name, sealed)
+    try:
+        # Strict mode takes a JSON list for a tuple only when it reads JSON itself.
+        manifest = Manifest.model_validate_json(sealed)
+    except ValidationError as error:
+        raise RecordInvalid(name, first_reason(error)) from error
+    if body["version"] != version:
+        raise RecordInvalid(name, f"it says it is version {manifest.version}")
+    raise RecordInvalid(name, "a field is missing or spelt in another way")
+
+
+@lru_cache(maxsize=KEPT_MANIFESTS)
+def _as_written(sealed: bytes) -> Manifest | None:
+    """The manifest whose sealed bytes are exactly these. Bytes that we would write ourselves are
+    canonical and have the right digest: what is wrong with others is for `decode` to say.
+
+    Kept by its bytes: a run and a server meet the same versions again and again.
+    """
+    if len(sealed) > MAX_RECORD_BYTES:
+        return None
+    try:
+        manifest = Manifest.model_validate_json(sealed)
+        return manifest if _sealed(manifest) == sealed else None
+    except (ValueError, RecursionError):  # not a manifest, or one without a canonical form
+        return None
+
+
+def first_reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
+
+
+def delta_of(child: Draft, parent: Draft | None) -> tuple[ShardRef, ...]:
+    """The model shards that `child` has and `parent` has not."""
+    known = {ref.sha256 for ref in parent.model_shards} if parent else set()
+    return tuple(ref for ref in child.model_shards if ref.sha256 not in known)
+
+
+def total_bytes(refs: tuple[ShardRef, ...]) -> int:
+    return sum({ref.sha256: ref.bytes for ref in refs}.values())
+
+
+def _sealed(manifest: Manifest) -> bytes:
+    body = _body(manifest)
+    if manifest.signature is not None:  # a version that is not signed has no such member
+        body["signature"] = manifest.signature.model_dump()
+    return seal(body)
+
+
+def _body(draft: Draft) -> dict[str, Any]:
+    absent = {name for name in ("retired", "extended") if not getattr(draft, name)}
+    body = draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"} | absent)
+    if not draft.metrics.confusion:
+        del body["metrics"]["confusion"]
+    if draft.network.token == "class-attention":
+        del body["network"]["token"]
+    if not draft.metrics.agreement:
+        del body["metrics"]["agreement"]
+    gate = body["metrics"]["gate"]
+    if gate is not None and not gate["not_judged"]:
+        del gate["not_judged"]
+    if gate is not None and gate["new_images"] is None:
+        del gate["new_images"]
+    for task in body["tasks"]:
+        if task["attention_heads"] is None:
+            del task["attention_heads"]
+    return body

@@ -1,0 +1,179 @@
+"""Who published a version: Ed25519 signatures of manifests, and the file that names whom we trust.
+
+`cryptography` is imported when a key is used: commands that sign and check nothing start without.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from model_store.errors import SignatureRefused, WrongUsage
+from model_store.layout import version_name
+from model_store.names import check_name
+from model_store.records.manifest import Manifest, Record, Signature, first_reason, signed_bytes
+from model_store.records.sealing import parse_object
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+MAX_FILE_BYTES = 1 << 20
+PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Signer:
+    """Signs manifests with one private key, which never leaves this object."""
+
+    def __init__(self, key: Ed25519PrivateKey) -> None:
+        self._key = key
+        self.public = key.public_key().public_bytes_raw().hex()
+
+    def sign(self, message: bytes) -> Signature:
+        return Signature(key=self.public, value=self._key.sign(message).hex())
+
+
+def new_signer(path: Path) -> Signer:
+    """Makes a key and writes it to `path`, for its owner's eyes; never over something else."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
+
+    key = Ed25519PrivateKey.generate()
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    try:
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError as error:
+        raise WrongUsage(f"{path} is there already; a key is never overwritten") from error
+    with open(file, "wb") as writer:
+        writer.write(text)
+        writer.flush()
+        os.fsync(file)
+    return Signer(key)
+
+
+def load_signer(path: Path) -> Signer:
+    """The key in `path`: PEM, PKCS #8, not encrypted. WrongUsage for anything else."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(_read(path, what="key file"), password=None)
+    except TypeError as error:
+        raise WrongUsage(f"the key in {path} is encrypted, which is not supported") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise WrongUsage(f"{path} holds no private key in PEM form") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise WrongUsage(f"the key in {path} is not an Ed25519 key")
+    return Signer(key)
+
+
+def check_public_key(text: str) -> str:
+    """A public key as people hand it on; WrongUsage for what is none."""
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise WrongUsage(f"{text[:80]!r} is not a public key: 64 hexadecimal digits, small letters")
+    return text
+
+
+def check_signature(manifest: Manifest) -> None:
+    """SignatureRefused unless the manifest is not signed, or signed with the key that it names."""
+    signature = manifest.signature
+    if signature is None:
+        return
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.key))
+        key.verify(bytes.fromhex(signature.value), signed_bytes(manifest))
+    except (InvalidSignature, ValueError) as error:
+        raise SignatureRefused(
+            version_name(manifest.version), "its signature does not fit it"
+        ) from error
+
+
+class TrustFile(Record):
+    """The names are for people; only the keys decide."""
+
+    format: Literal[1] = 1
+    trusted: dict[str, PublicKey]
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Who may publish: names and their public keys, no key under two names."""
+
+    keys: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if len(set(self.keys.values())) != len(self.keys):
+            raise WrongUsage("two names are trusted with the same key")
+        for name in self.keys:
+            check_name(name, what="the name")
+
+    def name_of(self, key: str) -> str | None:
+        return next((name for name, trusted in self.keys.items() if trusted == key), None)
+
+    def check(self, manifest: Manifest) -> str:
+        """Who signed `manifest`; SignatureRefused unless it is someone who is trusted."""
+        name = version_name(manifest.version)
+        if manifest.signature is None:
+            raise SignatureRefused(name, "it is not signed, and signatures are required")
+        signer = self.name_of(manifest.signature.key)
+        if signer is None:
+            raise SignatureRefused(
+                name, f"it is signed with key {manifest.signature.key}, which is not trusted"
+            )
+        check_signature(manifest)
+        return signer
+
+
+def load_trust(path: Path | None) -> Trust:
+    """The trust file at `path`; WrongUsage when there is none or it makes no sense."""
+    if path is None:
+        raise WrongUsage("no trust file is named; give --trust FILE or set DNE_TRUST")
+    data = _read(path, what="trust file")
+    try:
+        return Trust(TrustFile.model_validate(parse_object(data)).trusted)
+    except ValidationError as error:
+        raise WrongUsage(f"the trust file {path} is wrong: {first_reason(error)}") from error
+    except (ValueError, WrongUsage) as error:
+        raise WrongUsage(f"the trust file {path} is wrong: {error}") from error
+
+
+def save_trust(path: Path, trust: Trust) -> None:
+    """Replaces the file at once: a server that starts meanwhile reads the old or the new one."""
+    text = TrustFile(trusted=dict(trust.keys)).model_dump_json(indent=2) + "\n"
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(fresh, "x", encoding="utf-8") as writer:
+            writer.write(text)
+            writer.flush()
+            os.fsync(writer.fileno())
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _read(path: Path, *, what: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            # A named pipe or a device could go on for ever.
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise WrongUsage(f"the {what} {path} is not a regular file")
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise WrongUsage(f"the {what} {path} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise WrongUsage(f"the {what} {path} is larger than {MAX_FILE_BYTES} bytes")
+    return data

@@ -1,0 +1,124 @@
+"""What stands where something was removed: a version that was deleted, images that were forgotten.
+
+A tombstone keeps the number and the digest, so that the chain of versions still holds.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from model_store.backends.local import ObjectMissing, Objects
+from model_store.errors import RecordInvalid
+from model_store.layout import (
+    DELETED,
+    FORGOTTEN,
+    deleted_name,
+    deleted_of,
+    forgotten_name,
+    forgotten_of,
+)
+from model_store.records.manifest import (
+    MAX_VERSION,
+    Manifest,
+    Record,
+    Sha256,
+    ShardRef,
+    Text,
+    Timestamp,
+    Transaction,
+)
+from model_store.records.sealing import FORMAT
+from model_store.records.stored import read_stored
+
+IMAGE_KINDS = frozenset({"memory", "held-out"})
+
+Version = Annotated[int, Field(ge=1, le=MAX_VERSION)]
+
+
+class DeletedVersion(Record):
+    """`deleted/<number>.json`: which manifest had that number, and who its parent was."""
+
+    format: Literal[1] = FORMAT
+    version: Version
+    manifest_digest: Sha256
+    parent: Version | None
+    parent_digest: Sha256 | None
+    actor: Text
+    reason: Text
+    time: Timestamp
+    transaction: Transaction
+
+
+class ForgottenShard(Record):
+    """`forgotten/<sha256>.json`: images of a class that must not be kept any more."""
+
+    format: Literal[1] = FORMAT
+    sha256: Sha256
+    class_name: str = Field(alias="class")
+    actor: Text
+    reason: Text
+    time: Timestamp
+    transaction: Transaction
+
+
+def deleted_versions(objects: Objects) -> list[int]:
+    """The numbers of all versions that have a tombstone, ascending."""
+    numbers = (deleted_of(entry.name) for entry in objects.list(DELETED))
+    return sorted(number for number in numbers if number is not None)
+
+
+def read_deleted(objects: Objects, version: int) -> DeletedVersion | None:
+    """The tombstone of a version; None where there is none."""
+    name = deleted_name(version)
+    try:
+        found = read_stored(objects, name, DeletedVersion)
+    except ObjectMissing:
+        return None
+    if found.version != version:
+        raise RecordInvalid(name, f"it says it stands for version {found.version}")
+    return found
+
+
+def has_deleted_number(manifest: Manifest, tombstone: DeletedVersion | None) -> bool:
+    """Whether it came under the number of another version that was deleted before. Its writer
+    looks for the tombstone before it calls it published, so nobody was told of it."""
+    return tombstone is not None and tombstone.manifest_digest != manifest.digest
+
+
+def forgotten_shards(objects: Objects) -> frozenset[str]:
+    """The digests of all image shards that have a tombstone."""
+    digests = (forgotten_of(entry.name) for entry in objects.list(FORGOTTEN))
+    return frozenset(sha256 for sha256 in digests if sha256 is not None)
+
+
+def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
+    """The tombstone of an image shard; None where there is none."""
+    name = forgotten_name(sha256)
+    try:
+        found = read_stored(objects, name, ForgottenShard)
+    except ObjectMissing:
+        return None
+    if found.sha256 != sha256:
+        raise RecordInvalid(name, f"it says it stands for shard {found.sha256}")
+    return found
+
+
+def may_be_missing(ref: ShardRef, forgotten: frozenset[str]) -> bool:
+    """Only images can be forgotten: a tombstone for weights excuses nothing."""
+    return ref.kind in IMAGE_KINDS and ref.sha256 in forgotten
+
+
+def tombstone_of(manifest: Manifest, *, actor: str, reason: str, time: str) -> DeletedVersion:
+    return DeletedVersion(
+        version=manifest.version,
+        manifest_digest=manifest.digest,
+        parent=manifest.parent,
+        parent_digest=manifest.parent_digest,
+        actor=actor,
+        reason=reason,
+        time=time,
+        transaction=uuid.uuid4().hex,
+    )

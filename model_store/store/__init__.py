@@ -1,0 +1,1 @@
+"""Publish, read and verify versions, and move channels between them."""

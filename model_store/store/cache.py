@@ -1,0 +1,140 @@
+"""Shards of a distant store, kept near: by digest, hashed again on every load, bounded in size.
+
+Nothing here is trusted and nothing is needed: whatever is wrong with the cache costs a download.
+Images (memory, held-out) are never kept: a copy that `dne-store forget` cannot reach is one too
+many, and servers do not read them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.errors import ShardCorrupt, WrongUsage
+from model_store.records.manifest import ShardRef
+from model_store.store.shard import check_digest
+
+DEFAULT_BYTES = 8 << 30
+KEPT_KINDS = ("expert", "classifier")
+
+log = logging.getLogger("model_store.cache")
+
+# The names that are written below, and no others: the folder may hold files of somebody else.
+_OWN_NAME = re.compile(r"[0-9a-f]{64}|tmp-[0-9a-f]{32}")
+
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardCache:
+    """Files named by SHA-256 in one folder, which any number of processes may share."""
+
+    root: Path
+    max_bytes: int
+
+    def read(self, ref: ShardRef, *, fetch: Callable[[ShardRef], bytes]) -> bytes:
+        """The bytes of a shard, from here or through `fetch`; either way they fit `ref`."""
+        if ref.kind not in KEPT_KINDS or ref.bytes > self.max_bytes:
+            return fetch(ref)
+        data = self._find(ref)
+        if data is None:
+            data = fetch(ref)
+            self._keep(ref, data)
+        return data
+
+    def _find(self, ref: ShardRef) -> bytes | None:
+        path = self.root / ref.sha256
+        try:
+            data = _read_exactly(path, ref.bytes)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("the cached shard %s cannot be read: %s", path, error.strerror)
+            return None
+        try:
+            check_digest(ref, data)
+        except ShardCorrupt:
+            log.warning("the cached shard %s is damaged and is fetched again", path)
+            return None  # and what is fetched takes its place
+        return data
+
+    def _keep(self, ref: ShardRef, data: bytes) -> None:
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room(ref.bytes)
+            _write(self.root / ref.sha256, data)
+        except OSError as error:
+            log.warning("shard %s is not cached in %s: %s", ref.sha256, self.root, error.strerror)
+
+    def _make_room(self, wanted_bytes: int) -> None:
+        """Remove the shards that were used longest ago. What a killed process left unfinished
+        counts too; files that this cache did not make neither count nor go."""
+        held: list[tuple[float, int, str]] = []
+        with os.scandir(self.root) as found:
+            for item in found:
+                if not _OWN_NAME.fullmatch(item.name):
+                    continue
+                with suppress(FileNotFoundError):  # another process made room, too
+                    status = item.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        held.append((status.st_mtime, status.st_size, item.path))
+        total = sum(size for _, size, _ in held)
+        for _, size, path in sorted(held):
+            if total + wanted_bytes <= self.max_bytes:
+                return
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            total -= size
+
+
+def shard_cache(location: str) -> ShardCache | None:
+    """The cache for the store at `location`; None for a directory, which is near already, and
+    where DNE_CACHE_BYTES is 0."""
+    if "://" not in location:
+        return None
+    max_bytes = _max_bytes(os.environ.get("DNE_CACHE_BYTES") or str(DEFAULT_BYTES))
+    return ShardCache(root=cache_folder(), max_bytes=max_bytes) if max_bytes else None
+
+
+def cache_folder() -> Path:
+    """Where this software keeps what it could make or fetch again."""
+    if given := os.environ.get("DNE_CACHE"):
+        return Path(given)
+    if above := os.environ.get("XDG_CACHE_HOME"):
+        return Path(above, "dne-serve")
+    return Path(os.path.expanduser("~"), ".cache", "dne-serve")
+
+
+def _max_bytes(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise WrongUsage(f"DNE_CACHE_BYTES is {text!r}, which is not a number of bytes")
+    return int(text)
+
+
+def _read_exactly(path: Path, size: int) -> bytes:
+    """At most one byte more than `size`, which shows that it does not fit."""
+    file = os.open(path, _READ)
+    with open(file, "rb") as reader:
+        data = reader.read(size + 1) if stat.S_ISREG(os.fstat(file).st_mode) else b""
+        os.utime(file)  # it was of use: others go first
+    return data
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all. Not synced: what a power cut tears does not fit its digest."""
+    unfinished = path.with_name(f"tmp-{uuid.uuid4().hex}")
+    try:
+        with open(os.open(unfinished, _WRITE, 0o600), "wb") as writer:
+            writer.write(data)
+        os.replace(unfinished, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(unfinished)

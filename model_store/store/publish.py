@@ -1,0 +1,169 @@
+"""How a version becomes visible: shards first, manifest last, each by create-if-absent.
+
+Before the manifest exists nothing of the version can be seen, and afterwards everything can.
+Whatever stops a publish leaves at most shards that no version names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from model_store.backends.local import MAX_CONFLICTS
+from model_store.errors import (
+    OutcomeUnknown,
+    RecordInvalid,
+    ShardForgotten,
+    StoreError,
+    VersionDeleted,
+    WriteFailed,
+)
+from model_store.layout import deleted_name, shard_name, version_name
+from model_store.records.manifest import (
+    MAX_VERSION,
+    Draft,
+    Manifest,
+    ShardRef,
+    Signs,
+    decode,
+    encode,
+)
+from model_store.records.tombstone import (
+    deleted_versions,
+    forgotten_shards,
+    has_deleted_number,
+    read_deleted,
+)
+from model_store.store.reservations import announced
+from model_store.store.shard import check_digest, check_shard, expected_tensors
+
+if TYPE_CHECKING:
+    from model_store.store.store import Store
+
+
+def publish_draft(
+    store: Store, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
+) -> Manifest:
+    _check_given(draft, shards=shards)
+    next_version(store)
+    digests = [ref.sha256 for ref in draft.shards]
+    try:
+        with announced(store.objects, draft.transaction, parent=draft.parent, digests=digests):
+            _check_kept(store, draft, shards=shards)
+            _write_shards(store, draft, shards=shards)
+            _leave_forgotten(store, draft, shards=shards)
+            return _write_manifest(store, draft, signer=signer)
+    except OutcomeUnknown:
+        raise
+    except WriteFailed as error:
+        raise WriteFailed(f"{error}; no version was published") from error
+
+
+def next_version(store: Store) -> int:
+    """Find the number of the next version. Raise WriteFailed where none is left, and name what has
+    the last one: hardly a version, as nobody publishes that many."""
+    # A tombstone keeps its number. Listed second: a version that is deleted between the two
+    # listings is in at least one of them.
+    published, deleted = store.versions(), deleted_versions(store.objects)
+    newest = max((0, *published, *deleted))
+    if newest >= MAX_VERSION:
+        name = version_name(newest) if newest in published else deleted_name(newest)
+        raise WriteFailed(
+            f"{name} has the last number that there is, so no version can follow it; where "
+            "`dne-store verify` says that it is damaged, move it out of the store"
+        )
+    return newest + 1
+
+
+def _check_given(draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+    for ref in dict.fromkeys(draft.shards):
+        if ref.sha256 in shards:
+            data = shards[ref.sha256]
+            check_digest(ref, data)
+            check_shard(ref, data, expected=expected_tensors(draft, ref))
+
+
+def _check_kept(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+    """What is not given is vouched for by the parent, or in the store and right. Only after it
+    was announced: what was there before may have been swept."""
+    inherited = _inherited(store, draft)
+    for ref in dict.fromkeys(draft.shards):
+        if ref.sha256 not in shards and ref not in inherited:
+            _reread(store, ref)
+
+
+def _inherited(store: Store, draft: Draft) -> frozenset[ShardRef]:
+    """What the parent has: to read it again would cost what is there, not what is new."""
+    if draft.parent is None:
+        return frozenset()
+    digest: str | None = None
+    shards: frozenset[ShardRef] = frozenset()
+    with suppress(VersionDeleted):
+        parent = store.manifest(draft.parent)
+        digest, shards = parent.digest, frozenset(parent.shards)
+    tombstone = read_deleted(store.objects, draft.parent)
+    if tombstone is not None:
+        # Since the run began. Its number and digest remain, and what it had is read again.
+        digest, shards = tombstone.manifest_digest, frozenset()
+    if digest != draft.parent_digest:
+        raise RecordInvalid(
+            "the draft", f"the digest of its parent is not that of version {draft.parent}"
+        )
+    return shards
+
+
+def _write_shards(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+    for ref in dict.fromkeys(draft.shards):
+        if ref.sha256 in shards:
+            try:
+                _write_shard(store, ref, data=shards[ref.sha256])
+            except OutcomeUnknown as error:
+                # Whatever became of the shard: without a manifest there is no version.
+                raise WriteFailed(str(error)) from error
+
+
+def _leave_forgotten(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+    """Looked for after writing, as `forget` deletes after its tombstone: one of the two is last."""
+    forgotten = forgotten_shards(store.objects)
+    for ref in dict.fromkeys(draft.image_shards):
+        if ref.sha256 in shards and ref.sha256 in forgotten:
+            store.objects.delete(shard_name(ref.sha256))
+
+
+def _write_shard(store: Store, ref: ShardRef, *, data: bytes) -> None:
+    if not store.objects.create(shard_name(ref.sha256), data):
+        _reread(store, ref)  # it was there before: re-hashed, not trusted
+
+
+def _reread(store: Store, ref: ShardRef) -> None:
+    # Forgotten images are named by versions and are not there: that is what was asked for.
+    with suppress(ShardForgotten):
+        store.read_stored_shard(ref)
+
+
+def _write_manifest(store: Store, draft: Draft, *, signer: Signs | None) -> Manifest:
+    for _ in range(MAX_CONFLICTS):
+        version = next_version(store)
+        name = version_name(version)
+        sealed = encode(draft, version=version, signer=signer)
+        manifest = decode(name, sealed, version=version)  # what no reader takes is not written
+        if store.objects.create(name, sealed) and _keeps_its_number(store, manifest):
+            return manifest
+    raise WriteFailed(
+        f"no free version number could be taken: {name} is in the way, or others publish all the "
+        "time; `dne-store verify` tells"
+    )
+
+
+def _keeps_its_number(store: Store, manifest: Manifest) -> bool:
+    """False, and it is gone again: between our listing and our writing that version was published
+    and deleted. From here on nobody may say that nothing was published."""
+    name = version_name(manifest.version)
+    try:
+        if not has_deleted_number(manifest, read_deleted(store.objects, manifest.version)):
+            return True
+        store.objects.delete(name)
+    except StoreError as error:
+        raise OutcomeUnknown(f"{name} was written, but may not stay: {error}") from error
+    return False

@@ -1,0 +1,126 @@
+"""What a run is going to need, told to the store before it is written or relied upon.
+
+While an announcement stands, housekeeping touches none of the shards that it names. The manifest
+with the same transaction ends it; so does its age, for runs that died.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from model_store.backends.local import ObjectMissing, Objects
+from model_store.errors import OutcomeUnknown, RecordInvalid, StoreError, WriteFailed
+from model_store.layout import RUNS, run_name, run_of
+from model_store.records.gc_marks import rescue
+from model_store.records.manifest import Record, Sha256, Transaction
+from model_store.records.sealing import FORMAT
+from model_store.records.stored import create_stored, read_stored
+from model_store.records.tombstone import Version
+
+EXPIRY_S = 7 * 24 * 3600.0
+"""Older announcements, by the store's own clock, are those of runs that died."""
+
+MAX_ANNOUNCEMENTS = 1000  # of one run
+
+
+class Announcement(Record):
+    """`runs/<transaction>.json`. The id is random, so that a lost reply can be told apart."""
+
+    format: Literal[1] = FORMAT
+    transaction: Transaction
+    parent: Version | None
+    shards: tuple[Sha256, ...]
+    id: Transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """An announcement as it was found; `record` is None when it has expired."""
+
+    name: str
+    transaction: str
+    record: Announcement | None
+
+
+def announce(
+    objects: Objects, transaction: str, *, parent: int | None, digests: Collection[str]
+) -> None:
+    """From now on, until the run ends or expires, none of `digests` is swept."""
+    record = Announcement(
+        transaction=transaction,
+        parent=parent,
+        shards=tuple(sorted(set(digests))),
+        id=uuid.uuid4().hex,
+    )
+    try:
+        _create(objects, record)
+    except OutcomeUnknown as error:
+        # Whatever became of it: it only protects, and nothing was published.
+        raise WriteFailed(str(error)) from error
+    # Announced first, looked for marks second; a sweep does it the other way round. So one of
+    # the two always sees the other.
+    rescue(objects, frozenset(record.shards))
+
+
+def withdraw(objects: Objects, transaction: str) -> None:
+    """The run has ended: what it needs and no version names may go."""
+    for entry in objects.list(RUNS):
+        if run_of(entry.name) == transaction:
+            objects.delete(entry.name)
+
+
+@contextmanager
+def announced(
+    objects: Objects, transaction: str, *, parent: int | None, digests: Collection[str]
+) -> Iterator[None]:
+    """Announces what is published inside, and withdraws it when that is known to have ended."""
+    try:
+        announce(objects, transaction, parent=parent, digests=digests)
+        yield
+    except OutcomeUnknown:
+        raise  # the manifest may be there, or still arrive
+    except StoreError:
+        _withdraw_quietly(objects, transaction)
+        raise
+    _withdraw_quietly(objects, transaction)
+
+
+def standing(objects: Objects, *, now_s: float) -> list[Standing]:
+    """All announcements, and which of them have not expired."""
+    found: list[Standing] = []
+    for entry in objects.list(RUNS):
+        transaction = run_of(entry.name)
+        if transaction is None:
+            continue
+        record = None
+        if now_s - entry.modified_s <= EXPIRY_S:
+            try:
+                record = _read(objects, entry.name, transaction)
+            except ObjectMissing:
+                continue  # withdrawn since: its manifest, if there is one, came before that
+        found.append(Standing(name=entry.name, transaction=transaction, record=record))
+    return found
+
+
+def _create(objects: Objects, record: Announcement) -> None:
+    for number in range(1, MAX_ANNOUNCEMENTS):
+        if create_stored(objects, run_name(record.transaction, number), record):
+            return
+    raise WriteFailed(f"run {record.transaction} has announced itself too often")
+
+
+def _read(objects: Objects, name: str, transaction: str) -> Announcement:
+    record = read_stored(objects, name, Announcement)
+    if record.transaction != transaction:
+        raise RecordInvalid(name, f"it says it is of run {record.transaction}")
+    return record
+
+
+def _withdraw_quietly(objects: Objects, transaction: str) -> None:
+    # How the publish ended must not be hidden; what stays is ended by its manifest or its age.
+    with suppress(StoreError):
+        withdraw(objects, transaction)

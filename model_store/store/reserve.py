@@ -1,0 +1,82 @@
+"""Room that a store on a disk holds back, so that housekeeping can begin when the disk is full.
+
+To take something away safely, a record is written first: a tombstone, a mark, a verdict. On a full
+disk the reserve is deleted to make room for the first of them, and is made again at the end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from model_store.backends.local import Entry, LocalDirectory, Objects
+from model_store.errors import OutcomeUnknown, StoreError, WriteFailed
+from model_store.layout import RESERVE
+from model_store.store.store import Store
+
+RESERVE_BYTES = 256 << 10
+RESERVE_NAME = f"{RESERVE}/room"
+
+
+def hold_back(objects: Objects) -> None:
+    """Make the reserve unless it is there, in a directory: object storage is never full. Where it
+    cannot be made there is none, and nothing else is worse for it."""
+    if isinstance(objects, LocalDirectory) and not objects.list_names(RESERVE):
+        with suppress(StoreError):
+            # Random: a file system that compresses holds nothing back for zeros.
+            objects.create(RESERVE_NAME, os.urandom(RESERVE_BYTES))
+
+
+def is_full(error: BaseException) -> bool:
+    """Tell whether a write failed for want of room. Where nobody knows how it ended, it did not."""
+    cause = error.__cause__
+    if isinstance(error, OutcomeUnknown) or not isinstance(cause, OSError):
+        return False
+    return cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def with_reserve(store: Store) -> Iterator[Store]:
+    """The store for whoever frees room in it: its writes may use the reserve."""
+    reserved = _Reserved(store.objects)
+    try:
+        yield Store(reserved, location=store.location)
+    except WriteFailed as error:
+        if not is_full(error):
+            raise
+        raise WriteFailed(
+            f"{error}; nothing is left to make room with: remove a file of some KiB from that "
+            "disk that is not the store's, and run it again"
+        ) from error.__cause__
+    finally:
+        hold_back(store.objects)
+
+
+class _Reserved:
+    """Passes everything on. A write that finds the disk full is tried again without the reserve."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def create(self, name: str, data: bytes) -> bool:
+        try:
+            return self._objects.create(name, data)
+        except WriteFailed as error:
+            if not is_full(error) or not self._objects.list_names(RESERVE):
+                raise
+        self._objects.delete(RESERVE_NAME)
+        return self._objects.create(name, data)
+
+    def read(self, name: str, *, max_bytes: int) -> bytes:
+        return self._objects.read(name, max_bytes=max_bytes)
+
+    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
+        return self._objects.list(folder, after=after)
+
+    def list_names(self, folder: str) -> Sequence[str]:
+        return self._objects.list_names(folder)
+
+    def delete(self, name: str) -> None:
+        self._objects.delete(name)

@@ -1,0 +1,350 @@
+"""Where versions are kept. Knows the format and the protocol; the bytes go through `objects`."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from model_store.backends.local import (
+    Entry,
+    ObjectMissing,
+    ObjectRefused,
+    Objects,
+    leaving_no_folders,
+    objects_at,
+)
+from model_store.errors import (
+    ChannelBroken,
+    RecordInvalid,
+    ShardCorrupt,
+    ShardForgotten,
+    ShardMissing,
+    StoreNotFound,
+    StoreUnsupported,
+    VersionDeleted,
+    VersionNotFound,
+)
+from model_store.layout import (
+    CHANNELS,
+    STORE,
+    VERSIONS,
+    record_name,
+    record_of,
+    shard_name,
+    version_name,
+    version_of,
+)
+from model_store.records.channel import (
+    ChannelRecord,
+    check_channel_name,
+    decode_record,
+)
+from model_store.records.manifest import (
+    MAX_VERSION,
+    Draft,
+    Manifest,
+    Record,
+    ShardRef,
+    Signs,
+    decode,
+    first_reason,
+)
+from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, seal, unseal
+from model_store.records.tombstone import (
+    IMAGE_KINDS,
+    forgotten_shards,
+    read_deleted,
+    read_forgotten,
+)
+from model_store.store import channel_moves as moves
+from model_store.store.cache import shard_cache
+from model_store.store.shard import check_digest
+
+if TYPE_CHECKING:
+    from model_store.records.signing import Trust
+    from model_store.store.verify import VerifyReport
+
+MAX_SHARD_BYTES = 1 << 34  # twice the largest network that a spec allows, in float32
+
+
+class StoreRecord(Record):
+    """`store.json`: that this is a store, of which format, and which one."""
+
+    format: Literal[1] = FORMAT
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+
+
+class Store:
+    """Versions, shards and channels in one place. Nothing that was written is ever changed."""
+
+    def __init__(self, objects: Objects, *, location: str) -> None:
+        self.objects = objects
+        self.location = location
+        self.cache = shard_cache(location)
+        self.id = self.read_id()
+
+    @classmethod
+    def open(cls, location: str, *, objects: Objects | None = None) -> Store:
+        """The store at `location`; StoreNotFound when there is none. Writes nothing."""
+        return cls(objects or objects_at(location), location=location)
+
+    @classmethod
+    def create(cls, location: str, *, objects: Objects | None = None) -> Store:
+        """The store at `location`, which is made when there is none."""
+        from model_store.store.reserve import hold_back  # reading a store starts without it
+
+        objects = objects or objects_at(location)
+        try:
+            store = cls(objects, location=location)
+        except StoreNotFound:
+            _refuse_versions(objects)
+            _probe(objects)
+            fresh = StoreRecord(id=uuid.uuid4().hex)
+            objects.create(STORE, seal(fresh.model_dump(mode="json")))  # or somebody else just did
+            store = cls(objects, location=location)
+        hold_back(objects)
+        return store
+
+    @classmethod
+    def check_location(cls, location: str) -> None:
+        """Show that a store can be made at `location`, where there is none, and leave nothing."""
+        objects = objects_at(location)
+        _refuse_versions(objects)
+        with leaving_no_folders(location):
+            _probe(objects)
+
+    def read_id(self) -> str:
+        try:
+            body = unseal(STORE, self._read_record(STORE))
+        except ObjectMissing as error:
+            raise StoreNotFound(f"there is no store at {self.location}") from error
+        del body["digest"]
+        try:
+            return StoreRecord.model_validate(body).id
+        except ValidationError as error:
+            raise RecordInvalid(STORE, first_reason(error)) from error
+
+    # Versions and shards
+
+    def versions(self) -> list[int]:
+        """The numbers of all versions, ascending."""
+        numbers = map(version_of, self.objects.list_names(VERSIONS))
+        return sorted(number for number in numbers if number is not None)
+
+    def version_entries(self, *, since: int) -> dict[int, Entry]:
+        """What a listing tells of the manifests from a number on. It reads none of them."""
+        entries = self.objects.list(VERSIONS, after=version_name(since - 1))
+        found = ((version_of(entry.name), entry) for entry in entries)
+        return {number: entry for number, entry in found if number is not None}
+
+    def newest(self) -> int | None:
+        return max(self.versions(), default=None)
+
+    def manifest(self, version: int) -> Manifest:
+        """Read a version's manifest. An error names the newest version, which takes a listing."""
+        try:
+            return self.read_manifest(version)
+        except VersionDeleted:
+            raise
+        except VersionNotFound as error:
+            newest = self.newest()
+            hint = f"the newest is {newest}" if newest is not None else "the store is empty"
+            raise VersionNotFound(version, hint=hint) from error
+
+    def read_manifest(self, version: int) -> Manifest:
+        """Like `manifest`, for those who may not know what else is in the store."""
+        name = version_name(version)
+        try:
+            if not 1 <= version <= MAX_VERSION:
+                raise ObjectMissing(name)
+            return decode(name, self._read_record(name), version=version)
+        except ObjectMissing as error:
+            if self.is_deleted(version):
+                raise VersionDeleted(version) from error
+            raise VersionNotFound(version) from error
+
+    def parent_of(self, manifest: Manifest) -> Manifest | None:
+        """The nearest ancestor that was not deleted; None where there is none."""
+        parent = manifest.parent
+        while parent is not None:
+            try:
+                return self.manifest(parent)
+            except VersionDeleted:
+                tombstone = read_deleted(self.objects, parent)
+                parent = tombstone.parent if tombstone else None
+        return None
+
+    def is_deleted(self, version: int) -> bool:
+        """Whether a tombstone holds the place of that version."""
+        return 1 <= version <= MAX_VERSION and read_deleted(self.objects, version) is not None
+
+    def read_shard(self, ref: ShardRef) -> bytes:
+        """The bytes of a shard: its size and SHA-256 are those of `ref`. Parse these very bytes.
+        Where the store is far away they may come from the local cache."""
+        if self.cache is None:
+            return self.read_stored_shard(ref)
+        return self.cache.read(ref, fetch=self.read_stored_shard)
+
+    def read_stored_shard(self, ref: ShardRef) -> bytes:
+        """Like `read_shard`, and always from the store itself: it shows that it is there."""
+        if ref.bytes > MAX_SHARD_BYTES:
+            raise ShardCorrupt(ref.sha256, f"it claims more than {MAX_SHARD_BYTES} bytes")
+        try:
+            data = self.objects.read(shard_name(ref.sha256), max_bytes=ref.bytes)
+        except ObjectMissing as error:
+            tombstone = read_forgotten(self.objects, ref.sha256)
+            if tombstone is not None and ref.kind in IMAGE_KINDS:
+                raise ShardForgotten(ref.sha256, class_name=tombstone.class_name) from error
+            raise ShardMissing(ref.sha256) from error
+        except ObjectRefused as error:
+            raise ShardCorrupt(ref.sha256, error.reason) from error
+        check_digest(ref, data)
+        return data
+
+    def publish(
+        self, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
+    ) -> Manifest:
+        """A new version, visible all at once or not at all.
+
+        `shards` holds, by SHA-256, what the parent does not have. The version is in no channel
+        yet: that is what `promote` is for. With a `signer` its manifest is signed.
+        """
+        from model_store.store.publish import publish_draft  # reading a store starts without it
+
+        return publish_draft(self, draft, shards=shards, signer=signer)
+
+    def announce(self, transaction: str, *, parent: int | None, digests: Collection[str]) -> None:
+        """Until the version with that transaction is published, or it is withdrawn, or it
+        expires, housekeeping leaves these shards alone. `publish` does it by itself."""
+        from model_store.store.reservations import announce
+
+        announce(self.objects, transaction, parent=parent, digests=digests)
+
+    def withdraw(self, transaction: str) -> None:
+        """The run that announced itself has ended without a version."""
+        from model_store.store.reservations import withdraw
+
+        withdraw(self.objects, transaction)
+
+    def forgotten(self) -> frozenset[str]:
+        """The digests of image shards that were forgotten: they are not there, and never again."""
+        return forgotten_shards(self.objects)
+
+    # Channels
+
+    def channels(self) -> list[str]:
+        """The names of all channels that have a record, in alphabetical order."""
+        return list(self.newest_records())
+
+    def newest_records(self) -> dict[str, int]:
+        """The number of each channel's newest record, by name, from one listing."""
+        newest: dict[str, int] = {}
+        for key in sorted(filter(None, map(record_of, self.objects.list_names(CHANNELS)))):
+            newest[key[0]] = key[1]
+        return newest
+
+    def record(self, channel: str, number: int) -> ChannelRecord:
+        name = record_name(channel, number)
+        try:
+            sealed = self._read_record(name)
+        except ObjectMissing as error:
+            raise RecordInvalid(name, "it is not there") from error
+        return decode_record(name, sealed, channel=channel, number=number)
+
+    def head(self, channel: str) -> ChannelRecord | None:
+        """The newest record: what is served. One listing and one read, however long the history."""
+        numbers = self.record_numbers(channel)
+        if not numbers:
+            return None
+        try:
+            return self.record(channel, numbers[-1])
+        except (RecordInvalid, StoreUnsupported) as error:
+            if numbers[-1] == len(numbers):
+                raise
+            name = record_name(channel, numbers[-1])
+            reason = f"records before it are missing, and it is none itself ({error})"
+            raise ChannelBroken(name, reason, channel=channel) from error
+
+    def resolve(self, record: ChannelRecord) -> Manifest:
+        """The manifest that `record` was written for, and no other of the same number."""
+        manifest = self.read_manifest(record.target)
+        if manifest.digest != record.target_digest:
+            raise RecordInvalid(
+                record_name(record.channel, record.number),
+                f"it names another version {record.target} than the one that is there",
+            )
+        return manifest
+
+    def history(self, channel: str) -> list[ChannelRecord]:
+        """All records of a channel, oldest first."""
+        return [self.record(channel, number) for number in self.record_numbers(channel)]
+
+    def record_numbers(self, channel: str) -> list[int]:
+        names = self.objects.list_names(f"{CHANNELS}/{check_channel_name(channel)}")
+        return sorted(key[1] for key in map(record_of, names) if key is not None)
+
+    def record_entries(self, channel: str, *, since: int) -> dict[int, Entry]:
+        """What a listing tells of a channel's records from a number on. It reads none of them."""
+        folder = f"{CHANNELS}/{check_channel_name(channel)}"
+        entries = self.objects.list(folder, after=record_name(channel, since - 1))
+        found = ((record_of(entry.name), entry) for entry in entries)
+        return {key[1]: entry for key, entry in found if key is not None}
+
+    def promote(
+        self, version: int, *, channel: str, actor: str, reason: str, after: int | None = None
+    ) -> ChannelRecord:
+        """The channel names `version` and follows on from it.
+
+        With `after` only if the channel's newest record has that number (0: it has none), and
+        ChannelMoved otherwise; without it, whatever the channel names at the moment.
+        """
+        return moves.promote(
+            self, version, channel=channel, actor=actor, reason=reason, after=after
+        )
+
+    def rollback(
+        self, *, channel: str, to: int | None, actor: str, reason: str, after: int | None = None
+    ) -> ChannelRecord:
+        """The channel names `to`, or the version before the current one, until someone moves on.
+        `after` is that of `promote`."""
+        return moves.rollback(self, channel=channel, to=to, actor=actor, reason=reason, after=after)
+
+    def resume(self, *, channel: str, actor: str, reason: str) -> ChannelRecord:
+        """The channel names the version again that it followed before it was rolled back."""
+        return moves.resume(self, channel=channel, actor=actor, reason=reason)
+
+    def verify(self, version: int | None = None, *, trust: Trust | None = None) -> VerifyReport:
+        """Reads and judges everything, or what one version stands on; with `trust` also who
+        published it."""
+        from model_store.store.verify import verify_store
+
+        return verify_store(self, version, trust=trust)
+
+    def _read_record(self, name: str) -> bytes:
+        try:
+            return self.objects.read(name, max_bytes=MAX_RECORD_BYTES)
+        except ObjectRefused as error:
+            raise RecordInvalid(name, error.reason) from error
+
+
+def _refuse_versions(objects: Objects) -> None:
+    """For a location without a store: versions there have lost their `store.json`."""
+    if objects.list(VERSIONS):
+        raise RecordInvalid(STORE, "it is missing, although there are versions") from None
+
+
+def _probe(objects: Objects) -> None:
+    """Shows that the backend honours create-if-absent: without it versions could be overwritten."""
+    name = f"probe-{uuid.uuid4().hex}"
+    first, second = b"first", b"second"
+    made = objects.create(name, first)
+    try:
+        remade = objects.create(name, second)
+        kept = objects.read(name, max_bytes=len(second)) == first
+    finally:
+        objects.delete(name)
+    if not made or remade or not kept:
+        raise StoreUnsupported("the backend overwrites objects, so it cannot hold a store")

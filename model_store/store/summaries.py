@@ -1,0 +1,163 @@
+"""Rows about versions, for lists and pages: a manifest that was read once is not read again.
+
+A row is kept under everything that the listing tells of its manifest, which never changes. Rows
+are for display alone: nothing is served, trained or deleted on the word of one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from model_store.backends.local import Entry
+from model_store.errors import StoreError
+from model_store.records.manifest import Manifest
+from model_store.records.tombstone import read_deleted
+from model_store.store.store import Store
+
+MAX_KEPT_BYTES = 32 << 20
+RECENT_MANIFESTS = 32  # a version's parent is mostly the one before it
+
+Row = dict[str, Any]
+Describe = Callable[[Manifest, Manifest | None], Row]
+"""Makes the row of a version from its manifest and from that of its nearest living ancestor."""
+
+
+class Key(NamedTuple):
+    """What a listing tells of an immutable object, and in which store."""
+
+    store: str
+    name: str
+    bytes: int
+    modified_s: float
+
+
+class Keep:
+    """Bytes under keys, the oldest of which go when they are too many. Any thread may use it."""
+
+    def __init__(self, *, max_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._held: OrderedDict[Key, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> bytes | None:
+        with self._lock:
+            found = self._held.get(key)
+            if found is not None:
+                self._held.move_to_end(key)
+            return found
+
+    def put(self, key: Key, value: bytes) -> None:
+        with self._lock:
+            self._bytes += len(value) - len(self._held.pop(key, b""))
+            self._held[key] = value
+            while self._bytes > self._max_bytes:
+                self._bytes -= len(self._held.popitem(last=False)[1])
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def items(self) -> list[tuple[Key, bytes]]:
+        """Everything that is held, what was used longest ago first."""
+        with self._lock:
+            return list(self._held.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """The rows of some versions, ascending. A version that cannot be read has its error instead.
+    `next_before` is the `before` of the page with older versions; None where there are none."""
+
+    rows: list[tuple[int, Row | StoreError]]
+    total: int
+    next_before: int | None
+
+    @property
+    def problems(self) -> Iterator[StoreError]:
+        return (row for _, row in self.rows if isinstance(row, StoreError))
+
+
+def read_page(
+    store: Store, *, describe: Describe, keep: Keep, before: int | None, limit: int | None
+) -> Page:
+    """Read the newest `limit` versions with a number below `before`; None leaves either out."""
+    living = store.versions()
+    numbers = [number for number in living if before is None or number < before]
+    chosen = numbers if limit is None else numbers[-limit:]
+    entries = store.version_entries(since=chosen[0]) if chosen else {}
+    reader = _Reader(store, living=frozenset(living), describe=describe, keep=keep)
+    return Page(
+        # What is in the first listing alone was deleted in between.
+        rows=[(n, reader.row(n, entries[n])) for n in chosen if n in entries],
+        total=len(living),
+        next_before=chosen[0] if len(chosen) < len(numbers) else None,
+    )
+
+
+class _Reader:
+    def __init__(
+        self, store: Store, *, living: frozenset[int], describe: Describe, keep: Keep
+    ) -> None:
+        self._store = store
+        self._living = living
+        self._describe = describe
+        self._keep = keep
+        self._recent: dict[int, Manifest] = {}
+
+    def row(self, number: int, entry: Entry) -> Row | StoreError:
+        key = key_of(self._store, entry)
+        kept = self._keep.get(key)
+        if kept is not None:
+            found = json.loads(kept)
+            if _still_holds(found["parent"], found["base"], living=self._living):
+                row: Row = found["row"]
+                return row
+        try:
+            manifest = self._manifest(number)
+        except StoreError as error:
+            return error
+        return self._fresh(key, manifest)
+
+    def _fresh(self, key: Key, manifest: Manifest) -> Row:
+        try:
+            base = self._base(manifest)
+        except StoreError:
+            return self._describe(manifest, None)  # not kept: the ancestor may be mended
+        row = self._describe(manifest, base)
+        parts = {"parent": manifest.parent, "base": base and base.version, "row": row}
+        self._keep.put(key, json.dumps(parts, allow_nan=False, separators=(",", ":")).encode())
+        return row
+
+    def _base(self, manifest: Manifest) -> Manifest | None:
+        """Find the nearest ancestor that was not deleted, as `Store.parent_of` does."""
+        number = manifest.parent
+        while number is not None and number not in self._living:
+            tombstone = read_deleted(self._store.objects, number)
+            number = tombstone.parent if tombstone else None
+        return None if number is None else self._manifest(number)
+
+    def _manifest(self, number: int) -> Manifest:
+        found = self._recent.get(number)
+        if found is None:
+            found = self._store.manifest(number)
+            self._recent[number] = found
+            if len(self._recent) > RECENT_MANIFESTS:
+                del self._recent[next(iter(self._recent))]
+        return found
+
+
+def key_of(store: Store, entry: Entry) -> Key:
+    return Key(store.id, entry.name, entry.bytes, entry.modified_s)
+
+
+def _still_holds(parent: int | None, base: int | None, *, living: Collection[int]) -> bool:
+    """Tell whether `base` is still the nearest living ancestor of a child of `parent`: versions
+    are deleted, and never come back."""
+    if parent is None or parent in living:
+        return base == parent
+    return base is None or base in living

@@ -1,0 +1,117 @@
+"""Which images are kept: a held-out share that is never trained on, and exemplars by herding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.codec import decode_images, encode_images
+from model_store.preprocess import encode_png, read_pixels
+from model_store.records.manifest import ClassImages, Preprocessing, ShardKind, ShardRef
+from model_store.store.shard import check_shard, shard_ref
+from trainer.data.folders import LabelledImages
+
+HELD_OUT_SHARE = 0.1
+HELD_OUT_BOUNDS = (2, 20)
+FEWEST_FOR_HELD_OUT = 10
+
+
+def held_out_count(images: int) -> int:
+    """How many of a class's images are set aside before training."""
+    if images < FEWEST_FOR_HELD_OUT:
+        return 0
+    low, high = HELD_OUT_BOUNDS
+    return min(max(round(images * HELD_OUT_SHARE), low), high)
+
+
+def set_aside(
+    images: LabelledImages, *, seed: int, already: Mapping[str, int] | None = None
+) -> tuple[LabelledImages, LabelledImages]:
+    """(for training, held out): disjoint, together everything, and the same for the same seed.
+
+    `already`: how many images of a class were held out before; all in all there is a limit.
+    """
+    draw = np.random.default_rng(seed)
+    held: list[int] = []
+    for name in images.classes:
+        rows = images.rows_of(name)
+        room = max(0, HELD_OUT_BOUNDS[1] - (already or {}).get(name, 0))
+        held += draw.permutation(rows)[: min(held_out_count(len(rows)), room)].tolist()
+    chosen = np.zeros(len(images), dtype=bool)
+    chosen[held] = True
+    return images.take(np.flatnonzero(~chosen)), images.take(np.flatnonzero(chosen))
+
+
+def herding_order(features_ND: NDArray[np.float32], *, count: int) -> list[int]:
+    """iCaRL's order: each next exemplar keeps the exemplars' mean closest to the class mean.
+
+    So any prefix of the order is itself the best buffer of its size by this rule.
+    """
+    features = features_ND.astype(np.float64)
+    features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    mean = features.mean(axis=0)
+    mean /= max(float(np.linalg.norm(mean)), 1e-12)
+    chosen: list[int] = []
+    total = np.zeros_like(mean)
+    free = np.ones(len(features), dtype=bool)
+    for size in range(1, min(count, len(features)) + 1):
+        distance = np.linalg.norm(mean - (total + features) / size, axis=1)
+        best = int(np.where(free, distance, np.inf).argmin())
+        chosen.append(best)
+        free[best] = False
+        total += features[best]
+    return chosen
+
+
+def keep(
+    images: LabelledImages, *, kind: ShardKind, rows_by_class: Mapping[str, Sequence[int]]
+) -> tuple[tuple[ClassImages, ...], dict[str, bytes]]:
+    """One shard of PNGs a class, in the rows' order: manifest entries, and bytes by digest."""
+    entries, shards = [], {}
+    for name, rows in rows_by_class.items():
+        if not len(rows):
+            continue
+        data = encode_images([encode_png(images.pixels_NHWC[row]) for row in rows])
+        ref = shard_ref(kind, data)
+        shards[ref.sha256] = data
+        entries.append(ClassImages(class_name=name, shard=ref, count=len(rows)))
+    return tuple(entries), shards
+
+
+def merged(old: Sequence[ClassImages], new: Sequence[ClassImages]) -> tuple[ClassImages, ...]:
+    """One entry a class: a new one takes the place of an old one, or follows all of them."""
+    by_class = {entry.class_name: entry for entry in old}
+    by_class |= {entry.class_name: entry for entry in new}
+    return tuple(by_class.values())
+
+
+def shrink(entries: Sequence[ClassImages], *, quota: int) -> tuple[ClassImages, ...]:
+    """The same shards, fewer of their images. A class that keeps none needs no entry."""
+    return tuple(
+        entry.model_copy(update={"count": min(entry.count, quota)}) for entry in entries if quota
+    )
+
+
+def recall(
+    entries: Sequence[ClassImages],
+    *,
+    classes: tuple[str, ...],
+    read: Callable[[ShardRef], bytes],
+    preprocessing: Preprocessing,
+) -> LabelledImages:
+    """The images that `entries` keep in the store, labelled among `classes`."""
+    size = preprocessing.image_size
+    pixels, labels = [np.zeros((0, size, size, 3), dtype=np.uint8)], []
+    for entry in entries:
+        data = read(entry.shard)
+        check_shard(entry.shard, data, expected=None)
+        images = decode_images(data, count=entry.count)
+        pixels += [read_pixels(image, preprocessing)[None] for image in images]
+        labels += [classes.index(entry.class_name)] * len(images)
+    return LabelledImages(
+        classes=classes,
+        pixels_NHWC=np.concatenate(pixels),
+        labels_N=np.array(labels, dtype=np.int64),
+    )

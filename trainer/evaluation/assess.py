@@ -1,0 +1,135 @@
+"""What the images that nobody trained on say about a version: figures, calibration, verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_store.inference.forward import Lineage
+from model_store.network.network import Network
+from model_store.records.quality import Accuracy, Calibration, Metrics, Unknown
+from model_store.tables import counted
+from trainer.data.folders import LabelledImages
+from trainer.data.sampling import can_be_balanced
+from trainer.data.task_data import TaskData
+from trainer.evaluation.calibrate import calibrate
+from trainer.evaluation.evaluate import Judged, in_batches, judged_by
+from trainer.evaluation.forecast import latencies_ms
+from trainer.evaluation.gate import FEWEST, Candidate, Limits, decide
+from trainer.evaluation.precision_agreement import agreement_of
+from trainer.evaluation.unknown import fit_threshold
+from trainer.learning.student import Student
+from trainer.progress import Progress
+
+TIMED_RUNS = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    metrics: Metrics
+    calibration: Calibration
+    unknown: Unknown | None
+
+
+def assess(
+    student: Student, *, data: TaskData, limits: Limits, unknown_rate: float, model_bytes: int
+) -> Assessment:
+    newest, older = student.new_classes, _older(student)
+    judged, parent = _judge_both(student, data)
+    gate = decide(
+        Candidate(
+            judged=judged,
+            parent=parent,
+            older=older,
+            newest=newest,
+            model_bytes=model_bytes,
+            latency_ms=latency_ms(student.network) if limits.max_latency_ms else None,
+        ),
+        limits=limits,
+    )
+    images = len(data.judged_by)
+    return Assessment(
+        metrics=Metrics(
+            accuracy=Accuracy(
+                all=judged.accuracy(),
+                old=judged.accuracy(older),
+                new=judged.accuracy(newest),
+                parent_old=parent.accuracy(older) if parent else None,
+            ),
+            per_class=judged.per_class(),
+            images=images,
+            source=data.source if images else "none",
+            confusion=judged.confusion() if images else {},
+            gate=gate,
+            agreement=agreement_of(
+                student.network,
+                images=data.judged_by,
+                judged=judged,
+                preprocessing=student.preprocessing,
+            ),
+        ),
+        calibration=calibrate(
+            judged, older=older, newest=newest, fitted_on=_classifier_images(student, data)
+        ),
+        unknown=fit_threshold(judged.logits_NC, rate=unknown_rate),
+    )
+
+
+def say_evidence(student: Student, *, data: TaskData, limits: Limits, progress: Progress) -> None:
+    """Tell before learning by how many images the gate will judge."""
+    images = data.judged_by
+    new = _count_of(images, student.new_classes)
+    says = f"the gate will judge by {counted(new, 'image')} of new classes"
+    if student.extends:
+        all_images = _count_of(images, _older(student))
+        says = f"the gate will judge by {counted(all_images, 'image')} of all classes"
+    elif student.teacher is not None:
+        says += f" and {_count_of(images, _older(student))} of old ones"
+    if limits.min_new and new < FEWEST["new"]:
+        says += f"; --min-new needs {FEWEST['new']} of new classes, give more with --val-data DIR"
+    progress.note(says)
+
+
+def _count_of(images: LabelledImages, names: tuple[str, ...]) -> int:
+    return sum(len(images.rows_of(name)) for name in names)
+
+
+def _older(student: Student) -> tuple[str, ...]:
+    """In an extension every class is an old one, and has to be as good as it was."""
+    newest, classes = student.new_classes, student.network.spec.classes
+    return tuple(name for name in classes if student.extends or name not in newest)
+
+
+def _classifier_images(student: Student, data: TaskData) -> int:
+    """From how many images the classifier got a temperature of its own; 0 where it got none."""
+    images = data.for_training
+    fitted = student.on_pretrained and can_be_balanced(images, retired=data.retired)
+    return len(images) if fitted else 0
+
+
+def latency_ms(network: Network) -> float:
+    return median(latencies_ms(network, runs=TIMED_RUNS))
+
+
+def _judge_both(student: Student, data: TaskData) -> tuple[Judged, Judged | None]:
+    """What the student and its parent make of the same images, from one pass over them."""
+    network, teacher, images = student.network, student.teacher, data.judged_by
+    classes = len(network.spec.classes)
+
+    whole_token = Lineage.of(network).token
+
+    def read(images_BCHW: Tensor) -> Tensor:
+        slices = [whole_token(images_BCHW)]
+        mine = network.classify(slices)
+        return torch.cat([mine, network.classify(slices, teacher.heads)], 1) if teacher else mine
+
+    logits = in_batches(network, images, read, preprocessing=student.preprocessing)
+    if not len(images):
+        logits = np.zeros((0, classes + (teacher.classes if teacher else 0)), dtype=np.float32)
+    mine, parents = logits[:, :classes], logits[:, classes:]
+    judged = judged_by(mine, images, retired=data.retired)
+    return judged, judged_by(parents, images, retired=data.retired) if teacher else None

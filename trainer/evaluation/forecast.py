@@ -1,0 +1,179 @@
+"""What a version will cost, told before it is learnt: bytes, operations, time, and their growth.
+
+Sizes and operations follow from the shapes, so they are exact. The time is measured, for the
+version alone and on one core, with a network that has learnt nothing yet and takes as long as one
+that has. Differences of two such times are less than their noise: growth is told in operations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from model_store.codec import encode_classifier, encode_expert
+from model_store.inference.forward import FoldedNetwork
+from model_store.network.flops import folded_flops
+from model_store.network.network import Network
+from model_store.spec import ExpertSpec, NetworkSpec
+from trainer.learning.presets import heads_for
+
+FEWEST_RUNS, MOST_RUNS = 7, 100
+ENOUGH_S = 0.4
+"""Seconds of runs after which the least of them hardly falls any more (ADR 34)."""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of one version; operations and time are for one image alone."""
+
+    bytes: int
+    """Experts and classifier."""
+    gflop: float
+    """Multiplications and additions of matrix products, in 10^9."""
+    latency_ms: float | None = None
+    """Of one core, or of the GPU; None for versions that were not timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    version: Cost
+    delta_bytes: int
+    parent: Cost | None
+    following: Cost | None
+    """After one more task like this one; None where no task is added."""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        new, later = self.version, self.following
+        says = (
+            f"the version will have {_mib(new.bytes)} MiB, {_mib(self.delta_bytes)} of them new, "
+            f"and take {new.gflop:.3g} GFLOP an image{self._beside_parent()}"
+        )
+        if new.latency_ms is not None:
+            says += f", here about {new.latency_ms:.2g} ms of one core"
+        if later is not None:
+            says += (
+                f"; one more task like it would add {_mib(later.bytes - new.bytes)} MiB and "
+                f"{later.gflop - new.gflop:.3g} GFLOP"
+            )
+        return says
+
+    def _beside_parent(self) -> str:
+        old, new = self.parent, self.version
+        if old is None:
+            return ""
+        if new.gflop == old.gflop:
+            return f" as now ({_mib(old.bytes)} MiB)"
+        return f", {new.gflop / old.gflop:.2g} times what it takes now ({_mib(old.bytes)} MiB)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """What the parent has: a version keeps its experts, and has a classifier of its own."""
+
+    spec: NetworkSpec
+    expert_bytes: int
+    classifier_bytes: int
+
+    @property
+    def cost(self) -> Cost:
+        return Cost(bytes=self.expert_bytes + self.classifier_bytes, gflop=_gflop(self.spec))
+
+
+def forecast(network: Network, *, images: int, parent: Before | None) -> Forecast:
+    """Of the version that `network`, about to learn its newest task from `images`, will become."""
+    spec = network.spec
+    extends = parent is not None and len(parent.spec.tasks) == len(spec.tasks)
+    expert_bytes = 0 if extends else len(encode_expert(network, len(spec.tasks) - 1))
+    delta_bytes = expert_bytes + len(encode_classifier(network))
+    version = Cost(
+        bytes=(parent.expert_bytes if parent else 0) + delta_bytes,
+        gflop=_gflop(spec),
+        latency_ms=least_ms(network),
+    )
+    return Forecast(
+        version=version,
+        delta_bytes=delta_bytes,
+        parent=parent.cost if parent else None,
+        following=None if extends else _following(version, spec, images=images),
+    )
+
+
+def _following(version: Cost, spec: NetworkSpec, *, images: int) -> Cost:
+    later = _with_one_more(spec, images=images)
+    more_bytes = 4 * (later.parameters - spec.parameters)
+    return Cost(bytes=version.bytes + more_bytes, gflop=_gflop(later))
+
+
+def _with_one_more(spec: NetworkSpec, *, images: int) -> NetworkSpec:
+    newest = spec.tasks[-1]
+    later = len(spec.tasks) > 1
+    names = tuple(f"one more class {index}" for index in range(len(newest.classes)))
+    # The first expert is the wide one: what follows it is narrow.
+    expert = newest.expert if later else ExpertSpec(heads=heads_for(images))
+    return spec.expand(replace(newest, name="one more task", classes=names, expert=expert))
+
+
+def _gflop(spec: NetworkSpec) -> float:
+    return folded_flops(spec) / 1e9
+
+
+def _mib(count: int) -> str:
+    return f"{count / MIB:.2f}"
+
+
+def least_ms(network: Network) -> float:
+    """Time one image through the folded form: the least of many runs, in CPU time of one thread,
+    so that what else the machine does counts little. On a GPU by the clock."""
+    run = _one_image(network)
+    clock = time.thread_time if network.device.type == "cpu" else time.perf_counter
+    least_s, spent_s = float("inf"), 0.0
+    with _one_thread():
+        run()
+        for done in range(1, MOST_RUNS + 1):
+            started_s = clock()
+            run()
+            took_s = clock() - started_s
+            least_s, spent_s = min(least_s, took_s), spent_s + took_s
+            if done >= FEWEST_RUNS and spent_s >= ENOUGH_S:
+                break
+    return 1000 * least_s
+
+
+def latencies_ms(network: Network, *, runs: int) -> list[float]:
+    """Time one image through the folded form by the clock, after a run that does not count."""
+    run, times_ms = _one_image(network), []
+    for _ in range(1 + runs):
+        started_s = time.perf_counter()
+        run()
+        times_ms.append(1000 * (time.perf_counter() - started_s))
+    return times_ms[1:]
+
+
+def _one_image(network: Network) -> Callable[[], None]:
+    folded, side = FoldedNetwork.of(network), network.spec.image_size
+    image = torch.zeros(1, 3, side, side, device=network.device)
+
+    def run() -> None:
+        with torch.inference_mode():
+            folded(image).cpu()  # waits for a GPU to be done
+
+    return run
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

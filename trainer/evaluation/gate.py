@@ -1,0 +1,279 @@
+"""Whether a version may take the place of the one before: judged by images nobody trained on."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_store.errors import WrongUsage
+from model_store.records.quality import ClassChange, Confusion, Flip, Gate, Side
+from model_store.tables import counted, percent
+from trainer.evaluation.evaluate import Judged
+
+SIGNIFICANCE = 0.05
+HANDFUL = 5
+"""Flips that are noise whatever a test says: the sign test reaches 5 % at five to none."""
+FEWEST_TO_CALL_A_GUESS = 12
+"""New images below which being no better than guessing may well be bad luck."""
+FEWEST: dict[Side, int] = {"old": HANDFUL + 1, "new": FEWEST_TO_CALL_A_GUESS}
+"""Images of a side below which no answers at all would refuse a version: it is not judged."""
+MAX_TOLD = 200
+"""Confusions and flips that a manifest keeps: the most frequent ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a version has to keep to. Shares are between 0 and 1; None asks for nothing."""
+
+    max_drop: float = 0.02
+    min_new: float | None = None
+    max_latency_ms: float | None = None
+    max_bytes: int | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_drop", "min_new"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise WrongUsage(f"--{name.replace('_', '-')} must be between 0 and 100 %")
+        for name in ("max_latency_ms", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise WrongUsage(f"--{name.replace('_', '-')} must be more than 0, not {value}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A version as the gate sees it. Both judgements are of the same images, in the same order."""
+
+    judged: Judged
+    parent: Judged | None
+    older: tuple[str, ...]
+    newest: tuple[str, ...]
+    model_bytes: int
+    latency_ms: float | None = None
+
+    @property
+    def extends(self) -> bool:
+        """Whether no class is new: what got more images is compared with the parent too."""
+        return set(self.newest) <= set(self.older)
+
+    def images_of(self, side: Side) -> int:
+        return int(self.judged.is_of(self.older if side == "old" else self.newest).sum())
+
+    def not_judged(self) -> tuple[Side, ...]:
+        """Name the sides that are asked about and have too few images for an answer."""
+        asked: tuple[Side, ...] = ("old",) if self.parent is not None and self.older else ()
+        if not self.extends:
+            asked = ("new", *asked)
+        return tuple(side for side in asked if self.images_of(side) < FEWEST[side])
+
+
+def decide(candidate: Candidate, *, limits: Limits) -> Gate:
+    """The verdict, with every reason against the version and what got worse, class by class."""
+    judged, parent = candidate.judged, candidate.parent
+    worse = better = 0
+    if parent is not None:
+        old_N = judged.is_of(candidate.older)
+        worse = int((old_N & parent.right_N & ~judged.right_N).sum())
+        better = int((old_N & ~parent.right_N & judged.right_N).sum())
+    old_images = candidate.images_of("old")
+    p_value = sign_test(worse=worse, better=better) if parent and old_images else None
+    reasons = (
+        *_old_reasons(candidate, limits=limits, p_value=p_value, flips=(worse, better)),
+        *_new_reasons(candidate, limits=limits),
+        *_budget_reasons(candidate, limits=limits),
+    )
+    return Gate(
+        passed=not reasons,
+        forced=bool(reasons) and limits.force,
+        reasons=reasons,
+        notes=_notes(candidate),
+        not_judged=candidate.not_judged(),
+        old_images=old_images,
+        new_images=candidate.images_of("new"),
+        got_worse=worse,
+        got_better=better,
+        p_value=p_value,
+        latency_ms=candidate.latency_ms,
+        worse=_worse_classes(candidate),
+        confused=_confusions(judged),
+        flipped=_flips(candidate),
+    )
+
+
+def sign_test(*, worse: int, better: int) -> float:
+    """How likely at least this many of the flips went wrong if wrong and right were a coin toss."""
+    return at_least(worse, of=worse + better, chance=0.5)
+
+
+def at_least(count: int, *, of: int, chance: float) -> float:
+    """P(X ≥ count) for X binomial."""
+    if count <= 0:
+        return 1.0
+
+    def term(one: int) -> float:  # in logarithms: thousands of images are beyond a float's range
+        ways = math.lgamma(of + 1) - math.lgamma(one + 1) - math.lgamma(of - one + 1)
+        return math.exp(ways + one * math.log(chance) + (of - one) * math.log1p(-chance))
+
+    return min(1.0, math.fsum(term(one) for one in range(count, of + 1)))
+
+
+def no_better_than_guessing(right: int, *, of: int, classes: int) -> bool:
+    """Whether answers look like guesses among `classes`, and not like bad luck: neither more
+    right than guessing at 5 %, nor could half way from guessing to perfect be this low at 5 %."""
+    if classes < 2 or of < FEWEST_TO_CALL_A_GUESS:
+        return False
+    guessing = 1 / classes
+    halfway = (1 + guessing) / 2
+    as_guesses = at_least(right, of=of, chance=guessing)
+    as_learnt = at_least(of - right, of=of, chance=1 - halfway)
+    return as_guesses > SIGNIFICANCE and as_learnt <= SIGNIFICANCE
+
+
+def _old_reasons(
+    candidate: Candidate, *, limits: Limits, p_value: float | None, flips: tuple[int, int]
+) -> tuple[str, ...]:
+    after = candidate.judged.accuracy(candidate.older)
+    before = candidate.parent.accuracy(candidate.older) if candidate.parent else None
+    if before is None or after is None or p_value is None:
+        return ()
+    # Accuracies are counts over counts: a drop of exactly the limit must not fail by rounding.
+    if before - after <= limits.max_drop + 1e-9:
+        return ()
+    if p_value > SIGNIFICANCE or flips[0] <= HANDFUL:
+        return ()
+    return (
+        f"accuracy on old classes fell from {percent(before)} to {percent(after)}, more than "
+        f"--max-drop {100 * limits.max_drop:g} allows ({counted(flips[0], 'image')} got worse, "
+        f"{flips[1]} better, p = {p_value:.2g})",
+    )
+
+
+def _new_reasons(candidate: Candidate, *, limits: Limits) -> tuple[str, ...]:
+    rights_N = candidate.judged.right_N[candidate.judged.is_of(candidate.newest)]
+    right, of = int(rights_N.sum()), len(rights_N)
+    if limits.min_new is not None:
+        return _least_reasons(right, of=of, least=limits.min_new)
+    if candidate.parent and no_better_than_guessing(
+        right, of=of, classes=_to_guess_among(candidate)
+    ):
+        return (
+            f"accuracy on new classes is {percent(right / of)} ({right} of {counted(of, 'image')})"
+            ", no better than guessing: are the images in the right folders? (--min-new replaces "
+            "this check)",
+        )
+    return ()
+
+
+def _least_reasons(right: int, *, of: int, least: float) -> tuple[str, ...]:
+    """Compare with --min-new. A share that is asked for wants evidence; 0 asks for nothing."""
+    if not least:
+        return ()
+    if of < FEWEST["new"]:
+        return (
+            f"--min-new {percent(least)} cannot be judged by {counted(of, 'image')} of new "
+            f"classes: {FEWEST['new']} are needed; give more with --val-data DIR",
+        )
+    if right / of >= least - 1e-9:
+        return ()
+    return (
+        f"accuracy on new classes is {percent(right / of)}, less than --min-new {percent(least)} "
+        "asks",
+    )
+
+
+def _to_guess_among(candidate: Candidate) -> int:
+    """Count the answers of which a guess is one: the new classes or, where one class is new, all
+    classes."""
+    lone = len(candidate.newest) == 1 and not candidate.extends
+    return len(candidate.older) + 1 if lone else len(candidate.newest)
+
+
+def _budget_reasons(candidate: Candidate, *, limits: Limits) -> tuple[str, ...]:
+    reasons = []
+    latency_ms, size = candidate.latency_ms, candidate.model_bytes
+    if limits.max_latency_ms and latency_ms and latency_ms > limits.max_latency_ms:
+        reasons.append(
+            f"an image takes {latency_ms:.3g} ms here, more than --max-latency-ms "
+            f"{limits.max_latency_ms:g} allows"
+        )
+    if limits.max_bytes and size > limits.max_bytes:
+        reasons.append(f"it has {size} bytes, more than --max-bytes {limits.max_bytes} allows")
+    return tuple(reasons)
+
+
+def _notes(candidate: Candidate) -> tuple[str, ...]:
+    few = candidate.not_judged()
+    notes = [_too_few(candidate, side) for side in few]
+    if candidate.parent is not None and "old" not in few:
+        judged = candidate.judged
+        missing = [name for name in candidate.older if not judged.is_of([name]).any()]
+        if missing:
+            notes.append(f"not judged, for want of images to judge by: {_named(missing)}")
+    return tuple(notes)
+
+
+def _too_few(candidate: Candidate, side: Side) -> str:
+    count = candidate.images_of(side)
+    found = "there was no image of them to judge by"
+    if count:
+        found = f"{counted(count, 'image')} to judge by, and {FEWEST[side]} are needed"
+    return f"{side} classes were not judged: {found}; --val-data DIR gives more"
+
+
+def _worse_classes(candidate: Candidate) -> tuple[ClassChange, ...]:
+    """Old classes that the parent answered better, the largest drop first."""
+    if candidate.parent is None:
+        return ()
+    changes = []
+    for name in candidate.older:
+        before, after = candidate.parent.accuracy([name]), candidate.judged.accuracy([name])
+        if before is not None and after is not None and after < before:
+            images = int(candidate.judged.is_of([name]).sum())
+            changes.append(ClassChange(class_name=name, before=before, after=after, images=images))
+    return tuple(sorted(changes, key=lambda one: one.after - one.before))
+
+
+def _confusions(judged: Judged) -> tuple[Confusion, ...]:
+    pairs = Counter(
+        (label, guess) for label, guess in _answers(judged) if label != guess
+    ).most_common(MAX_TOLD)
+    return tuple(
+        Confusion(class_name=label, taken_for=guess, count=count) for (label, guess), count in pairs
+    )
+
+
+def _flips(candidate: Candidate) -> tuple[Flip, ...]:
+    """Predictions for images of old classes that are others than the parent's."""
+    if candidate.parent is None:
+        return ()
+    older: Collection[str] = set(candidate.older)
+    both = zip(_answers(candidate.judged), _answers(candidate.parent), strict=True)
+    flips = Counter(
+        (label, before, after)
+        for (label, after), (_, before) in both
+        if label in older and before != after
+    ).most_common(MAX_TOLD)
+    return tuple(
+        Flip(class_name=label, before=before, after=after, count=count)
+        for (label, before, after), count in flips
+    )
+
+
+def _answers(judged: Judged) -> list[tuple[str, str]]:
+    """The class and the answer of every image."""
+    guesses = np.argmax(judged.logits_NC, axis=1)
+    return [
+        (judged.classes[label], judged.classes[guess])
+        for label, guess in zip(judged.labels_N.tolist(), guesses.tolist(), strict=True)
+    ]
+
+
+def _named(names: list[str], *, most: int = 10) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, names[:most])) + more

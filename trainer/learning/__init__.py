@@ -1,0 +1,1 @@
+"""Build a student from its parent and teach it: losses, loop, classifier, checkpoints."""

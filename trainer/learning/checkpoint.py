@@ -1,0 +1,269 @@
+"""How far a run has come, kept after each epoch outside the store: the same command goes on.
+
+Two files for each configuration: `<key>.json` says what is being learnt and how far it is, and
+names the safetensors file beside it by its SHA-256. The JSON is replaced last: what a kill tears
+is never read. The weights, the optimiser's moments and the state of the random changes are all
+there is to keep: the order of the images follows from the seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Generator, Tensor, nn
+
+from model_store.errors import DneError
+from model_store.network.network import Network
+from model_store.records.manifest import Scalar
+from model_store.store.cache import cache_folder
+from trainer.progress import Progress
+
+Configuration = Mapping[str, Scalar]
+
+SECONDS_BETWEEN = 1.0
+"""Epochs that are shorter are not all kept: a second of work is cheaper than many writes."""
+
+
+def default_folder(*, store: str, data: Path) -> Path:
+    """Where the checkpoints of a data folder lie if nobody says otherwise: one place for each."""
+    location = store if "://" in store else str(Path(store).resolve())
+    which = hashlib.sha256(f"{location}\n{data.resolve()}".encode(errors="surrogateescape"))
+    return cache_folder() / "checkpoints" / which.hexdigest()[:16]
+
+
+class Resumable(Protocol):
+    """What a phase of a run has to keep, to go on where it was."""
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `tensors`. ValueError where they are not those of such a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState:
+    """Everything that changes while the network learns."""
+
+    network: Network
+    parameters: Sequence[nn.Parameter]
+    optimiser: torch.optim.Optimizer
+    changes: Generator
+
+    def tensors(self) -> dict[str, Tensor]:
+        kept = {name: one.detach().contiguous() for name, one in self._weights().items()}
+        moments: dict[int, dict[str, Tensor]] = self.optimiser.state_dict()["state"]
+        kept |= {
+            f"optimiser.{index}.{name}": value.contiguous()
+            for index, values in moments.items()
+            for name, value in values.items()
+        }
+        return {**kept, "changes": self.changes.get_state()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        weights = self._weights()
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimiser."):
+                _, index, what = name.split(".")
+                moments.setdefault(int(index), {})[what] = value
+        shapes = {name: tensors[name].shape for name in weights if name in tensors}
+        if shapes != {name: one.shape for name, one in weights.items()}:
+            raise ValueError("it holds other tensors")
+        with torch.no_grad():
+            for name, one in weights.items():
+                one.copy_(tensors[name])
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self.changes.set_state(tensors["changes"])
+
+    def _weights(self) -> dict[str, nn.Parameter]:
+        """What any phase of the run changes: a later phase stands on what an earlier one learnt."""
+        names = {id(one): f"network.{name}" for name, one in self.network.named_parameters()}
+        return {
+            names.get(id(one), f"extra.{index}"): one
+            for index, one in enumerate([*self.network.learnable(), *self.parameters])
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """How far a run has come."""
+
+    phase: str
+    epochs: int
+    """Of this phase that are done."""
+    past: tuple[str, ...] = ()
+    """Phases that were done before it."""
+    unit: str = "epoch"
+    """What `epochs` counts."""
+
+    def __str__(self) -> str:
+        return f"{self.unit} {self.epochs} of {self.phase}"
+
+
+class Checkpoint:
+    """One run's place in `folder`. Where it cannot be written, the run goes on without."""
+
+    def __init__(self, folder: Path, *, configuration: Configuration, progress: Progress) -> None:
+        """Takes up what an earlier run of the same configuration left; names what it passes by."""
+        self.folder = folder
+        self.reached: Reached | None = None
+        self._configuration = dict(configuration)
+        self._progress = progress
+        self._record = folder / f"{_key(self._configuration)}.json"
+        self._tensors: dict[str, Tensor] = {}
+        self._writable = True
+        self._saved_at = -math.inf
+        self._note_others()
+        if self._record.exists():
+            self._take_up()
+
+    def is_past(self, phase: str) -> bool:
+        """Whether the run that is taken up had finished this phase."""
+        return self.reached is not None and phase in self.reached.past
+
+    def restore(self, phase: str, state: Resumable) -> int:
+        """Puts `state` back to where the run was; the epochs of `phase` that are done."""
+        if self.reached is None or self.reached.phase != phase or not self._tensors:
+            return 0
+        try:
+            state.load(self._tensors)
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise DneError(
+                f"the checkpoint {self._record} does not fit this run; remove it to start anew"
+            ) from error
+        self._tensors = {}
+        return self.reached.epochs
+
+    def save(
+        self, phase: str, epochs: int, state: Resumable, *, last: bool, unit: str = "epoch"
+    ) -> None:
+        """Keeps the first epoch of a phase, the last, and those between that are not too short."""
+        continues = self.reached is not None and self.reached.phase == phase
+        too_soon = time.monotonic() - self._saved_at < SECONDS_BETWEEN
+        if not self._writable or (continues and too_soon and not last):
+            return
+        past = self.reached.past if self.reached else ()
+        if self.reached and self.reached.phase != phase:
+            past = (*past, self.reached.phase)
+        reached = Reached(phase=phase, epochs=epochs, past=past, unit=unit)
+        try:
+            self._write(reached, safetensors.torch.save(state.tensors()))
+        except OSError as error:
+            self._writable = False
+            self._progress.note(
+                f"no checkpoints are kept from here on: {self.folder}: {error.strerror}"
+            )
+            return
+        self.reached, self._saved_at = reached, time.monotonic()
+
+    def remove(self) -> None:
+        """Nothing is left to go on with. Checkpoints of other configurations stay."""
+        with suppress(OSError):  # whatever cannot be removed is harmless
+            for path in self.folder.glob(f"{self._record.stem}*"):
+                path.unlink(missing_ok=True)
+            self.folder.rmdir()  # fails, as it should, when something else is in it
+
+    def _write(self, reached: Reached, data: bytes) -> None:
+        digest = hashlib.sha256(data).hexdigest()
+        name = f"{self._record.stem}-{digest[:16]}.safetensors"
+        record = {
+            "configuration": self._configuration,
+            "phase": reached.phase,
+            "epochs": reached.epochs,
+            "past": list(reached.past),
+            "unit": reached.unit,
+            "file": name,
+            "sha256": digest,
+        }
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(self.folder / name, data)
+        _replace(self._record, json.dumps(record, indent=1).encode())
+        for older in self.folder.glob(f"{self._record.stem}-*"):
+            if older.name != name:
+                older.unlink(missing_ok=True)
+
+    def _take_up(self) -> None:
+        try:
+            record = _read_record(self._record)
+            self._tensors = _read_tensors(self.folder, record)
+            self.reached = Reached(
+                phase=record["phase"],
+                epochs=record["epochs"],
+                past=tuple(record["past"]),
+                unit=record["unit"],
+            )
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+            self._progress.note(
+                f"the checkpoint {self._record} is damaged and is not used: starting anew"
+            )
+            return
+        self._progress.note(f"going on after {self.reached}, from the checkpoint {self._record}")
+
+    def _note_others(self) -> None:
+        for path in sorted(self.folder.glob("*.json")):
+            if path == self._record:
+                continue
+            try:
+                theirs = _read_record(path)["configuration"]
+                differences = _differences(theirs, self._configuration)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+                differences = "it cannot be read"
+            self._progress.note(
+                f"the checkpoint {path} is of another configuration ({differences}): "
+                "it is not used, and stays"
+            )
+
+
+def _key(configuration: Configuration) -> str:
+    text = json.dumps(configuration, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _differences(theirs: Mapping[str, Any], ours: Configuration) -> str:
+    names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
+    return ", ".join(
+        f"{name} {_brief(theirs.get(name))} there and {_brief(ours.get(name))} here"
+        for name in names
+    )
+
+
+def _brief(value: object) -> str:
+    return ascii(value)[1:9] if isinstance(value, str) and len(value) == 64 else str(value)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    record = json.loads(path.read_bytes())
+    if not isinstance(record, dict):
+        raise ValueError("not a record")
+    return record
+
+
+def _read_tensors(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
+    data = (folder / Path(record["file"]).name).read_bytes()
+    if hashlib.sha256(data).hexdigest() != record["sha256"]:
+        raise ValueError("another file")
+    return safetensors.torch.load(data)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Whole or not at all. Not synced: what a power cut tears does not fit its digest."""
+    unfinished = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp")
+    try:
+        unfinished.write_bytes(data)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)

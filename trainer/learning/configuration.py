@@ -1,0 +1,53 @@
+"""What makes two runs the same run: everything that decides which weights come out of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from torch import Tensor
+
+from model_store import __version__
+from trainer.data.folders import LabelledImages
+from trainer.learning.checkpoint import Configuration
+from trainer.learning.fit import Plan
+from trainer.learning.student import Student
+from trainer.request import AddTask
+
+
+def configuration_of(
+    student: Student, *, images: LabelledImages, plan: Plan | None, request: AddTask
+) -> Configuration:
+    """By what it starts from and what it reads, not by where they lie: a folder may move."""
+    network = student.network
+    return {
+        "software": __version__,
+        **(asdict(plan) if plan else {}),
+        "loss": request.loss,
+        "augment": request.augment,
+        "flip": request.flip,
+        "seed": request.seed,
+        "extend": request.extend,
+        "classes": len(network.spec.classes),
+        "heads": network.spec.tasks[-1].expert.heads,
+        "learnt parameters": sum(one.numel() for one in network.learnable()),
+        "images": _digest_of_images(images, student),
+        "start": _digest(network.state_dict().values()),
+    }
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    """Of the parent's weights and, by the seed, of what a new expert starts with."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _digest_of_images(images: LabelledImages, student: Student) -> str:
+    digest = hashlib.sha256(student.preprocessing.model_dump_json().encode())
+    digest.update("\n".join(images.classes).encode())
+    digest.update(images.labels_N.tobytes())
+    digest.update(images.pixels_NHWC.tobytes())
+    return digest.hexdigest()

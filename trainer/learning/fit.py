@@ -1,0 +1,199 @@
+"""Learning: batches, augmentation, AdamW with warm-up and cosine decay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator, Tensor, nn
+
+from model_store.errors import DneError
+from model_store.network.network import Network
+from model_store.records.manifest import Preprocessing
+from trainer.data.augment import Augmentation
+from trainer.data.folders import LabelledImages
+from trainer.learning.checkpoint import Checkpoint, RunState
+from trainer.learning.losses import Objective, Step
+from trainer.learning.out_of_memory import explained
+from trainer.progress import Progress
+
+WARM_UP_SHARE = 0.1
+FINAL_RATE_SHARE = 0.01
+WEIGHT_DECAY = 0.05
+SLOW_RATE_SHARE = 0.1
+"""For weights that are good already: those of a pre-trained expert."""
+
+# The rows of the training images that an epoch visits, in this order.
+DrawEpoch = Callable[[np.random.Generator], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long and how fast."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+
+
+def fit(
+    network: Network,
+    images: LabelledImages,
+    *,
+    parameters: Sequence[nn.Parameter],
+    objective: Objective,
+    plan: Plan,
+    augment: Augmentation,
+    preprocessing: Preprocessing,
+    draw_epoch: DrawEpoch,
+    seed: int,
+    name: str,
+    progress: Progress,
+    checkpoint: Checkpoint | None = None,
+    slow: Collection[nn.Parameter] = (),
+) -> None:
+    """Changes `parameters`, and nothing else, so that `network` answers the labels of `images`.
+
+    Those of them that are `slow` change at SLOW_RATE_SHARE of the rate.
+    Goes on where `checkpoint` stands, to the same bits as without an interruption.
+    """
+    order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
+    epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
+    optimiser = torch.optim.AdamW(
+        parameter_groups(network, parameters, slow=slow), lr=plan.learning_rate, fused=True
+    )
+    state = RunState(network=network, parameters=parameters, optimiser=optimiser, changes=changes)
+    if checkpoint is not None and checkpoint.is_past(name):
+        return
+    done = checkpoint.restore(name, state) if checkpoint is not None else 0
+    if done >= plan.epochs:
+        return
+    take_step = _Stepper(
+        state=state,
+        objective=objective,
+        images=images,
+        prepare=lambda clean: standardise(augment(clean, changes), preprocessing),
+        rate=plan.learning_rate,
+        steps=sum(map(len, epochs)),
+        taken=sum(map(len, epochs[:done])),
+    )
+    images_left = sum(len(rows) for batches in epochs[done:] for rows in batches)
+    with progress.phase(name, total=images_left) as phase:
+        for epoch, batches in enumerate(epochs[done:], start=done + 1):
+            for rows in batches:
+                with explained(batch_size=len(rows), attempt=take_step.attempt):
+                    loss, accuracy = take_step(rows)
+                phase.advance(len(rows), loss=loss, accuracy=accuracy)
+            if checkpoint is not None:
+                checkpoint.save(name, epoch, state, last=epoch == plan.epochs)
+
+
+class _Stepper:
+    """One batch after the other: forward, backward, and the rate of the moment."""
+
+    def __init__(
+        self,
+        *,
+        state: RunState,
+        objective: Objective,
+        images: LabelledImages,
+        prepare: Callable[[Tensor], Tensor],
+        rate: float,
+        steps: int,
+        taken: int,
+    ) -> None:
+        self._state, self._objective, self._prepare = state, objective, prepare
+        self._device = state.network.device
+        self._pixels = torch.from_numpy(images.pixels_NHWC).to(self._device)
+        self._labels = torch.from_numpy(images.labels_N).to(self._device)
+        self._rate, self._share = rate, rate_share(steps)
+        self._steps, self._taken = steps, taken
+
+    def __call__(self, rows: NDArray[np.int64]) -> tuple[float, float]:
+        """The loss and the accuracy of these images, before the step that they cause."""
+        optimiser = self._state.optimiser
+        for group in optimiser.param_groups:
+            group["lr"] = group["rate_share"] * self._rate * self._share(self._taken)
+        self._taken += 1
+        step = self._forward(rows)
+        loss = step.loss.item()
+        if not math.isfinite(loss):
+            raise DneError(
+                f"the loss became {loss} in step {self._taken} of {self._steps}: nothing was "
+                "published; try a lower --learning-rate"
+            )
+        optimiser.zero_grad(set_to_none=True)
+        step.loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        return loss, step.right.item() / len(rows)
+
+    def attempt(self, size: int) -> None:
+        """What a step on `size` images needs of memory, and none of its consequences."""
+        self._state.optimiser.zero_grad(set_to_none=True)
+        step = self._forward(np.zeros(size, dtype=np.int64))
+        step.loss.backward()  # type: ignore[no-untyped-call]
+
+    def _forward(self, rows: NDArray[np.int64]) -> Step:
+        chosen = torch.from_numpy(rows).to(self._device)
+        clean = self._pixels[chosen].permute(0, 3, 1, 2).float() / 255
+        return self._objective(self._state.network, self._prepare(clean), self._labels[chosen])
+
+
+def standardise(images_BCHW: Tensor, preprocessing: Preprocessing) -> Tensor:
+    mean, std = (
+        torch.tensor(values, device=images_BCHW.device)[:, None, None]
+        for values in (preprocessing.mean, preprocessing.std)
+    )
+    return (images_BCHW - mean) / std
+
+
+def every_image(images: LabelledImages) -> DrawEpoch:
+    """An epoch is every image once, shuffled."""
+
+    def draw(order: np.random.Generator) -> NDArray[np.int64]:
+        return order.permutation(len(images))
+
+    return draw
+
+
+def _batches(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
+    """Batches of equal size as far as possible: no last batch of one or two."""
+    yield from np.array_split(rows, math.ceil(len(rows) / size))
+
+
+def parameter_groups(
+    network: Network, parameters: Sequence[nn.Parameter], *, slow: Collection[nn.Parameter] = ()
+) -> list[dict[str, Any]]:
+    """Weight decay is for matrices: biases, norms, scales, tokens and positions have none."""
+    spared = {
+        id(one) for name, one in network.named_parameters() if name.endswith(("position", "_bias"))
+    }
+    slowed = {id(one) for one in slow}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for one in parameters:
+        decay = WEIGHT_DECAY if one.ndim >= 2 and id(one) not in spared else 0.0
+        share = SLOW_RATE_SHARE if id(one) in slowed else 1.0
+        groups.setdefault((decay, share), []).append(one)
+    return [
+        {"params": members, "weight_decay": decay, "rate_share": share}
+        for (decay, share), members in sorted(groups.items(), key=itemgetter(0), reverse=True)
+    ]
+
+
+def rate_share(steps: int) -> Callable[[int], float]:
+    """Linear warm-up, then a cosine down to a small share of the learning rate."""
+    warm_up = max(1, round(steps * WARM_UP_SHARE))
+
+    def share(step: int) -> float:
+        if step < warm_up:
+            return (step + 1) / warm_up
+        done = (step - warm_up) / max(1, steps - warm_up)
+        return FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * 0.5 * (1 + math.cos(math.pi * done))
+
+    return share

@@ -1,0 +1,118 @@
+"""The training objective: classification + 0.1 × task expertise + 1 × distillation.
+
+B images, C classes so far, O of them old, N new in this task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from model_store.errors import WrongUsage
+from model_store.inference.forward import Lineage
+from model_store.network.network import Network
+
+EXPERTISE_WEIGHT = 0.1
+DISTILLATION_WEIGHT = 1.0
+
+
+class Classification(Protocol):
+    def __call__(
+        self, logits_BC: Tensor, labels_B: Tensor, *, weights_B: Tensor | None = None
+    ) -> Tensor:
+        """The loss of a batch: the mean over its images, or their sum with these weights."""
+
+
+def cross_entropy(
+    logits_BC: Tensor, labels_B: Tensor, *, weights_B: Tensor | None = None
+) -> Tensor:
+    if weights_B is None:
+        return F.cross_entropy(logits_BC, labels_B)
+    return weights_B @ F.cross_entropy(logits_BC, labels_B, reduction="none")
+
+
+def binary(logits_BC: Tensor, labels_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
+    """Each class for itself: this one or not, summed over the classes."""
+    asked = F.one_hot(labels_B, logits_BC.shape[1]).to(logits_BC.dtype)
+    if weights_B is None:
+        return F.binary_cross_entropy_with_logits(logits_BC, asked, reduction="sum") / len(labels_B)
+    each_BC = F.binary_cross_entropy_with_logits(logits_BC, asked, reduction="none")
+    return weights_B @ each_BC.sum(dim=1)
+
+
+CLASSIFICATIONS: dict[str, Classification] = {"cross-entropy": cross_entropy, "binary": binary}
+
+
+def classification_named(name: str) -> Classification:
+    if name not in CLASSIFICATIONS:
+        raise WrongUsage(f"loss {name!r} is not one of {', '.join(CLASSIFICATIONS)}")
+    return CLASSIFICATIONS[name]
+
+
+def expertise(auxiliary_logits: Tensor, labels_B: Tensor, *, old_classes: int) -> Tensor:
+    """All old classes are one, output 0; the new ones follow. Keeps the new expert on its task."""
+    return F.cross_entropy(auxiliary_logits, (labels_B - old_classes + 1).clamp_min(0))
+
+
+def distillation(student_BO: Tensor, teacher_BO: Tensor) -> Tensor:
+    """KL divergence of the student's distribution over the old classes from the teacher's."""
+    return F.kl_div(
+        F.log_softmax(student_BO, dim=-1),
+        F.log_softmax(teacher_BO, dim=-1),
+        reduction="batchmean",
+        log_target=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """The parent: the frozen experts that the network still holds, and the heads it had."""
+
+    heads: nn.ModuleList
+    classes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """The loss of one batch, from one forward pass for student, teacher and auxiliary head."""
+
+    classification: Classification
+    teacher: Teacher | None = None
+    auxiliary: nn.Linear | None = None
+    frozen: Lineage | None = None
+    """The network's experts but the newest, or all: those that do not learn, in folded form."""
+
+    def __call__(self, network: Network, images_BCHW: Tensor, labels_B: Tensor) -> Step:
+        slices = self._token_slices(network, images_BCHW)
+        logits = network.classify(slices)
+        loss = self.classification(logits, labels_B)
+        if self.teacher is not None:
+            old = self.teacher.classes
+            with torch.no_grad():
+                taught = network.classify(slices[:-1], self.teacher.heads)
+            loss = loss + DISTILLATION_WEIGHT * distillation(logits[:, :old], taught)
+            if self.auxiliary is not None:
+                asked = expertise(
+                    self.auxiliary(torch.cat(slices, dim=-1)), labels_B, old_classes=old
+                )
+                loss = loss + EXPERTISE_WEIGHT * asked
+        right = (logits.detach().argmax(dim=-1) == labels_B).sum()
+        return Step(loss=loss, right=right)
+
+    def _token_slices(self, network: Network, images_BCHW: Tensor) -> list[Tensor]:
+        if self.frozen is None:
+            return network.token_slices(images_BCHW)
+        if len(self.frozen.spec.tasks) == len(network.spec.tasks):
+            return [self.frozen.token(images_BCHW)]
+        return network.token_slices(images_BCHW, self.frozen.older(images_BCHW))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    loss: Tensor
+    right: Tensor
+    """How many of the batch were right, before this step."""

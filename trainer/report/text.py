@@ -1,0 +1,114 @@
+"""Outcomes and evaluations as sentences for people; `--json` has the same facts for programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from model_store.records.describe import verdict
+from model_store.records.quality import Calibration, Gate, Unknown
+from model_store.tables import counted, percent
+from trainer.add_task import Outcome
+
+MAX_LINES = 10
+
+
+def tell_outcome(outcome: Outcome) -> None:
+    facts, manifest = outcome.as_json(), outcome.manifest
+    print(
+        f"version {facts['version']}: {counted(facts['tasks'], 'task')}, "
+        f"{counted(facts['classes'], 'class', 'classes')}; "
+        f"delta {_mib(facts['delta_bytes'])} of {_mib(facts['total_bytes'])}, "
+        f"images kept {_mib(facts['memory_bytes'])}, {facts['seconds']:.0f} s"
+    )
+    _tell_accuracy(facts["accuracy"])
+    _tell_calibration(manifest.calibration)
+    _tell_detector(manifest.unknown)
+    gate = manifest.metrics.gate
+    for note in gate.notes if gate else ():
+        print(note)
+    if gate and not gate.passed:
+        _tell_what_got_worse(gate)
+    if outcome.refused:
+        print(f"not promoted: {outcome.refused}", file=sys.stderr)
+    elif not outcome.promoted:
+        print("published and, as asked, not promoted")
+    elif gate and gate.forced:
+        print(f"promoted by force, against the gate: {'; '.join(gate.reasons)}", file=sys.stderr)
+    if gate and gate.passed:
+        print(f"the gate: {verdict(manifest)}")
+
+
+def tell_evaluation(report: dict[str, Any]) -> None:
+    print(f"version {report['version']}, {counted(report['images'], 'image')}")
+    for name, value in report["accuracy"].items():
+        print(f"  accuracy, {name + ':':4} {percent(value)}")
+    calibration = report["calibration"]
+    print(
+        f"  calibration error: {report['calibration_error']:.3f} (with temperature "
+        f"{calibration['temperature']:.2f}; without: {calibration['before']['all']:.3f})"
+    )
+    unknown = report["unknown"]
+    print(f"  known images answered as unknown: {percent(unknown['refused_known'])}")
+    if unknown["images"]:
+        print(
+            f"  unknown images ({unknown['images']}): AUROC {unknown['auroc']:.3f}, answered as "
+            f"known {percent(unknown['false_accept_rate'])}"
+        )
+    width = max(map(len, report["per_class"]))
+    for name, value in report["per_class"].items():
+        print(f"    {name:{width}}  {percent(value)}")
+
+
+def _tell_accuracy(accuracy: dict[str, float | None]) -> None:
+    if accuracy["all"] is None:
+        return
+    old = f", old {percent(accuracy['old'])}" if accuracy["old"] is not None else ""
+    before = accuracy["parent_old"]
+    was = f" (before: {percent(before)})" if before is not None else ""
+    print(f"accuracy: all {percent(accuracy['all'])}{old}{was}, new {percent(accuracy['new'])}")
+
+
+def _tell_calibration(calibration: Calibration) -> None:
+    before, after = calibration.before.all, calibration.after.all
+    if before is not None and after is not None:
+        print(
+            f"calibration error {before:.3f}, {after:.3f} with temperature "
+            f"{calibration.temperature:.2f} ({counted(calibration.images, 'image')})"
+        )
+
+
+def _tell_detector(unknown: Unknown | None) -> None:
+    if unknown is None:
+        print("no image is ever called unknown: nothing was held out to tell known ones by")
+    elif unknown.rate * (unknown.images + 1) < 1:
+        print(
+            f"unknown images are told by {unknown.images} held-out ones only: about "
+            f"{percent(1 / (unknown.images + 1))} of known images will be called unknown"
+        )
+
+
+def _tell_what_got_worse(gate: Gate) -> None:
+    worse = [
+        f"{one.class_name}: {percent(one.before)} before, {percent(one.after)} now "
+        f"({counted(one.images, 'image')})"
+        for one in gate.worse
+    ]
+    confused = [f"{one.class_name} taken for {one.taken_for}: {one.count}" for one in gate.confused]
+    flipped = [
+        f"{one.class_name}, answered {one.before} before and {one.after} now: {one.count}"
+        for one in gate.flipped
+    ]
+    for what, lines in (("got worse", worse), ("confused", confused), ("flipped", flipped)):
+        _tell_lines(what, lines)
+
+
+def _tell_lines(what: str, lines: list[str]) -> None:
+    for line in lines[:MAX_LINES]:
+        print(f"  {what}: {line}")
+    if len(lines) > MAX_LINES:
+        print(f"  {what}: {len(lines) - MAX_LINES} more, in `dne-store show --json`")
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.2f} MiB"
