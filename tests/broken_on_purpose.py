@@ -85,7 +85,7 @@ BREAKS = (
         "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n",
         "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n"
         "    chosen = await serving.predictor.resolve(version)\n",
-        "tests/dne_serve/test_reloader.py::test_a_request_keeps_the_version_it_began_with",
+        "tests/dne_serve/test_live_reload.py::test_a_request_keeps_the_version_it_began_with",
     ),
     Break(
         "6 a request of the Open Inference Protocol has one version",
@@ -101,7 +101,7 @@ BREAKS = (
         "                self._fall_back(store, failure)\n            raise\n",
         "                self._fall_back(store, failure)\n"
         "            self._residents._served = None\n            raise\n",
-        "tests/dne_serve/test_reloader.py::"
+        "tests/dne_serve/test_live_reload.py::"
         "test_a_flipped_bit_keeps_the_old_version_serving_and_says_so",
     ),
     Break(
@@ -117,7 +117,7 @@ BREAKS = (
         "dne_serve/engines/torch_engine.py",
         "needed = manifest.model_shards[len(known) :]",
         "needed = manifest.model_shards",
-        "tests/dne_serve/test_reloader.py::test_loading_the_next_version_reads_only_the_delta",
+        "tests/dne_serve/test_live_reload.py::test_loading_the_next_version_reads_only_the_delta",
     ),
     Break(
         "9 publishing costs the delta",

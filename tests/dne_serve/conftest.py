@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
+from tests.dne_serve.fake_engine import Clock, FakeEngine
 from tests.live_server import Live, live_server
 from tests.tiny_versions import promote, publish_tiny
 
@@ -54,6 +56,29 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     with live_server(Path(store.location)) as live:
         live.wait_until_ready()
         yield live
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def batcher(engine: FakeEngine) -> Iterator[ImageBatcher]:
+    batcher = ImageBatcher(engine.run, max_batch=4, max_queue=8)
+    batcher.start()
+    yield batcher
+    batcher.stop()
+
+
+@pytest.fixture
+def residents(engine: FakeEngine, batcher: ImageBatcher, clock: Clock) -> Residents:
+    return Residents(engine, batcher=batcher, limits=Limits(spare=2, idle_s=60), clock=clock)
 
 
 def publish_letters(store: Store) -> Manifest:

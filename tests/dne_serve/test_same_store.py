@@ -15,7 +15,7 @@ from model_store.backends.local import Objects
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters
-from tests.dne_serve.test_reloader import FakeEngine
+from tests.dne_serve.fake_engine import FakeEngine
 from tests.live_server import Live, assert_problem, live_server, png, wait_for
 from tests.model_store.backends import MemoryObjects
 from tests.tiny_versions import promote, publish_tiny
