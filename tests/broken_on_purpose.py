@@ -124,7 +124,7 @@ BREAKS = (
         "model_store/store/publish.py",
         "        if ref.sha256 not in shards and ref not in inherited:\n",
         "        if ref.sha256 not in shards:\n",
-        "tests/model_store/test_store.py::test_publishing_a_child_touches_only_what_is_new",
+        "tests/model_store/test_publish.py::test_publishing_a_child_touches_only_what_is_new",
     ),
 )
 
