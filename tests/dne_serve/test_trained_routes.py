@@ -17,7 +17,7 @@ from dne_serve.engines.torch_engine import TorchEngine
 from model_store.cli.main import main as dne_store
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
-from tests.dne_serve.test_protocol_v2_client import connected, image_input
+from tests.dne_serve.triton import connected, image_input
 from tests.live_server import Live, live_server, wait_for
 from tests.openapi_answers import Document, Operation
 from tests.trained_store import NEW_NAME, RENAMED, RETIRED, TrainedStore
