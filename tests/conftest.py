@@ -7,6 +7,7 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.campaigns import show_campaigns
 from tests.s3_server import moto, s3_location, seaweedfs  # noqa: F401 – fixtures for all
 from tests.trained_store import allow_for_the_making, trained_copy, trained_store  # noqa: F401 – fixtures for all
 
@@ -32,6 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    show_campaigns(terminalreporter)
     skipped = terminalreporter.stats.get("skipped", [])
     count = sum("gpu" in report.keywords for report in skipped)
     if count:

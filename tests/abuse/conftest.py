@@ -1,4 +1,4 @@
-"""The server that is abused, and the table of `make test-abuse`: one row a campaign."""
+"""A server to be abused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 from model_store.store.store import Store
 from tests.abuse.victim import Victim, serving
-from tests.campaigns import AddRow, Campaigns
+from tests.campaigns import campaign
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.live_server import TOKEN
 
-ABUSE = Campaigns("abuse")
+abuse_row = campaign("abuse")
 
 
 @pytest.fixture(scope="session")
@@ -31,15 +31,3 @@ def victim(models: Path) -> Iterator[Victim]:
     with serving("--store", str(models), environment=admin) as victim:
         yield victim
         assert victim.is_alive()
-
-
-@pytest.fixture
-def abuse_row(request: pytest.FixtureRequest) -> AddRow:
-    """Adds a row to the table."""
-    return ABUSE.row(request.config)
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    ABUSE.show(terminalreporter, config)

@@ -1,4 +1,4 @@
-"""The table of `make test-faults`: one row a campaign, written by the campaign itself."""
+"""A folder in memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns import AddRow, Campaigns
+from tests.campaigns import campaign
 
-FAULTS = Campaigns("fault")
+fault_row = campaign("fault")
 
 
 @pytest.fixture
@@ -24,15 +24,3 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(dir=memory, prefix="dne-faults-") as folder:
         yield Path(folder)
-
-
-@pytest.fixture
-def fault_row(request: pytest.FixtureRequest) -> AddRow:
-    """Adds a row to the table."""
-    return FAULTS.row(request.config)
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    FAULTS.show(terminalreporter, config)

@@ -1,4 +1,4 @@
-"""The table of `make test-scale`: one row a figure."""
+"""A store of ten thousand versions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns import AddRow, Campaigns
+from tests.campaigns import campaign
 from tests.many_versions import write_versions
 
-SCALE = Campaigns("scale")
+scale_row = campaign("scale")
 VERSIONS = 10_000
 
 
@@ -25,15 +25,3 @@ def large_store() -> Iterator[Path]:
         yield folder / "models"
     finally:
         shutil.rmtree(folder)
-
-
-@pytest.fixture
-def scale_row(request: pytest.FixtureRequest) -> AddRow:
-    """Adds a row to the table."""
-    return SCALE.row(request.config)
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    SCALE.show(terminalreporter, config)
