@@ -25,10 +25,9 @@ from obstore.exceptions import (
 )
 from obstore.store import from_url
 
-from model_store.backends.local import Entry, ObjectMissing, ObjectRefused, check_object_name
+from model_store.backends.base import Entry, ObjectMissing, ObjectRefused, check_object_name
 from model_store.errors import OutcomeUnknown, StoreError, StoreUnsupported, WriteFailed, WrongUsage
 from model_store.layout import STORE
-from model_store.records.sealing import MAX_RECORD_BYTES
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -37,6 +36,7 @@ _LOCATION = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_.-]
 _TOOK = re.compile(r" in [0-9.]+(?:s|ms|µs|ns)\b(?:, after \d+ retries[^-]*(?= -))?")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
+SMALL_BYTES = 16 << 20  # every record is at most that large
 SMALL_TIMEOUT = timedelta(seconds=30)
 LARGE_TIMEOUT = timedelta(minutes=30)
 """A whole request with its body, so large objects need time and small ones must not hang."""
@@ -133,7 +133,7 @@ class ObjectStorage:
             raise WriteFailed(f"{name} could not be deleted: {_sentence(error)}") from error
 
     def _for(self, size: int) -> ObjectStore:
-        return self._small if size <= MAX_RECORD_BYTES else self._large
+        return self._small if size <= SMALL_BYTES else self._large
 
     def _read_back(self, name: str, data: bytes, *, failure: Exception) -> bytes | None:
         """What is under that name now; None when nothing is."""
@@ -155,7 +155,7 @@ class ObjectStorage:
         if self._proved:
             return
         try:
-            held = self.read(STORE, max_bytes=MAX_RECORD_BYTES)
+            held = self.read(STORE, max_bytes=SMALL_BYTES)
             obstore.put(self._small, STORE, held, mode="create")
         except ObjectMissing:
             return

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from model_store import __version__
 from model_store.errors import DneError, WrongUsage
 from model_store.records.channel import check_channel_name
-from model_store.records.manifest import MAX_VERSION
+from model_store.records.fields import MAX_VERSION
 
 EXIT_OK = 0
 EXIT_FAILED = 1

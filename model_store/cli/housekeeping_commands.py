@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from model_store.backends.local import Entry
+from model_store.backends.base import Entry
 from model_store.cli.command import EXIT_OK, Add, current_actor, print_json, version_number
-from model_store.cli.mend_command import add_mend_command
 from model_store.maintenance.copy import Progress, copy_store
 from model_store.maintenance.delete import delete_version
 from model_store.maintenance.forget import CANNOT_BE_UNDONE, forget_class
@@ -48,7 +47,6 @@ def add_housekeeping_commands(add: Add) -> None:
         subparser.add_argument(
             "--reason", metavar="T", default="", help="why; kept in the tombstone"
         )
-    add_mend_command(add)
     copy = add("copy", copy_all, help="copy all versions and channels to another store")
     copy.add_argument(
         "--to",

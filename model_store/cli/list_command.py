@@ -17,8 +17,9 @@ from model_store.records import describe
 from model_store.records.channel import ChannelRecord
 from model_store.records.describe import channel_head, summary
 from model_store.records.manifest import Manifest
+from model_store.store.keep import Keep
 from model_store.store.store import Store
-from model_store.store.summaries import Keep, Page, Row, read_page
+from model_store.store.summaries import Page, Row, read_page
 from model_store.tables import columns, percent, size
 
 SHOWN = 30

@@ -113,9 +113,11 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
         from model_store.cli.class_commands import add_class_care_commands
         from model_store.cli.housekeeping_commands import add_housekeeping_commands
         from model_store.cli.key_commands import add_keys_command
+        from model_store.cli.mend_command import add_mend_command
 
         add_class_care_commands(add)
         add_housekeeping_commands(add)
+        add_mend_command(add)
         add_keys_command(subparsers)
     return parser
 

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 from model_store.errors import CopyRefused, ShardForgotten
 from model_store.layout import deleted_name, forgotten_name, record_name, shard_name, version_name
-from model_store.maintenance.gc import list_shards, read_all_manifests
 from model_store.records.manifest import Manifest, ShardRef, decode
-from model_store.records.sealing import MAX_RECORD_BYTES
+from model_store.records.sealing import read_sealed
 from model_store.records.tombstone import (
     deleted_versions,
     forgotten_shards,
     may_be_missing,
     read_deleted,
 )
+from model_store.store.inventory import list_shards, read_all_manifests
 from model_store.store.reservations import announced
 from model_store.store.store import Store
 
@@ -139,7 +139,7 @@ class _Copy:
 
     def _copy_manifest(self, manifest: Manifest) -> None:
         name = version_name(manifest.version)
-        sealed = self.source.objects.read(name, max_bytes=MAX_RECORD_BYTES)
+        sealed = read_sealed(self.source.objects, name)
         decode(name, sealed, version=manifest.version)
         if not self.target.objects.create(name, sealed):
             found = self.target.manifest(manifest.version)
@@ -168,7 +168,7 @@ class _Copy:
             self.report.records += 1
 
     def _copy_record(self, name: str) -> bool:
-        sealed = self.source.objects.read(name, max_bytes=MAX_RECORD_BYTES)
+        sealed = read_sealed(self.source.objects, name)
         return self.target.objects.create(name, sealed)
 
 

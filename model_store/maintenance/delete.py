@@ -4,35 +4,28 @@ versions holds; its shards are left to `gc`, which knows who else needs them.
 
 from __future__ import annotations
 
-from pydantic import ValidationError
-
-from model_store.errors import VersionNeeded, WrongUsage
+from model_store.errors import VersionNeeded
 from model_store.layout import deleted_name, version_name
 from model_store.records.gc_marks import clock_s
-from model_store.records.manifest import first_reason
-from model_store.records.sealing import timestamp
-from model_store.records.stored import create_stored
+from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
 from model_store.records.tombstone import DeletedVersion, read_deleted, tombstone_of
 from model_store.store.reservations import standing
-from model_store.store.reserve import with_reserve
 from model_store.store.store import Store
 
 
 def delete_version(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
     """VersionNeeded when a channel names the version, or a training run builds on it."""
-    with with_reserve(store) as reserved:
+    with store.using_reserve() as reserved:
         return _delete(reserved, version, actor=actor, reason=reason)
 
 
 def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
     manifest = store.manifest(version)
     _check_unneeded(store, version)
-    try:
+    with refusing_bad_fields():
         tombstone = tombstone_of(manifest, actor=actor, reason=reason, time=timestamp())
-    except ValidationError as error:
-        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
     name = deleted_name(version)
-    if not create_stored(store.objects, name, tombstone):
+    if not create_record(store.objects, name, tombstone):
         # Someone began it and did not come to the end; then we do.
         tombstone = read_deleted(store.objects, version) or tombstone
     try:
@@ -44,7 +37,7 @@ def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVe
         raise
     store.objects.delete(version_name(version))
     # Somebody else's deletion may have been called off just now, and its tombstone with it.
-    create_stored(store.objects, name, tombstone)
+    create_record(store.objects, name, tombstone)
     return tombstone
 
 

@@ -10,17 +10,13 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from model_store.errors import DataRejected, WrongUsage
+from model_store.errors import DataRejected
 from model_store.layout import forgotten_name, shard_name
-from model_store.maintenance.gc import list_shards, read_all_manifests
 from model_store.names import is_same, spelt_among
-from model_store.records.manifest import Manifest, ShardRef, first_reason
-from model_store.records.sealing import timestamp
-from model_store.records.stored import create_stored
+from model_store.records.manifest import Manifest, ShardRef
+from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
 from model_store.records.tombstone import ForgottenShard
-from model_store.store.reserve import with_reserve
+from model_store.store.inventory import list_shards, read_all_manifests
 from model_store.store.store import Store
 
 CANNOT_BE_UNDONE = (
@@ -45,7 +41,7 @@ class ForgetReport:
 
 def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
     """DataRejected when no version knows a class of that name."""
-    with with_reserve(store) as reserved:
+    with store.using_reserve() as reserved:
         return _forget_all(reserved, class_name, actor=actor, reason=reason)
 
 
@@ -75,7 +71,7 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
 
 
 def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: str) -> None:
-    try:
+    with refusing_bad_fields():
         tombstone = ForgottenShard(
             sha256=sha256,
             class_name=class_name,
@@ -84,10 +80,8 @@ def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: s
             time=timestamp(),
             transaction=uuid.uuid4().hex,
         )
-    except ValidationError as error:
-        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
     # The tombstone first: whoever writes the shard again looks for it afterwards.
-    create_stored(store.objects, forgotten_name(sha256), tombstone)
+    create_record(store.objects, forgotten_name(sha256), tombstone)
     store.objects.delete(shard_name(sha256))
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from model_store.backends.local import Entry
-from model_store.errors import StoreError, VersionDeleted, WriteFailed
-from model_store.layout import CLOCK, SHARDS, TMP, shard_of, version_name
+from model_store.backends.base import Entry
+from model_store.errors import WriteFailed
+from model_store.layout import CLOCK, TMP, version_name
 from model_store.records.gc_marks import (
     Condemned,
     Mark,
@@ -31,12 +31,11 @@ from model_store.records.manifest import Manifest
 from model_store.records.tombstone import (
     deleted_versions,
     forgotten_shards,
-    has_deleted_number,
-    read_deleted,
     read_forgotten,
 )
+from model_store.store.inventory import list_shards, read_all_manifests, unless_deleted
 from model_store.store.reservations import Standing, standing
-from model_store.store.reserve import is_full, with_reserve
+from model_store.store.reserve import is_full
 from model_store.store.store import Store
 
 GRACE_S = 24 * 3600.0
@@ -88,7 +87,7 @@ def collect_garbage(
     grace_s: float = GRACE_S,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> GcReport:
-    with with_reserve(store) as reserved:
+    with store.using_reserve() as reserved:
         plan = plan_collection(reserved, grace_s=grace_s)
         swept = [entry for _, entry in plan.sweep]
         condemned = list(plan.condemn.values())
@@ -127,39 +126,6 @@ def plan_collection(store: Store, *, grace_s: float) -> GcPlan:
     plan.leftovers = [*condemned.orphans, *_ended(runs, manifests), *_old(store, now_s=now_s)]
     plan.leftovers += _void(store)
     return plan
-
-
-def list_shards(store: Store) -> dict[str, Entry]:
-    """All shards that are there, by SHA-256."""
-    found = ((shard_of(entry.name), entry) for entry in store.objects.list(SHARDS))
-    return {sha256: entry for sha256, entry in found if sha256 is not None}
-
-
-def read_all_manifests(store: Store) -> list[Manifest]:
-    """The manifests of all versions. StoreError when one is lost or cannot be read: nobody can
-    say then what is needed."""
-    try:
-        versions = set(store.versions())
-        deleted = set(deleted_versions(store.objects))
-        heads = [record.target for name in store.channels() if (record := store.head(name))]
-        return [
-            manifest
-            for number in range(1, max((*versions, *deleted, *heads), default=0) + 1)
-            # What is in neither listing came in between, or it is lost: reading it tells.
-            if number in versions or number not in deleted
-            if (manifest := _unless_deleted(store, number, deleted=deleted)) is not None
-        ]
-    except StoreError as error:
-        raise StoreError(f"the store is damaged, so nothing was done: {error}") from error
-
-
-def _unless_deleted(store: Store, version: int, *, deleted: set[int]) -> Manifest | None:
-    try:
-        manifest = store.manifest(version)
-    except VersionDeleted:
-        return None
-    tombstone = read_deleted(store.objects, version) if version in deleted else None
-    return None if has_deleted_number(manifest, tombstone) else manifest
 
 
 def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found) -> None:
@@ -204,7 +170,7 @@ def _void(store: Store) -> list[str]:
     return [
         version_name(number)
         for number in sorted(both)
-        if _unless_deleted(store, number, deleted=both) is None
+        if unless_deleted(store, number, deleted=both) is None
     ]
 
 

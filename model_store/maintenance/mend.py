@@ -15,25 +15,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ValidationError
-
-from model_store.backends.local import ObjectMissing, ObjectRefused
-from model_store.errors import RecordInvalid, StoreError, StoreUnsupported, WrongUsage
+from model_store.backends.base import ObjectMissing
+from model_store.errors import RecordInvalid, StoreError, StoreUnsupported
 from model_store.layout import MENDED, mended_name, record_name
 from model_store.records.channel import ChannelName, ChannelRecord, decode_record
-from model_store.records.gc_marks import SWEEP_WINDOW_S, clock_s
-from model_store.records.manifest import (
+from model_store.records.fields import (
     Count,
     Record,
     Sha256,
     Text,
     Timestamp,
     Transaction,
-    first_reason,
+    Version,
 )
-from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, parse_object, timestamp
-from model_store.records.stored import create_stored
-from model_store.records.tombstone import Version
+from model_store.records.gc_marks import SWEEP_WINDOW_S, clock_s
+from model_store.records.sealing import (
+    FORMAT,
+    create_record,
+    parse_object,
+    read_sealed,
+    refusing_bad_fields,
+    timestamp,
+)
 from model_store.store.store import Store
 
 MAX_CONTENT_BYTES = 64 << 10
@@ -134,10 +137,10 @@ def _judge(store: Store, channel: str, number: int) -> Stray | None:
     """None where it is gone. A backend that fails to read says nothing about the object."""
     name = record_name(channel, number)
     try:
-        data = store.objects.read(name, max_bytes=MAX_RECORD_BYTES)
+        data = read_sealed(store.objects, name)
     except ObjectMissing:
         return None
-    except ObjectRefused as error:
+    except RecordInvalid as error:
         return Stray(number=number, data=None, problem=error.reason)
     try:
         record = decode_record(name, data, channel=channel, number=number)
@@ -180,7 +183,7 @@ def _claim(store: Store, channel: str, stray: Stray, *, mender: Mender) -> None:
         if now_s - held[name].modified_s <= SWEEP_WINDOW_S:
             raise _taken(channel, stray.number)
         attempt += 1
-    if not create_stored(store.objects, name, record):
+    if not create_record(store.objects, name, record):
         raise _taken(channel, stray.number)
 
 
@@ -195,7 +198,7 @@ def _taken(channel: str, number: int) -> StoreError:
 def _record_of(channel: str, stray: Stray, *, mender: Mender) -> MendedRecord:
     data = stray.data
     short = data is not None and len(data) <= MAX_CONTENT_BYTES
-    try:
+    with refusing_bad_fields():
         return MendedRecord(
             channel=channel,
             number=stray.number,
@@ -208,5 +211,3 @@ def _record_of(channel: str, stray: Stray, *, mender: Mender) -> MendedRecord:
             time=timestamp(),
             transaction=uuid.uuid4().hex,
         )
-    except ValidationError as error:
-        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error

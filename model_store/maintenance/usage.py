@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from model_store.maintenance.gc import list_shards, read_all_manifests
 from model_store.records.gc_marks import list_condemned
 from model_store.records.manifest import Manifest, ShardRef, total_bytes
 from model_store.records.tombstone import deleted_versions
+from model_store.store.inventory import list_shards, read_all_manifests
 from model_store.store.store import Store
 
 

@@ -9,19 +9,11 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from model_store.errors import NothingToRollBack, RecordInvalid, WrongUsage
-from model_store.records.manifest import (
-    MAX_VERSION,
-    Record,
-    Sha256,
-    Text,
-    Timestamp,
-    Transaction,
-    first_reason,
-)
-from model_store.records.sealing import FORMAT, seal, unseal
+from model_store.records.fields import Record, Sha256, Text, Timestamp, Transaction, Version
+from model_store.records.sealing import FORMAT, unseal_record
 
 Mode = Literal["follow", "pin"]
 CHANNEL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
@@ -33,8 +25,8 @@ class ChannelRecord(Record):
 
     format: Literal[1] = FORMAT
     channel: ChannelName
-    number: Annotated[int, Field(ge=1, le=MAX_VERSION)]
-    target: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    number: Version
+    target: Version
     target_digest: Sha256
     mode: Mode
     actor: Text
@@ -44,17 +36,8 @@ class ChannelRecord(Record):
     """Chosen at random for this one move: after a lost reply it tells whose record is there."""
 
 
-def encode_record(record: ChannelRecord) -> bytes:
-    return seal(record.model_dump(mode="json"))
-
-
 def decode_record(name: str, sealed: bytes, *, channel: str, number: int) -> ChannelRecord:
-    body = unseal(name, sealed)
-    del body["digest"]
-    try:
-        record = ChannelRecord.model_validate(body)
-    except ValidationError as error:
-        raise RecordInvalid(name, first_reason(error)) from error
+    record = unseal_record(name, sealed, ChannelRecord)
     if (record.channel, record.number) != (channel, number):
         raise RecordInvalid(name, f"it says it is record {record.number} of {record.channel}")
     return record

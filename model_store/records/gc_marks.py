@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from model_store.backends.local import Entry, ObjectMissing, Objects
+from model_store.backends.base import Entry, Objects
 from model_store.errors import StoreError
 from model_store.layout import CLOCK, CONDEMNED
-from model_store.records.manifest import Record, Sha256, Transaction
-from model_store.records.sealing import FORMAT
-from model_store.records.stored import create_stored, read_stored
+from model_store.records.fields import Record, Sha256, Transaction
+from model_store.records.sealing import FORMAT, create_record, find_record
 
 SWEEP_WINDOW_S = 600.0
 """A sweep that has not taken its shard away after this long is dead, and its verdict is void."""
@@ -93,21 +92,19 @@ def list_condemned(objects: Objects) -> Condemned:
 def condemn(objects: Objects, sha256: str) -> None:
     """Marks a shard. It is not touched before a later run has looked again."""
     mark = Mark(sha256=sha256, id=uuid.uuid4().hex, since_s=0.0, judged_s=None)
-    create_stored(objects, mark.name, MarkRecord(sha256=sha256, transaction=mark.id))
+    create_record(objects, mark.name, MarkRecord(sha256=sha256, transaction=mark.id))
 
 
 def decide(objects: Objects, mark: Mark, decision: Decision) -> bool:
     """True: it is decided, and by us. False: somebody else came first."""
     verdict = Verdict(decision=decision, transaction=uuid.uuid4().hex)
-    return create_stored(objects, mark.verdict_name, verdict)
+    return create_record(objects, mark.verdict_name, verdict)
 
 
 def read_decision(objects: Objects, mark: Mark) -> Decision | None:
     """What was decided; None when nothing was, or when mark and verdict are gone since."""
-    try:
-        return read_stored(objects, mark.verdict_name, Verdict).decision
-    except ObjectMissing:
-        return None
+    verdict = find_record(objects, mark.verdict_name, Verdict)
+    return None if verdict is None else verdict.decision
 
 
 def is_void(mark: Mark, *, now_s: float) -> bool:
@@ -126,7 +123,7 @@ def sweep(
     began_s = monotonic_s()
     if not decide(objects, mark, "sweep"):
         return False
-    if not _is_there(objects, mark):
+    if find_record(objects, mark.name, MarkRecord) is None:
         objects.delete(mark.verdict_name)  # it was decided and cleared before we came
         return False
     if monotonic_s() - began_s > SWEEP_WINDOW_S / 2:
@@ -167,14 +164,6 @@ def _is_rescued(objects: Objects, mark: Mark) -> bool:
     if keep(objects, mark):
         return True
     return mark.judged_s is not None and is_void(mark, now_s=clock_s(objects))
-
-
-def _is_there(objects: Objects, mark: Mark) -> bool:
-    try:
-        read_stored(objects, mark.name, MarkRecord)
-    except ObjectMissing:
-        return False
-    return True
 
 
 def clock_s(objects: Objects) -> float:

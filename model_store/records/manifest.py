@@ -6,26 +6,20 @@ from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from model_store.errors import RecordInvalid, SpecInvalid
+from model_store.records.fields import Count, Record, Sha256, Text, Timestamp, Transaction, Version
 from model_store.records.quality import Accuracy as Accuracy
 from model_store.records.quality import Calibration as Calibration
-from model_store.records.quality import Count as Count
 from model_store.records.quality import Metrics as Metrics
-from model_store.records.quality import Record as Record
-from model_store.records.quality import Text as Text
 from model_store.records.quality import Unknown as Unknown
-from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal
+from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal_record
 from model_store.spec import MAX_TASKS, ExpertSpec, NetworkSpec, TaskSpec, Token
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ShardKind = Literal["expert", "classifier", "memory", "held-out"]
 Scalar = str | int | float | bool | None
-Timestamp = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$")]
-Transaction = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
-MAX_VERSION = 99_999_999
 KEPT_MANIFESTS = 32
 KEPT_SPECS = 8  # one may name many thousands of classes
 SIGNED_AS = b"dne-serve manifest\n"  # a signature for something else is none for a manifest
@@ -97,7 +91,7 @@ class Draft(Record):
     """Everything about a version that is known before it has a number."""
 
     format: Literal[1] = FORMAT
-    parent: Annotated[int, Field(ge=1, le=MAX_VERSION)] | None = None
+    parent: Version | None = None
     parent_digest: Sha256 | None = None
     transaction: Transaction
     network: Geometry
@@ -222,7 +216,7 @@ class Signs(Protocol):
 
 
 class Manifest(Draft):
-    version: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    version: Version
     signature: Signature | None = None
     digest: Sha256
 
@@ -255,13 +249,8 @@ def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
     manifest = _as_written(sealed)
     if manifest is not None and manifest.version == version:
         return manifest
-    body = unseal(name, sealed)
-    try:
-        # Strict mode takes a JSON list for a tuple only when it reads JSON itself.
-        manifest = Manifest.model_validate_json(sealed)
-    except ValidationError as error:
-        raise RecordInvalid(name, first_reason(error)) from error
-    if body["version"] != version:
+    manifest = unseal_record(name, sealed, Manifest)
+    if manifest.version != version:
         raise RecordInvalid(name, f"it says it is version {manifest.version}")
     raise RecordInvalid(name, "a field is missing or spelt in another way")
 
@@ -280,12 +269,6 @@ def _as_written(sealed: bytes) -> Manifest | None:
         return manifest if _sealed(manifest) == sealed else None
     except (ValueError, RecursionError):  # not a manifest, or one without a canonical form
         return None
-
-
-def first_reason(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
 def delta_of(child: Draft, parent: Draft | None) -> tuple[ShardRef, ...]:

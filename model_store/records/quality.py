@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Count = Annotated[int, Field(ge=0, lt=1 << 48)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Text = Annotated[str, Field(max_length=2000)]
+from model_store.records.fields import Count, Record, Share, Text
+
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 """A fit ends between 0.03 and 30: beyond these, a manifest was not written by a trainer."""
 Reduced = Literal["bf16", "int8"]
 """Precisions below single precision."""
 Side = Literal["old", "new"]
 """The classes that a version had before, and those that it brings."""
-
-
-class Record(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        populate_by_name=True,
-        defer_build=True,  # a command builds the few records that it meets, not all there are
-    )
 
 
 class CalibrationError(Record):
@@ -114,13 +102,13 @@ class Gate(Record):
 
 class Metrics(Record):
     accuracy: Accuracy = Accuracy()
-    per_class: dict[str, float] = {}
+    per_class: dict[str, float] = Field(default_factory=dict)
     images: Count = 0
     source: Literal["held-out", "validation", "none"] = "none"
-    confusion: dict[str, dict[str, Count]] = {}
+    confusion: dict[str, dict[str, Count]] = Field(default_factory=dict)
     """How often images of a class (outer) were taken for a class (inner); zeros are left out.
     Kept because the images may be forgotten. Not written where there is nothing."""
     gate: Gate | None = None
-    agreement: dict[Reduced, Share] = {}
+    agreement: dict[Reduced, Share] = Field(default_factory=dict)
     """How often the answer in this precision was that in single precision. Not written where it
     is empty, as in versions from before it was measured."""

@@ -18,7 +18,8 @@ from pydantic import Field, ValidationError
 from model_store.errors import SignatureRefused, WrongUsage
 from model_store.layout import version_name
 from model_store.names import check_name
-from model_store.records.manifest import Manifest, Record, Signature, first_reason, signed_bytes
+from model_store.records.fields import Record, first_reason
+from model_store.records.manifest import Manifest, Signature, signed_bytes
 from model_store.records.sealing import parse_object
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ A tombstone keeps the number and the digest, so that the chain of versions still
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from model_store.backends.local import ObjectMissing, Objects
+from model_store.backends.base import Objects, parsed
 from model_store.errors import RecordInvalid
 from model_store.layout import (
     DELETED,
@@ -20,22 +20,11 @@ from model_store.layout import (
     forgotten_name,
     forgotten_of,
 )
-from model_store.records.manifest import (
-    MAX_VERSION,
-    Manifest,
-    Record,
-    Sha256,
-    ShardRef,
-    Text,
-    Timestamp,
-    Transaction,
-)
-from model_store.records.sealing import FORMAT
-from model_store.records.stored import read_stored
+from model_store.records.fields import Record, Sha256, Text, Timestamp, Transaction, Version
+from model_store.records.manifest import Manifest, ShardRef
+from model_store.records.sealing import FORMAT, find_record
 
 IMAGE_KINDS = frozenset({"memory", "held-out"})
-
-Version = Annotated[int, Field(ge=1, le=MAX_VERSION)]
 
 
 class DeletedVersion(Record):
@@ -66,18 +55,14 @@ class ForgottenShard(Record):
 
 def deleted_versions(objects: Objects) -> list[int]:
     """The numbers of all versions that have a tombstone, ascending."""
-    numbers = (deleted_of(entry.name) for entry in objects.list(DELETED))
-    return sorted(number for number in numbers if number is not None)
+    return sorted(parsed(objects.list_names(DELETED), deleted_of))
 
 
 def read_deleted(objects: Objects, version: int) -> DeletedVersion | None:
     """The tombstone of a version; None where there is none."""
     name = deleted_name(version)
-    try:
-        found = read_stored(objects, name, DeletedVersion)
-    except ObjectMissing:
-        return None
-    if found.version != version:
+    found = find_record(objects, name, DeletedVersion)
+    if found is not None and found.version != version:
         raise RecordInvalid(name, f"it says it stands for version {found.version}")
     return found
 
@@ -90,18 +75,14 @@ def has_deleted_number(manifest: Manifest, tombstone: DeletedVersion | None) -> 
 
 def forgotten_shards(objects: Objects) -> frozenset[str]:
     """The digests of all image shards that have a tombstone."""
-    digests = (forgotten_of(entry.name) for entry in objects.list(FORGOTTEN))
-    return frozenset(sha256 for sha256 in digests if sha256 is not None)
+    return frozenset(parsed(objects.list_names(FORGOTTEN), forgotten_of))
 
 
 def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
     """The tombstone of an image shard; None where there is none."""
     name = forgotten_name(sha256)
-    try:
-        found = read_stored(objects, name, ForgottenShard)
-    except ObjectMissing:
-        return None
-    if found.sha256 != sha256:
+    found = find_record(objects, name, ForgottenShard)
+    if found is not None and found.sha256 != sha256:
         raise RecordInvalid(name, f"it says it stands for shard {found.sha256}")
     return found
 

@@ -29,8 +29,8 @@ log = logging.getLogger("model_store.cache")
 # The names that are written below, and no others: the folder may hold files of somebody else.
 _OWN_NAME = re.compile(r"[0-9a-f]{64}|tmp-[0-9a-f]{32}")
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class ShardCache:
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(ref.bytes)
-            _write(self.root / ref.sha256, data)
+            replace_file(self.root / ref.sha256, data)
         except OSError as error:
             log.warning("shard %s is not cached in %s: %s", ref.sha256, self.root, error.strerror)
 
@@ -121,18 +121,21 @@ def _max_bytes(text: str) -> int:
 
 def _read_exactly(path: Path, size: int) -> bytes:
     """At most one byte more than `size`, which shows that it does not fit."""
-    file = os.open(path, _READ)
+    file = os.open(path, READ_FLAGS)
     with open(file, "rb") as reader:
         data = reader.read(size + 1) if stat.S_ISREG(os.fstat(file).st_mode) else b""
         os.utime(file)  # it was of use: others go first
     return data
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all. Not synced: what a power cut tears does not fit its digest."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file aside and rename it: readers see the old bytes or the new ones, whole.
+
+    Nothing is synced, so a power cut may tear the file. Readers check a digest.
+    """
     unfinished = path.with_name(f"tmp-{uuid.uuid4().hex}")
     try:
-        with open(os.open(unfinished, _WRITE, 0o600), "wb") as writer:
+        with open(os.open(unfinished, _WRITE_FLAGS, 0o600), "wb") as writer:
             writer.write(data)
         os.replace(unfinished, path)
     finally:

@@ -9,27 +9,24 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from pydantic import ValidationError
-
-from model_store.backends.local import MAX_CONFLICTS
+from model_store.backends.base import MAX_CONFLICTS
 from model_store.errors import (
     ChannelBroken,
     ChannelMoved,
     ChannelNotFound,
     VersionDeleted,
     WriteFailed,
-    WrongUsage,
 )
 from model_store.layout import record_name
 from model_store.records.channel import (
     ChannelRecord,
     Mode,
-    encode_record,
     resume_target,
     rollback_target,
 )
-from model_store.records.manifest import MAX_VERSION, Manifest, first_reason
-from model_store.records.sealing import timestamp
+from model_store.records.fields import MAX_VERSION
+from model_store.records.manifest import Manifest
+from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
 from model_store.records.tombstone import deleted_versions
 
 if TYPE_CHECKING:
@@ -166,7 +163,7 @@ def _append(
     store: Store, channel: str, number: int, *, named: Manifest, mode: Mode, actor: str, reason: str
 ) -> ChannelRecord | None:
     """The record, or None when that number is taken."""
-    try:
+    with refusing_bad_fields():
         record = ChannelRecord(
             channel=channel,
             number=number,
@@ -178,9 +175,7 @@ def _append(
             time=timestamp(),
             transaction=uuid.uuid4().hex,
         )
-    except ValidationError as error:
-        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
-    if not store.objects.create(record_name(channel, number), encode_record(record)):
+    if not create_record(store.objects, record_name(channel, number), record):
         return None
     if store.is_deleted(named.version):
         _retreat(store, record)
@@ -201,5 +196,5 @@ def _retreat(store: Store, record: ChannelRecord) -> NoReturn:
             }
         )
         # Not ours to insist on: where the number is taken, somebody has moved on.
-        store.objects.create(record_name(ours.channel, ours.number), encode_record(ours))
+        create_record(store.objects, record_name(ours.channel, ours.number), ours)
     raise VersionDeleted(record.target)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from model_store.backends.local import MAX_CONFLICTS
+from model_store.backends.base import MAX_CONFLICTS
 from model_store.errors import (
     OutcomeUnknown,
     RecordInvalid,
@@ -20,15 +20,8 @@ from model_store.errors import (
     WriteFailed,
 )
 from model_store.layout import deleted_name, shard_name, version_name
-from model_store.records.manifest import (
-    MAX_VERSION,
-    Draft,
-    Manifest,
-    ShardRef,
-    Signs,
-    decode,
-    encode,
-)
+from model_store.records.fields import MAX_VERSION
+from model_store.records.manifest import Draft, Manifest, ShardRef, Signs, decode, encode
 from model_store.records.tombstone import (
     deleted_versions,
     forgotten_shards,

@@ -12,14 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from model_store.backends.local import ObjectMissing, Objects
+from model_store.backends.base import ObjectMissing, Objects
 from model_store.errors import OutcomeUnknown, RecordInvalid, StoreError, WriteFailed
 from model_store.layout import RUNS, run_name, run_of
+from model_store.records.fields import Record, Sha256, Transaction, Version
 from model_store.records.gc_marks import rescue
-from model_store.records.manifest import Record, Sha256, Transaction
-from model_store.records.sealing import FORMAT
-from model_store.records.stored import create_stored, read_stored
-from model_store.records.tombstone import Version
+from model_store.records.sealing import FORMAT, create_record, read_record
 
 EXPIRY_S = 7 * 24 * 3600.0
 """Older announcements, by the store's own clock, are those of runs that died."""
@@ -108,13 +106,13 @@ def standing(objects: Objects, *, now_s: float) -> list[Standing]:
 
 def _create(objects: Objects, record: Announcement) -> None:
     for number in range(1, MAX_ANNOUNCEMENTS):
-        if create_stored(objects, run_name(record.transaction, number), record):
+        if create_record(objects, run_name(record.transaction, number), record):
             return
     raise WriteFailed(f"run {record.transaction} has announced itself too often")
 
 
 def _read(objects: Objects, name: str, transaction: str) -> Announcement:
-    record = read_stored(objects, name, Announcement)
+    record = read_record(objects, name, Announcement)
     if record.transaction != transaction:
         raise RecordInvalid(name, f"it says it is of run {record.transaction}")
     return record

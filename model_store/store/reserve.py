@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from model_store.backends.local import Entry, LocalDirectory, Objects
+from model_store.backends.base import Entry, Objects
+from model_store.backends.local import LocalDirectory
 from model_store.errors import OutcomeUnknown, StoreError, WriteFailed
 from model_store.layout import RESERVE
-from model_store.store.store import Store
 
 RESERVE_BYTES = 256 << 10
 RESERVE_NAME = f"{RESERVE}/room"
@@ -38,11 +38,10 @@ def is_full(error: BaseException) -> bool:
 
 
 @contextmanager
-def with_reserve(store: Store) -> Iterator[Store]:
-    """The store for whoever frees room in it: its writes may use the reserve."""
-    reserved = _Reserved(store.objects)
+def using_reserve(objects: Objects) -> Iterator[Objects]:
+    """Yield the objects for housekeeping: on a full disk, writes give up the reserve."""
     try:
-        yield Store(reserved, location=store.location)
+        yield _Reserved(objects)
     except WriteFailed as error:
         if not is_full(error):
             raise
@@ -51,7 +50,7 @@ def with_reserve(store: Store) -> Iterator[Store]:
             "disk that is not the store's, and run it again"
         ) from error.__cause__
     finally:
-        hold_back(store.objects)
+        hold_back(objects)
 
 
 class _Reserved:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from model_store.backends.local import (
-    Entry,
-    ObjectMissing,
-    ObjectRefused,
-    Objects,
-    leaving_no_folders,
-    objects_at,
-)
+from model_store.backends.base import Entry, ObjectMissing, ObjectRefused, Objects, keyed, parsed
+from model_store.backends.location import leaving_no_folders, objects_at
 from model_store.errors import (
     ChannelBroken,
     RecordInvalid,
@@ -42,17 +37,9 @@ from model_store.records.channel import (
     check_channel_name,
     decode_record,
 )
-from model_store.records.manifest import (
-    MAX_VERSION,
-    Draft,
-    Manifest,
-    Record,
-    ShardRef,
-    Signs,
-    decode,
-    first_reason,
-)
-from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, seal, unseal
+from model_store.records.fields import MAX_VERSION, Record
+from model_store.records.manifest import Draft, Manifest, ShardRef, Signs, decode
+from model_store.records.sealing import FORMAT, create_record, read_record, read_sealed
 from model_store.records.tombstone import (
     IMAGE_KINDS,
     forgotten_shards,
@@ -61,6 +48,7 @@ from model_store.records.tombstone import (
 )
 from model_store.store import channel_moves as moves
 from model_store.store.cache import shard_cache
+from model_store.store.reserve import hold_back, using_reserve
 from model_store.store.shard import check_digest
 
 if TYPE_CHECKING:
@@ -94,8 +82,6 @@ class Store:
     @classmethod
     def create(cls, location: str, *, objects: Objects | None = None) -> Store:
         """The store at `location`, which is made when there is none."""
-        from model_store.store.reserve import hold_back  # reading a store starts without it
-
         objects = objects or objects_at(location)
         try:
             store = cls(objects, location=location)
@@ -103,7 +89,7 @@ class Store:
             _refuse_versions(objects)
             _probe(objects)
             fresh = StoreRecord(id=uuid.uuid4().hex)
-            objects.create(STORE, seal(fresh.model_dump(mode="json")))  # or somebody else just did
+            create_record(objects, STORE, fresh)  # or somebody else just did
             store = cls(objects, location=location)
         hold_back(objects)
         return store
@@ -116,29 +102,28 @@ class Store:
         with leaving_no_folders(location):
             _probe(objects)
 
+    @contextmanager
+    def using_reserve(self) -> Iterator[Store]:
+        """Yield this store for housekeeping: its writes may use the reserve."""
+        with using_reserve(self.objects) as objects:
+            yield Store(objects, location=self.location)
+
     def read_id(self) -> str:
         try:
-            body = unseal(STORE, self._read_record(STORE))
+            return read_record(self.objects, STORE, StoreRecord).id
         except ObjectMissing as error:
             raise StoreNotFound(f"there is no store at {self.location}") from error
-        del body["digest"]
-        try:
-            return StoreRecord.model_validate(body).id
-        except ValidationError as error:
-            raise RecordInvalid(STORE, first_reason(error)) from error
 
     # Versions and shards
 
     def versions(self) -> list[int]:
         """The numbers of all versions, ascending."""
-        numbers = map(version_of, self.objects.list_names(VERSIONS))
-        return sorted(number for number in numbers if number is not None)
+        return sorted(parsed(self.objects.list_names(VERSIONS), version_of))
 
     def version_entries(self, *, since: int) -> dict[int, Entry]:
         """What a listing tells of the manifests from a number on. It reads none of them."""
         entries = self.objects.list(VERSIONS, after=version_name(since - 1))
-        found = ((version_of(entry.name), entry) for entry in entries)
-        return {number: entry for number, entry in found if number is not None}
+        return keyed(entries, version_of)
 
     def newest(self) -> int | None:
         return max(self.versions(), default=None)
@@ -160,7 +145,7 @@ class Store:
         try:
             if not 1 <= version <= MAX_VERSION:
                 raise ObjectMissing(name)
-            return decode(name, self._read_record(name), version=version)
+            return decode(name, read_sealed(self.objects, name), version=version)
         except ObjectMissing as error:
             if self.is_deleted(version):
                 raise VersionDeleted(version) from error
@@ -241,15 +226,12 @@ class Store:
 
     def newest_records(self) -> dict[str, int]:
         """The number of each channel's newest record, by name, from one listing."""
-        newest: dict[str, int] = {}
-        for key in sorted(filter(None, map(record_of, self.objects.list_names(CHANNELS)))):
-            newest[key[0]] = key[1]
-        return newest
+        return dict(sorted(parsed(self.objects.list_names(CHANNELS), record_of)))
 
     def record(self, channel: str, number: int) -> ChannelRecord:
         name = record_name(channel, number)
         try:
-            sealed = self._read_record(name)
+            sealed = read_sealed(self.objects, name)
         except ObjectMissing as error:
             raise RecordInvalid(name, "it is not there") from error
         return decode_record(name, sealed, channel=channel, number=number)
@@ -284,14 +266,13 @@ class Store:
 
     def record_numbers(self, channel: str) -> list[int]:
         names = self.objects.list_names(f"{CHANNELS}/{check_channel_name(channel)}")
-        return sorted(key[1] for key in map(record_of, names) if key is not None)
+        return sorted(number for _, number in parsed(names, record_of))
 
     def record_entries(self, channel: str, *, since: int) -> dict[int, Entry]:
         """What a listing tells of a channel's records from a number on. It reads none of them."""
         folder = f"{CHANNELS}/{check_channel_name(channel)}"
         entries = self.objects.list(folder, after=record_name(channel, since - 1))
-        found = ((record_of(entry.name), entry) for entry in entries)
-        return {key[1]: entry for key, entry in found if key is not None}
+        return {number: entry for (_, number), entry in keyed(entries, record_of).items()}
 
     def promote(
         self, version: int, *, channel: str, actor: str, reason: str, after: int | None = None
@@ -322,12 +303,6 @@ class Store:
         from model_store.store.verify import verify_store
 
         return verify_store(self, version, trust=trust)
-
-    def _read_record(self, name: str) -> bytes:
-        try:
-            return self.objects.read(name, max_bytes=MAX_RECORD_BYTES)
-        except ObjectRefused as error:
-            raise RecordInvalid(name, error.reason) from error
 
 
 def _refuse_versions(objects: Objects) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from model_store.backends.local import Entry, ObjectMissing, ObjectRefused
+from model_store.backends.base import Entry, ObjectMissing, ObjectRefused
 from model_store.errors import StoreError, VersionDeleted
 from model_store.layout import (
     CHANNELS,
