@@ -28,7 +28,7 @@ class ObjectMissing(StoreError):
 
 
 class ObjectRefused(StoreError):
-    """Something is there under that name, and it is nothing that can be read as an object."""
+    """Something under the name of an object that cannot be read as one."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} is refused: {reason}")
@@ -38,7 +38,7 @@ class ObjectRefused(StoreError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One object in a listing. `modified_s` is by the backend's clock, not by ours."""
+    """One object in a listing. `modified_s` is a time of the backend's clock, not of ours."""
 
     name: str
     bytes: int
@@ -46,34 +46,35 @@ class Entry:
 
 
 class Objects(Protocol):
-    """What a backend must offer. Names are `/`-separated; a name says nothing about a path."""
+    """A backend. The parts of a name are separated by `/`; a name is not a path."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """True: the object is there now, whole and durable, and it is ours. False: there was
-        one before, it is durable, and it is untouched. WriteFailed: there is none of ours.
-        OutcomeUnknown: nobody can say."""
+        """Create an object unless there is one. Return True when ours is there, whole and durable;
+        False when there was one before, which is durable and untouched. Raise WriteFailed when
+        ours is not there, OutcomeUnknown when nobody can tell."""
         ...
 
     def read(self, name: str, *, max_bytes: int) -> bytes:
-        """All bytes of an object, read once. ObjectMissing; ObjectRefused when it is larger."""
+        """Read all bytes of an object, once. Raise ObjectMissing where there is none,
+        ObjectRefused where it is larger."""
         ...
 
     def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
-        """Every object below `folder` whose name sorts after `after`, in no particular order; none
-        where there is no folder."""
+        """List the objects below `folder` with names that sort after `after`, in any order. A
+        folder that is not there has none."""
         ...
 
     def list_names(self, folder: str) -> Sequence[str]:
-        """The names that `list` would tell: without sizes and times, which cost more to find."""
+        """List names as `list` does, without sizes and times, which take longer to find."""
         ...
 
     def delete(self, name: str) -> None:
-        """The object is gone afterwards, whether it was there or not."""
+        """Delete an object. Afterwards it is gone, whether it was there or not."""
         ...
 
 
 def check_object_name(name: str) -> list[str]:
-    """The parts of a name: relative, bounded, plain small letters, so never `..` or hidden."""
+    """Split a name into its parts, and refuse names that could lead elsewhere, such as `..`."""
     parts = name.split("/")
     if len(parts) > MAX_NAME_PARTS or not all(NAME_PART.fullmatch(part) for part in parts):
         raise ObjectRefused(ascii(name[:80]), "it is not the name of an object")

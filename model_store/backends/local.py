@@ -33,7 +33,7 @@ class LocalDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._durable: set[str] = set()
-        """Folders whose own names were fsynced by us: only their content is left to sync."""
+        """Folders with names that this process has fsynced: only their content is left to sync."""
 
     def create(self, name: str, data: bytes) -> bool:
         parts = check_object_name(name)
@@ -42,7 +42,7 @@ class LocalDirectory:
             with self._made_folder("tmp") as tmp, self._made_folder(*parts[:-1]) as folder:
                 with _temporary_file(data, folder=tmp) as temporary:
                     linked = _link(temporary, parts[-1], source=tmp, target=folder)
-                # Also where it was there before: whoever made it may not have come this far.
+                # Also where it was there before: its maker may have died before this step.
                 os.fsync(folder)
         except OSError as error:
             if linked:
@@ -78,7 +78,7 @@ class LocalDirectory:
 
     @contextmanager
     def _walk(self, folder: str) -> Iterator[Iterator[tuple[str, os.DirEntry[str]]]]:
-        """What may be an object below a folder that is open meanwhile; nothing where it is not."""
+        """Yield everything that may be an object below a folder, which stays open meanwhile."""
         parts = check_object_name(folder)
         try:
             with ExitStack() as opened:
@@ -112,7 +112,8 @@ class LocalDirectory:
 
     @contextmanager
     def _made_folder(self, *parts: str) -> Iterator[int]:
-        """Like `_folder`, but what is not there is made, and its name fsynced into its parent."""
+        """Open a folder like `_folder`, and make it where it is missing: its name is fsynced into
+        its parent."""
         if "" not in self._durable:
             _make_root(self.root)
             self._durable.add("")
@@ -144,7 +145,7 @@ def _make_root(root: Path) -> None:
 
 @contextmanager
 def _temporary_file(data: bytes, *, folder: int) -> Iterator[str]:
-    """A file with `data`, on the disk and not only in its cache; gone afterwards."""
+    """Write a file with `data`, sync it to the disk, and remove it afterwards."""
     name = uuid.uuid4().hex
     file = os.open(name, _WRITE, 0o666, dir_fd=folder)
     try:
@@ -157,7 +158,7 @@ def _temporary_file(data: bytes, *, folder: int) -> Iterator[str]:
             os.close(file)
         yield name
     finally:
-        # What is left in tmp/ harms nobody, and must not hide how the write itself ended.
+        # A file left in tmp/ harms nobody. The outcome of the write itself must not be hidden.
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
 
@@ -200,7 +201,7 @@ def _read_bounded(name: str, file: int, *, max_bytes: int) -> bytes:
 
 
 def _items(folder: int, *, prefix: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below an open folder that may be an object, with its name."""
+    """Yield everything below an open folder that may be an object, with its name."""
     with os.scandir(folder) as found:
         for item in found:
             if not NAME_PART.fullmatch(item.name):
@@ -217,7 +218,7 @@ def _items(folder: int, *, prefix: str, depth: int) -> Iterator[tuple[str, os.Di
 
 
 def _status(item: os.DirEntry[str]) -> os.stat_result | None:
-    """None where it was deleted since the folder was read."""
+    """Return the status of a file; None where it was deleted since the folder was read."""
     try:
         return item.stat(follow_symlinks=False)
     except FileNotFoundError:

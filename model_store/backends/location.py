@@ -14,7 +14,7 @@ from model_store.errors import StoreError, WrongUsage
 
 
 def objects_at(location: str) -> Objects:
-    """The backend for what `--store` was given."""
+    """Open the backend for the value of `--store`."""
     if not location:
         raise WrongUsage("the location of the store is empty")
     if "://" in location:
@@ -26,7 +26,7 @@ def objects_at(location: str) -> Objects:
 
 @contextmanager
 def leaving_no_folders(location: str) -> Iterator[None]:
-    """Remove the folders that are made inside, but for those that something was put into."""
+    """Remove the folders that are made inside and are still empty at the end."""
     root = Path(location)
     missing: list[Path] = []
     if "://" not in location:
@@ -40,7 +40,8 @@ def leaving_no_folders(location: str) -> Iterator[None]:
 
 
 def _is_something_else(location: str) -> bool:
-    """Neither a directory nor free. A disk that cannot say is no reason to blame the user."""
+    """Tell whether the location is taken by anything but a directory. A disk that cannot be read
+    is no fault of the user."""
     try:
         return not stat.S_ISDIR(os.stat(location).st_mode)
     except FileNotFoundError:

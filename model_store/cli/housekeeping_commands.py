@@ -1,5 +1,4 @@
-"""The commands of dne-store that take something away or carry it elsewhere: gc, delete, forget,
-copy, and the report that says what it would bring."""
+"""Run `dne-store storage`, `gc`, `delete`, `forget` and `copy`."""
 
 from __future__ import annotations
 
@@ -166,7 +165,7 @@ def copy_all(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A bar on stderr while bytes are copied; a line at the end where there is no terminal."""
+    """Show a bar on stderr while bytes are copied, or a line at the end without a terminal."""
     # Here and not above: no other command needs it or should wait for it.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn

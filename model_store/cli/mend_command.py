@@ -1,4 +1,4 @@
-"""`dne-store mend-channel`: shows what stands in a channel's way, and sets it aside when told."""
+"""Run `dne-store mend-channel`: show the objects in a channel's way, and set them aside."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Takes a version out of a store. A tombstone keeps its number and its digest, so the chain of
-versions holds; its shards are left to `gc`, which knows who else needs them.
+"""Delete a version. A tombstone keeps its number and its digest, so the chain of versions holds.
+
+Its shards are left to `gc`, which knows the versions that share them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from model_store.store.store import Store
 
 
 def delete_version(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
-    """VersionNeeded when a channel names the version, or a training run builds on it."""
+    """Delete a version. Raise VersionNeeded where a channel names it or a run builds on it."""
     with store.using_reserve() as reserved:
         return _delete(reserved, version, actor=actor, reason=reason)
 
@@ -26,17 +27,17 @@ def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVe
         tombstone = tombstone_of(manifest, actor=actor, reason=reason, time=timestamp())
     name = deleted_name(version)
     if not create_record(store.objects, name, tombstone):
-        # Someone began it and did not come to the end; then we do.
+        # Another one began the deletion and did not end it. Go on with its tombstone.
         tombstone = read_deleted(store.objects, version) or tombstone
     try:
-        # Once more, now that everybody can see the tombstone: who moves a channel looks for one
-        # after writing the record.
+        # Once more, after the tombstone: a move looks for a tombstone after it wrote its record,
+        # so one of the two sees the other.
         _check_unneeded(store, version)
     except VersionNeeded:
         store.objects.delete(name)
         raise
     store.objects.delete(version_name(version))
-    # Somebody else's deletion may have been called off just now, and its tombstone with it.
+    # Another deletion may have given up just now, and deleted the tombstone.
     create_record(store.objects, name, tombstone)
     return tombstone
 

@@ -1,7 +1,7 @@
-"""Removes the pictures of a class from every version: memory and held-out images.
+"""Remove the images of a class, memory and held-out, from every version.
 
-A tombstone names each shard that is gone, so that `verify` knows it was meant. What the network
-has learnt from the pictures is in its weights, and stays there.
+A tombstone names each shard that is gone, so that `verify` knows it was meant. The weights keep
+what the network has learnt from the images.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ CANNOT_BE_UNDONE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
-    """`versions` named the pictures. `other_classes` had the very same ones."""
+    """The images that are gone, and the versions that named them. `other_classes` had the very same
+    images."""
 
     class_name: str
     versions: tuple[int, ...]
@@ -40,7 +41,7 @@ class ForgetReport:
 
 
 def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
-    """DataRejected when no version knows a class of that name."""
+    """Forget a class. Raise DataRejected where no version knows it."""
     with store.using_reserve() as reserved:
         return _forget_all(reserved, class_name, actor=actor, reason=reason)
 
@@ -51,7 +52,7 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
     _check_known(manifests, class_name)
     while True:
         weights = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
-        known = weights | gone.keys()  # whatever a manifest calls pictures: weights are none
+        known = weights | gone.keys()  # weights stay, even where a manifest calls them images
         refs = _images_of(manifests, class_name)
         new = {ref.sha256: ref.bytes for ref in refs if ref.sha256 not in known}
         if not new:
@@ -80,7 +81,7 @@ def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: s
             time=timestamp(),
             transaction=uuid.uuid4().hex,
         )
-    # The tombstone first: whoever writes the shard again looks for it afterwards.
+    # The tombstone first: a publish looks for tombstones after it wrote its shards.
     create_record(store.objects, forgotten_name(sha256), tombstone)
     store.objects.delete(shard_name(sha256))
 
@@ -100,7 +101,7 @@ def _images_of(manifests: list[Manifest], class_name: str) -> list[ShardRef]:
 
 
 def _others(manifests: list[Manifest], gone: Collection[str], class_name: str) -> tuple[str, ...]:
-    """Classes that are left without these pictures too, for theirs were the same bytes."""
+    """List the other classes that had the same images, and lose them too."""
     found = {
         images.class_name
         for manifest in manifests

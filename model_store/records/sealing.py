@@ -1,8 +1,8 @@
 """Seal records, and read and create sealed records in a backend.
 
-Canonical form: UTF-8, keys sorted, no white space, no NaN; then one last field, `digest`, the
-SHA-256 of those bytes without it. Bytes that are not exactly that are refused, so two readers
-can never understand the same record differently.
+The canonical form is UTF-8 JSON with sorted keys, without white space and NaN. The last field,
+`digest`, is the SHA-256 of the bytes before it. Any other bytes are refused, so two readers never
+understand one record differently.
 """
 
 from __future__ import annotations
@@ -81,24 +81,25 @@ def refusing_bad_fields() -> Iterator[None]:
 
 
 def timestamp() -> str:
-    """Now, as manifests and channel records write it."""
+    """Write the time of now as records have it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def seal(body: dict[str, Any]) -> bytes:
-    """Canonical bytes of `body`, which must not hold a digest yet, with its digest added."""
+    """Write `body`, which must not hold a digest yet, in canonical form, and add its digest."""
     bare = canonical(body)
     return bare[:-1] + f',"digest":"{hashlib.sha256(bare).hexdigest()}"}}'.encode()
 
 
 def canonical(body: dict[str, Any]) -> bytes:
+    """Write `body` in canonical form."""
     return json.dumps(
         body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
 
 
 def unseal(name: str, sealed: bytes) -> dict[str, Any]:
-    """The body, digest included. The format number is judged before anything else."""
+    """Check the seal and return the body with its digest. The format number is judged first."""
     if len(sealed) > MAX_RECORD_BYTES:
         raise RecordInvalid(name, f"it is larger than {MAX_RECORD_BYTES} bytes")
     body = _parse(name, sealed)
@@ -121,7 +122,7 @@ def unseal(name: str, sealed: bytes) -> dict[str, Any]:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """One JSON object, strictly read: ValueError for doubled keys, NaN and bottomless nesting."""
+    """Read one JSON object. Raise ValueError for doubled keys, NaN and bottomless nesting."""
     try:
         body = json.loads(
             data.decode(), object_pairs_hook=_distinct_keys, parse_constant=_refuse_constant

@@ -1,6 +1,6 @@
-"""What stands where something was removed: a version that was deleted, images that were forgotten.
+"""Define tombstones, which stand for deleted versions and forgotten images.
 
-A tombstone keeps the number and the digest, so that the chain of versions still holds.
+The tombstone of a version keeps number and digest, so that the chain of versions still holds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IMAGE_KINDS = frozenset({"memory", "held-out"})
 
 
 class DeletedVersion(Record):
-    """`deleted/<number>.json`: which manifest had that number, and who its parent was."""
+    """`deleted/<number>.json`: the digest and the parent of the version that had that number."""
 
     format: Literal[1] = FORMAT
     version: Version
@@ -54,12 +54,12 @@ class ForgottenShard(Record):
 
 
 def deleted_versions(objects: Objects) -> list[int]:
-    """The numbers of all versions that have a tombstone, ascending."""
+    """List the numbers of all versions that have a tombstone, ascending."""
     return sorted(parsed(objects.list_names(DELETED), deleted_of))
 
 
 def read_deleted(objects: Objects, version: int) -> DeletedVersion | None:
-    """The tombstone of a version; None where there is none."""
+    """Read the tombstone of a version; None where there is none."""
     name = deleted_name(version)
     found = find_record(objects, name, DeletedVersion)
     if found is not None and found.version != version:
@@ -68,18 +68,18 @@ def read_deleted(objects: Objects, version: int) -> DeletedVersion | None:
 
 
 def has_deleted_number(manifest: Manifest, tombstone: DeletedVersion | None) -> bool:
-    """Whether it came under the number of another version that was deleted before. Its writer
-    looks for the tombstone before it calls it published, so nobody was told of it."""
+    """Tell whether a manifest has the number of another version that was deleted before. Its
+    writer looks for the tombstone before it tells anybody, so nobody knows of the manifest."""
     return tombstone is not None and tombstone.manifest_digest != manifest.digest
 
 
 def forgotten_shards(objects: Objects) -> frozenset[str]:
-    """The digests of all image shards that have a tombstone."""
+    """List the digests of all image shards that have a tombstone."""
     return frozenset(parsed(objects.list_names(FORGOTTEN), forgotten_of))
 
 
 def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
-    """The tombstone of an image shard; None where there is none."""
+    """Read the tombstone of an image shard; None where there is none."""
     name = forgotten_name(sha256)
     found = find_record(objects, name, ForgottenShard)
     if found is not None and found.sha256 != sha256:
@@ -88,7 +88,7 @@ def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
 
 
 def may_be_missing(ref: ShardRef, forgotten: frozenset[str]) -> bool:
-    """Only images can be forgotten: a tombstone for weights excuses nothing."""
+    """Tell whether a tombstone excuses a missing shard. Only images can be forgotten."""
     return ref.kind in IMAGE_KINDS and ref.sha256 in forgotten
 
 

@@ -1,6 +1,6 @@
-"""How a channel moves: by appending a record, and by nothing else.
+"""Move channels: append a record that names the next target.
 
-A record is created if its number is free. Whoever finds it taken looks at the channel again.
+A record is created if its number is free. A writer that finds it taken looks at the channel again.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def _check_names_something(store: Store, channel: str) -> None:
 
 
 def _newest(store: Store, channel: str) -> int:
-    """The number that the next record follows; 0 where there is none. ChannelBroken where none
-    can follow. Numbers without a gap are taken as they are: a record that is damaged must not
-    keep a channel from moving on."""
+    """Find the number that the next record follows; 0 where there is none. Raise ChannelBroken
+    where none can follow. Records without a gap are not read: a damaged record must not keep a
+    channel from moving on."""
     numbers = store.record_numbers(channel)
     newest = max(numbers, default=0)
     if newest != len(numbers):
@@ -138,7 +138,7 @@ def _move(
 ) -> ChannelRecord:
     for _ in range(MAX_CONFLICTS):
         # Listed before the target is chosen: a record that comes in between is a conflict,
-        # and the choice is made again.
+        # and the target is chosen again.
         newest = _newest(store, channel)
         if after not in (None, newest):
             done = "promoted" if mode == "follow" else "returned to"
@@ -162,7 +162,7 @@ def _move(
 def _append(
     store: Store, channel: str, number: int, *, named: Manifest, mode: Mode, actor: str, reason: str
 ) -> ChannelRecord | None:
-    """The record, or None when that number is taken."""
+    """Create a record; return None where its number is taken."""
     with refusing_bad_fields():
         record = ChannelRecord(
             channel=channel,
@@ -183,8 +183,8 @@ def _append(
 
 
 def _retreat(store: Store, record: ChannelRecord) -> NoReturn:
-    """The target was deleted while the record was written: name again what was named before.
-    The deletion looks for records after its tombstone, so one of the two sees the other."""
+    """Name the version before again: the target was deleted while the record was written. A
+    deletion looks for records after it wrote its tombstone, so one of the two sees the other."""
     if record.number > 1:
         ours = store.record(record.channel, record.number - 1).model_copy(
             update={
@@ -195,6 +195,6 @@ def _retreat(store: Store, record: ChannelRecord) -> NoReturn:
                 "transaction": uuid.uuid4().hex,
             }
         )
-        # Not ours to insist on: where the number is taken, somebody has moved on.
+        # A taken number means that another one has moved on, which is as good.
         create_record(store.objects, record_name(ours.channel, ours.number), ours)
     raise VersionDeleted(record.target)

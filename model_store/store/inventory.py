@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def list_shards(store: Store) -> dict[str, Entry]:
-    """All shards that are there, by SHA-256."""
+    """List all shards that are there, by SHA-256."""
     return keyed(store.objects.list(SHARDS), shard_of)
 
 
 def read_all_manifests(store: Store) -> list[Manifest]:
-    """The manifests of all versions. StoreError when one is lost or cannot be read: nobody can
-    say then what is needed."""
+    """Read the manifests of all versions. Raise StoreError where one is lost or cannot be read:
+    nobody can tell then which shards are needed."""
     try:
         versions = set(store.versions())
         deleted = set(deleted_versions(store.objects))
@@ -29,15 +29,18 @@ def read_all_manifests(store: Store) -> list[Manifest]:
         return [
             manifest
             for number in range(1, max((*versions, *deleted, *heads), default=0) + 1)
-            # What is in neither listing came in between, or it is lost: reading it tells.
+            # A number in neither listing came in between, or it is lost: reading it tells.
             if number in versions or number not in deleted
             if (manifest := unless_deleted(store, number, deleted=deleted)) is not None
         ]
     except StoreError as error:
-        raise StoreError(f"the store is damaged, so nothing was done: {error}") from error
+        raise StoreError(
+            f"the store is damaged, so it is not known which shards are needed: {error}"
+        ) from error
 
 
 def unless_deleted(store: Store, version: int, *, deleted: set[int]) -> Manifest | None:
+    """Read the manifest of a version; None where that version was deleted."""
     try:
         manifest = store.manifest(version)
     except VersionDeleted:

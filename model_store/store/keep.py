@@ -10,7 +10,7 @@ MAX_KEPT_BYTES = 32 << 20
 
 
 class Key(NamedTuple):
-    """What a listing tells of an immutable object, and in which store."""
+    """The store, name, size and time of an immutable object in a listing."""
 
     store: str
     name: str
@@ -19,7 +19,7 @@ class Key(NamedTuple):
 
 
 class Keep:
-    """Bytes under keys, the oldest of which go when they are too many. Any thread may use it."""
+    """Bytes under keys. The ones used longest ago go when there are too many. Thread-safe."""
 
     def __init__(self, *, max_bytes: int = MAX_KEPT_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -45,6 +45,6 @@ class Keep:
         return len(self._held)
 
     def items(self) -> list[tuple[Key, bytes]]:
-        """Everything that is held, what was used longest ago first."""
+        """List everything that is held, beginning with the bytes used longest ago."""
         with self._lock:
             return list(self._held.items())

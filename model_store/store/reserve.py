@@ -1,7 +1,7 @@
-"""Room that a store on a disk holds back, so that housekeeping can begin when the disk is full.
+"""Hold back room on the disk, so that housekeeping can begin when the disk is full.
 
-To take something away safely, a record is written first: a tombstone, a mark, a verdict. On a full
-disk the reserve is deleted to make room for the first of them, and is made again at the end.
+Housekeeping writes a record before it deletes: a tombstone, a mark, a verdict. On a full disk it
+deletes the reserve to make room for the first record, and makes the reserve again at the end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ RESERVE_NAME = f"{RESERVE}/room"
 
 
 def hold_back(objects: Objects) -> None:
-    """Make the reserve unless it is there, in a directory: object storage is never full. Where it
-    cannot be made there is none, and nothing else is worse for it."""
+    """Make the reserve of a directory unless it is there. Object storage needs none. A reserve
+    that cannot be made is no error."""
     if isinstance(objects, LocalDirectory) and not objects.list_names(RESERVE):
         with suppress(StoreError):
             # Random: a file system that compresses holds nothing back for zeros.
@@ -30,7 +30,7 @@ def hold_back(objects: Objects) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Tell whether a write failed for want of room. Where nobody knows how it ended, it did not."""
+    """Tell whether a write failed for want of room. A write with an unknown outcome did not."""
     cause = error.__cause__
     if isinstance(error, OutcomeUnknown) or not isinstance(cause, OSError):
         return False
@@ -54,7 +54,7 @@ def using_reserve(objects: Objects) -> Iterator[Objects]:
 
 
 class _Reserved:
-    """Passes everything on. A write that finds the disk full is tried again without the reserve."""
+    """Pass everything on. A write that finds the disk full is tried again without the reserve."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects

@@ -1,7 +1,7 @@
-"""Rows about versions, for lists and pages: a manifest that was read once is not read again.
+"""Make rows about versions for lists and pages, and read no manifest twice.
 
-A row is kept under everything that the listing tells of its manifest, which never changes. Rows
-are for display alone: nothing is served, trained or deleted on the word of one.
+A row is kept under the listing's entry of its manifest, which never changes. Rows are for display
+alone: nothing is served, trained or deleted because of a row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECENT_MANIFESTS = 32  # a version's parent is mostly the one before it
 
 Row = dict[str, Any]
 Describe = Callable[[Manifest, Manifest | None], Row]
-"""Makes the row of a version from its manifest and from that of its nearest living ancestor."""
+"""Make the row of a version from its manifest and from that of its nearest living ancestor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ def read_page(
     entries = store.version_entries(since=chosen[0]) if chosen else {}
     reader = _Reader(store, living=frozenset(living), describe=describe, keep=keep)
     return Page(
-        # What is in the first listing alone was deleted in between.
+        # A version in the first listing alone was deleted in between.
         rows=[(n, reader.row(n, entries[n])) for n in chosen if n in entries],
         total=len(living),
         next_before=chosen[0] if len(chosen) < len(numbers) else None,
@@ -109,6 +109,7 @@ class _Reader:
 
 
 def key_of(store: Store, entry: Entry) -> Key:
+    """Make the key for bytes that are made from an object."""
     return Key(store.id, entry.name, entry.bytes, entry.modified_s)
 
 
