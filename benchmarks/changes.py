@@ -168,7 +168,11 @@ def _child(parent: Manifest, store: Store, number: int) -> Prepared:
     expert = encode_expert(network, len(parent.tasks))
     classifier = encode_classifier(network)
     record = TaskRecord(
-        name=task.name, classes=task.classes, heads=1, expert=shard_ref("expert", expert)
+        name=task.name,
+        classes=task.classes,
+        heads=1,
+        attention_heads=1,
+        expert=shard_ref("expert", expert),
     )
     draft = Draft(
         parent=parent.version,

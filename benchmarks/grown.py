@@ -68,6 +68,7 @@ def _publish(store: Store, network: Network, count: int, *, parent: Manifest | N
             name=spec.tasks[index].name,
             classes=spec.tasks[index].classes,
             heads=spec.tasks[index].expert.heads,
+            attention_heads=spec.tasks[index].expert.attention_heads,
             expert=shard_ref("expert", data),
         )
         for index, data in shards.items()

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
-from model_store.backends.local import LocalDirectory, Objects
+from model_store.backends.base import Objects
+from model_store.backends.local import LocalDirectory
 from model_store.layout import shard_name
 from model_store.records.manifest import Manifest
 from model_store.spec import ExpertSpec, TaskSpec

@@ -21,7 +21,7 @@ from dne_serve.rollout.rules import parse_rules
 from model_store.errors import WrongUsage
 from model_store.precision import Asked
 from model_store.records.channel import ChannelName
-from model_store.records.manifest import MAX_VERSION, first_reason
+from model_store.records.fields import MAX_VERSION, first_reason
 from model_store.records.signing import Trust, load_trust
 
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]

@@ -1,4 +1,4 @@
-"""Where dne-store starts. People and scripts wait for it, so it starts quickly."""
+"""Start dne-store quickly: people and scripts wait for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 def main() -> int:
     # pydantic looks through every installed distribution for plugins: a sixth of the whole time.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    gc.disable()  # what imports make stays, so that looking for garbage among it is in vain
+    gc.disable()  # imports make no garbage, so collecting it would only take time
     from model_store.cli.main import main as command
 
     gc.freeze()

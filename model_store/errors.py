@@ -1,5 +1,5 @@
-"""What can go wrong, as a tree. Raised where it happens; translated once, to an exit code
-(`model_store.cli.command`) or to an HTTP status (`dne_serve.http.problems`).
+"""The tree of errors that users may meet. One table translates them to exit codes
+(`model_store.cli.command`), another one to HTTP statuses (`dne_serve.http.problems`).
 
 DneError
 ├── WrongUsage               the command line or a setting asks for something that makes no sense
@@ -7,7 +7,7 @@ DneError
 ├── DataRejected             a folder of images that cannot be learnt from
 ├── ImageRejected            bytes that are not an accepted image
 │   └── ImageTooLarge        more pixels than allowed
-├── Interrupted              the user stopped the run; nothing was published
+├── Interrupted              the user stopped the run; the message tells what was published
 └── StoreError
     ├── StoreNotFound        there is no store at that location
     ├── StoreUnsupported     another format number, or a backend without create-if-absent
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 
 class DneError(Exception):
-    """The message is one clear sentence for the user."""
+    """An error whose message is one clear sentence for the user."""
 
 
 class WrongUsage(DneError):

@@ -1,4 +1,4 @@
-"""What the objects of a store are called. Knows names only, never where a store is."""
+"""Build and parse the names of the objects in a store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def forgotten_name(sha256: str) -> str:
 
 
 def run_name(transaction: str, number: int) -> str:
-    """A run may announce itself more than once: the later ones carry a number."""
+    """Name an announcement. A run may announce itself several times, then with a number."""
     return f"{RUNS}/{transaction}.json" if number == 1 else f"{RUNS}/{transaction}-{number}.json"
 
 
@@ -56,36 +56,36 @@ def mended_name(channel: str, number: int, attempt: int) -> str:
 
 
 def shard_of(name: str) -> str | None:
-    """The SHA-256 that `name` promises; None when it is not the name of a shard."""
+    """Return the SHA-256 in the name of a shard; None for any other name."""
     match = _SHARD.fullmatch(name)
     return match[2] if match else None
 
 
 def version_of(name: str) -> int | None:
-    """The number in the name of a manifest; None when it is not one."""
+    """Return the number in the name of a manifest; None for any other name."""
     match = _VERSION.fullmatch(name)
     return int(match[1]) or None if match else None
 
 
 def record_of(name: str) -> tuple[str, int] | None:
-    """Channel and number in the name of a channel record; None when it is not one."""
+    """Return channel and number in the name of a channel record; None for any other name."""
     match = _RECORD.fullmatch(name)
     return (match[1], int(match[2])) if match and int(match[2]) else None
 
 
 def deleted_of(name: str) -> int | None:
-    """The version that the tombstone of that name stands for; None when it is not one."""
+    """Return the version in the name of a tombstone; None for any other name."""
     match = _DELETED.fullmatch(name)
     return int(match[1]) or None if match else None
 
 
 def forgotten_of(name: str) -> str | None:
-    """The shard that the tombstone of that name stands for; None when it is not one."""
+    """Return the SHA-256 in the name of a tombstone of images; None for any other name."""
     match = _FORGOTTEN.fullmatch(name)
     return match[1] if match else None
 
 
 def run_of(name: str) -> str | None:
-    """The transaction in the name of an announcement; None when it is not one."""
+    """Return the transaction in the name of an announcement; None for any other name."""
     match = _RUN.fullmatch(name)
     return match[1] if match else None

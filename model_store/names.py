@@ -1,8 +1,8 @@
-"""The rule for names of classes and tasks, and when two of them are the same.
+"""Check names of classes and tasks, and tell whether two names are the same.
 
-Names reach file listings, logs, pages and metrics, and people type them on systems that spell
-one letter in two ways: é as one character (NFC) or as e and an accent (NFD). Names that are new
-are kept in NFC; a store may hold others, and those keep their spelling.
+Names reach file listings, logs, pages and metrics. Systems spell one letter in two ways: é as one
+character (NFC) or as e and an accent (NFD). New names are kept in NFC. Names that a store holds
+already keep their spelling.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def new_name(name: str, *, what: str) -> str:
 
 
 def new_class_name(name: str) -> str:
-    """Check the name of a class too as that of a folder: `--extend` and `--val-data` find a class
-    by its folder."""
+    """Check a name for a new class. It must be the name of a folder too: `--extend` and
+    `--val-data` find a class by its folder."""
     if name in {".", ".."} or any(one in name for one in SEPARATORS):
         raise SpecInvalid(f"the class name {name!r} cannot name a folder: leave out / and \\")
     return new_name(name, what="the class name")
 
 
 def is_shown(text: str) -> bool:
-    """Whether every character is printable, or joins two that are: 👩‍🍳, می‌خواهم."""
+    """Tell whether every character is printable, or joins two that are: 👩‍🍳, می‌خواهم."""
     return all(
         char.isprintable() or (char in JOINERS and _joins(text[max(0, place - 1) : place + 2]))
         for place, char in enumerate(text)
@@ -51,18 +51,18 @@ def is_shown(text: str) -> bool:
 
 
 def is_same(one: str, other: str) -> bool:
-    """Whether two spellings are one name."""
+    """Tell whether two spellings are one name."""
     return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
 
 
 def spelt_among(name: str, known: Collection[str]) -> str | None:
-    """Find how the same name is spelt among `known`; None where it is not there."""
+    """Find the spelling of the same name among `known`; None where it is not there."""
     return name if name in known else next((one for one in known if is_same(one, name)), None)
 
 
 def notes_on_look_alikes(names: Iterable[str], *, known: Iterable[str] = ()) -> tuple[str, ...]:
-    """Write a note for every one of `names` that differs in case or form only from another of
-    them, or from one that is known: they may be meant as one class."""
+    """Write a note for each name that differs from another one, or from a known one, in case or
+    form only: the two may be meant as one class."""
     seen: dict[str, str] = {}
     for one in known:
         seen.setdefault(_look(one), one)
@@ -83,5 +83,5 @@ def _look(name: str) -> str:
 
 
 def _joins(around: str) -> bool:
-    """Whether the joiner in the middle has characters on both sides that it can join."""
+    """Tell whether the joiner in the middle has characters on both sides that it can join."""
     return len(around) == 3 and {unicodedata.category(one) for one in around[::2]} <= JOINED

@@ -1,4 +1,4 @@
-"""Plain text for people: aligned columns, sizes, shares, counts."""
+"""Write plain text for people: aligned columns, sizes, shares, counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as lines, each column as wide as its widest cell."""
+    """Write rows as lines, each column as wide as its widest cell."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return "\n".join(
@@ -21,7 +21,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes in the unit that fits it."""
+    """Write a number of bytes in the unit that fits it."""
     amount, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB"):
         if amount < 1024:
@@ -31,10 +31,10 @@ def size(count: int) -> str:
 
 
 def percent(share: float | None, *, decimals: int = 1) -> str:
-    """Write a share in per cent, "-" where there is none: every percentage that is printed.
+    """Write a share in per cent, and "-" where there is none.
 
-    Halves are rounded up, as browsers do. Only a share of exactly 0 or 1 is written as such: 1,999
-    right answers of 2,000 are not 100 %.
+    Halves are rounded up, as browsers do. Only a share of exactly 0 or 1 is written as 0 % or
+    100 %: 1,999 right answers of 2,000 are 99.9 %.
     """
     if share is None:
         return "-"
@@ -52,7 +52,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Text of unknown origin, unable to move the cursor or colour the terminal."""
+    """Replace characters that could move the cursor or colour the terminal."""
     if text.isprintable():
         return text
     shown = (char if char.isprintable() or char in JOINERS else REPLACEMENT for char in text)

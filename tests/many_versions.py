@@ -8,9 +8,10 @@ import uuid
 from pathlib import Path
 
 from model_store.layout import record_name, version_name
-from model_store.records.channel import ChannelRecord, encode_record
+from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest, Metrics, encode
 from model_store.records.quality import Gate
+from model_store.records.sealing import seal_record
 from model_store.store.store import Store
 from tests.model_store.drafts import CREATED, publish_lineage
 
@@ -56,4 +57,4 @@ def _write_record(location: Path, number: int, *, digest: str) -> None:
         time=CREATED,
         transaction=uuid.uuid4().hex,
     )
-    (location / record_name("production", number)).write_bytes(encode_record(record))
+    (location / record_name("production", number)).write_bytes(seal_record(record))

@@ -65,6 +65,7 @@ def publish_tiny(
             name=task.name,
             classes=task.classes,
             heads=task.expert.heads,
+            attention_heads=task.expert.attention_heads,
             expert=shard_ref("expert", experts[index]),
         )
         for index, task in enumerate(network.spec.tasks)

@@ -34,7 +34,7 @@ from dne_serve.inference.answers import MAX_TOP_K, prediction_json, work_of
 from dne_serve.inference.deadline import ARRIVED
 from dne_serve.rollout.promote import Moved
 from dne_serve.server import Serving
-from model_store.records.manifest import MAX_VERSION
+from model_store.records.fields import MAX_VERSION
 
 DEFAULT_TOP_K = 5
 DEFAULT_LISTED = 100

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.records.channel import ChannelRecord, Mode
 from model_store.records.describe import Verdict
-from model_store.records.manifest import MAX_VERSION, Preprocessing, ShardRef
+from model_store.records.fields import MAX_VERSION
+from model_store.records.manifest import Preprocessing, ShardRef
 from model_store.records.quality import Accuracy, Calibration, Metrics, Unknown
 
 VersionNumber = Annotated[int, Field(ge=1, le=MAX_VERSION)]

@@ -16,7 +16,8 @@ from starlette.requests import Request
 from dne_serve.http.problems import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
 from dne_serve.http.schemas import JsonImage, JsonImages
 from model_store.preprocess import Pixels
-from model_store.records.manifest import Preprocessing, first_reason
+from model_store.records.fields import first_reason
+from model_store.records.manifest import Preprocessing
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

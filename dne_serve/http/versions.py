@@ -13,13 +13,14 @@ from dne_serve.http.schemas import (
     VersionsAnswer,
     VersionSummary,
 )
-from model_store.backends.local import Entry
+from model_store.backends.base import Entry
 from model_store.errors import StoreError
 from model_store.records.channel import ChannelRecord, Mode
 from model_store.records.describe import details, summary
 from model_store.records.manifest import Manifest
+from model_store.store.keep import Keep
 from model_store.store.store import Store
-from model_store.store.summaries import Keep, Row, key_of, read_page
+from model_store.store.summaries import Row, key_of, read_page
 
 SHOWN_RECORDS = 100
 MAX_RECORD_BYTES = 4 << 20  # of kept channel records

@@ -18,7 +18,7 @@ from dne_serve.http.routes import Parts
 from dne_serve.http.scoped_route import scoped
 from dne_serve.protocol_v2.errors import PREFIX
 from dne_serve.protocol_v2.openapi import refusals
-from model_store.records.manifest import MAX_VERSION
+from model_store.records.fields import MAX_VERSION
 
 TAG = "Open Inference Protocol"
 

@@ -1,140 +1,29 @@
-"""The seam under a store: named, immutable objects. Knows nothing of what is inside them.
-
-Create-if-absent is the only way to write. There is no overwriting, no renaming and no lock, so
-every backend that offers these four verbs can hold a store.
-"""
+"""Objects as files in a directory: written aside, then linked to their names."""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from model_store.errors import OutcomeUnknown, StoreError, StoreUnsupported, WriteFailed, WrongUsage
-
-MAX_NAME_PARTS = 4
-MAX_CONFLICTS = 1000  # of one writer that wants a number: each one means that another got on
-_NAME_PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+from model_store.backends.base import (
+    MAX_NAME_PARTS,
+    NAME_PART,
+    Entry,
+    ObjectMissing,
+    ObjectRefused,
+    check_object_name,
+)
+from model_store.errors import OutcomeUnknown, StoreError, StoreUnsupported, WriteFailed
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # NONBLOCK: opening a pipe that someone planted must not wait for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class ObjectMissing(StoreError):
-    def __init__(self, name: str) -> None:
-        super().__init__(f"{name} is not there")
-        self.name = name
-
-
-class ObjectRefused(StoreError):
-    """Something is there under that name, and it is nothing that can be read as an object."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"{name} is refused: {reason}")
-        self.name = name
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One object in a listing. `modified_s` is by the backend's clock, not by ours."""
-
-    name: str
-    bytes: int
-    modified_s: float
-
-
-class Objects(Protocol):
-    """What a backend must offer. Names are `/`-separated; a name says nothing about a path."""
-
-    def create(self, name: str, data: bytes) -> bool:
-        """True: the object is there now, whole and durable, and it is ours. False: there was
-        one before, it is durable, and it is untouched. WriteFailed: there is none of ours.
-        OutcomeUnknown: nobody can say."""
-        ...
-
-    def read(self, name: str, *, max_bytes: int) -> bytes:
-        """All bytes of an object, read once. ObjectMissing; ObjectRefused when it is larger."""
-        ...
-
-    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
-        """Every object below `folder` whose name sorts after `after`, in no particular order; none
-        where there is no folder."""
-        ...
-
-    def list_names(self, folder: str) -> Sequence[str]:
-        """The names that `list` would tell: without sizes and times, which cost more to find."""
-        ...
-
-    def delete(self, name: str) -> None:
-        """The object is gone afterwards, whether it was there or not."""
-        ...
-
-
-def objects_at(location: str) -> Objects:
-    """The backend for what `--store` was given."""
-    if not location:
-        raise WrongUsage("the location of the store is empty")
-    if "://" in location:
-        return _object_storage(location)
-    if _is_something_else(location):
-        raise WrongUsage(f"{location} is not a directory, so it cannot hold a store")
-    return LocalDirectory(Path(location))
-
-
-@contextmanager
-def leaving_no_folders(location: str) -> Iterator[None]:
-    """Remove the folders that are made inside, but for those that something was put into."""
-    root = Path(location)
-    missing: list[Path] = []
-    if "://" not in location:
-        missing = [one for one in (root / "tmp", root, *root.parents) if not one.exists()]
-    try:
-        yield
-    finally:
-        for folder in missing:
-            with suppress(OSError):  # somebody uses it by now
-                folder.rmdir()
-
-
-def _is_something_else(location: str) -> bool:
-    """Neither a directory nor free. A disk that cannot say is no reason to blame the user."""
-    try:
-        return not stat.S_ISDIR(os.stat(location).st_mode)
-    except FileNotFoundError:
-        return os.path.islink(location)  # one that leads nowhere
-    except OSError as error:
-        raise StoreError(f"{location} could not be read: {error.strerror}") from error
-
-
-def _object_storage(location: str) -> Objects:
-    try:
-        # Here and not above: it takes longer to load than `dne-store list` takes on a directory.
-        from model_store.backends.s3 import ObjectStorage
-    except ModuleNotFoundError as error:
-        if error.name != "obstore":
-            raise
-        raise WrongUsage(
-            f"{location} needs the package obstore: pip install 'dne-serve[s3]'"
-        ) from error
-    return ObjectStorage(location)
-
-
-def check_object_name(name: str) -> list[str]:
-    """The parts of a name: relative, bounded, plain small letters, so never `..` or hidden."""
-    parts = name.split("/")
-    if len(parts) > MAX_NAME_PARTS or not all(_NAME_PART.fullmatch(part) for part in parts):
-        raise ObjectRefused(ascii(name[:80]), "it is not the name of an object")
-    return parts
 
 
 class LocalDirectory:
@@ -144,7 +33,7 @@ class LocalDirectory:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._durable: set[str] = set()
-        """Folders whose own names were fsynced by us: only their content is left to sync."""
+        """Folders with names that this process has fsynced: only their content is left to sync."""
 
     def create(self, name: str, data: bytes) -> bool:
         parts = check_object_name(name)
@@ -153,7 +42,7 @@ class LocalDirectory:
             with self._made_folder("tmp") as tmp, self._made_folder(*parts[:-1]) as folder:
                 with _temporary_file(data, folder=tmp) as temporary:
                     linked = _link(temporary, parts[-1], source=tmp, target=folder)
-                # Also where it was there before: whoever made it may not have come this far.
+                # Also where it was there before: its maker may have died before this step.
                 os.fsync(folder)
         except OSError as error:
             if linked:
@@ -189,7 +78,7 @@ class LocalDirectory:
 
     @contextmanager
     def _walk(self, folder: str) -> Iterator[Iterator[tuple[str, os.DirEntry[str]]]]:
-        """What may be an object below a folder that is open meanwhile; nothing where it is not."""
+        """Yield everything that may be an object below a folder, which stays open meanwhile."""
         parts = check_object_name(folder)
         try:
             with ExitStack() as opened:
@@ -223,7 +112,8 @@ class LocalDirectory:
 
     @contextmanager
     def _made_folder(self, *parts: str) -> Iterator[int]:
-        """Like `_folder`, but what is not there is made, and its name fsynced into its parent."""
+        """Open a folder like `_folder`, and make it where it is missing: its name is fsynced into
+        its parent."""
         if "" not in self._durable:
             _make_root(self.root)
             self._durable.add("")
@@ -255,7 +145,7 @@ def _make_root(root: Path) -> None:
 
 @contextmanager
 def _temporary_file(data: bytes, *, folder: int) -> Iterator[str]:
-    """A file with `data`, on the disk and not only in its cache; gone afterwards."""
+    """Write a file with `data`, sync it to the disk, and remove it afterwards."""
     name = uuid.uuid4().hex
     file = os.open(name, _WRITE, 0o666, dir_fd=folder)
     try:
@@ -268,7 +158,7 @@ def _temporary_file(data: bytes, *, folder: int) -> Iterator[str]:
             os.close(file)
         yield name
     finally:
-        # What is left in tmp/ harms nobody, and must not hide how the write itself ended.
+        # A file left in tmp/ harms nobody. The outcome of the write itself must not be hidden.
         with suppress(OSError):
             os.unlink(name, dir_fd=folder)
 
@@ -311,10 +201,10 @@ def _read_bounded(name: str, file: int, *, max_bytes: int) -> bytes:
 
 
 def _items(folder: int, *, prefix: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below an open folder that may be an object, with its name."""
+    """Yield everything below an open folder that may be an object, with its name."""
     with os.scandir(folder) as found:
         for item in found:
-            if not _NAME_PART.fullmatch(item.name):
+            if not NAME_PART.fullmatch(item.name):
                 continue  # no object can have that name: .DS_Store and the like
             name = f"{prefix}/{item.name}"
             if not item.is_dir(follow_symlinks=False):
@@ -328,7 +218,7 @@ def _items(folder: int, *, prefix: str, depth: int) -> Iterator[tuple[str, os.Di
 
 
 def _status(item: os.DirEntry[str]) -> os.stat_result | None:
-    """None where it was deleted since the folder was read."""
+    """Return the status of a file; None where it was deleted since the folder was read."""
     try:
         return item.stat(follow_symlinks=False)
     except FileNotFoundError:

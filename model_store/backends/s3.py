@@ -1,7 +1,7 @@
 """Objects in S3, Google Cloud Storage or Azure, through obstore. Imported only where it is used.
 
-A reply can be lost, a request repeated by the client, a conflict reported where nothing was
-written. So whatever is not a plain yes is read back, and the bytes that are there decide.
+A reply can be lost, a request repeated by the client, a conflict reported although nothing was
+written. So every answer but success is followed by reading the object, and its bytes decide.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ from obstore.exceptions import (
 )
 from obstore.store import from_url
 
-from model_store.backends.local import Entry, ObjectMissing, ObjectRefused, check_object_name
+from model_store.backends.base import Entry, ObjectMissing, ObjectRefused, check_object_name
 from model_store.errors import OutcomeUnknown, StoreError, StoreUnsupported, WriteFailed, WrongUsage
 from model_store.layout import STORE
-from model_store.records.sealing import MAX_RECORD_BYTES
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -37,12 +36,13 @@ _LOCATION = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9_.-]
 _TOOK = re.compile(r" in [0-9.]+(?:s|ms|µs|ns)\b(?:, after \d+ retries[^-]*(?= -))?")
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
+SMALL_BYTES = 16 << 20  # every record is at most that large
 SMALL_TIMEOUT = timedelta(seconds=30)
 LARGE_TIMEOUT = timedelta(minutes=30)
-"""A whole request with its body, so large objects need time and small ones must not hang."""
+"""The time for a whole request with its body: large objects need more of it."""
 
 CONFLICT_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
-"""How often a write is tried that was refused although nothing is there (S3's 409)."""
+"""Pauses between attempts to write where a conflict is reported and nothing is there (S3's 409)."""
 
 RETRY: RetryConfig = {
     "max_retries": 8,
@@ -73,8 +73,8 @@ class ObjectStorage:
         self._proved = False
 
     def create(self, name: str, data: bytes) -> bool:
-        """As `Objects.create` promises. Equal bytes are ours: every record holds a random id of
-        its write, and of a shard it does not matter who wrote it."""
+        """Create an object as `Objects.create` promises. Equal bytes are ours: every record holds a
+        random id of its write, and the writer of a shard does not matter."""
         check_object_name(name)
         self._prove()
         for pause_s in CONFLICT_PAUSES_S:
@@ -133,10 +133,10 @@ class ObjectStorage:
             raise WriteFailed(f"{name} could not be deleted: {_sentence(error)}") from error
 
     def _for(self, size: int) -> ObjectStore:
-        return self._small if size <= MAX_RECORD_BYTES else self._large
+        return self._small if size <= SMALL_BYTES else self._large
 
     def _read_back(self, name: str, data: bytes, *, failure: Exception) -> bytes | None:
-        """What is under that name now; None when nothing is."""
+        """Read the bytes that are under a name now; None when there are none."""
         try:
             return self.read(name, max_bytes=len(data))
         except ObjectMissing:
@@ -149,13 +149,13 @@ class ObjectStorage:
             raise _unknown(name, failure) from error
 
     def _prove(self) -> None:
-        """Before the first write: that the backend still honours create-if-absent. It is asked to
-        create what every store has, with the very bytes that are there, so a backend that takes
-        them has done no harm. While a store is being made, the store itself probes."""
+        """Check before the first write that the backend honours create-if-absent. It is asked to
+        create `store.json` with the bytes that are there, so a backend that overwrites does no
+        harm. Where there is no `store.json` yet, the maker of the store probes."""
         if self._proved:
             return
         try:
-            held = self.read(STORE, max_bytes=MAX_RECORD_BYTES)
+            held = self.read(STORE, max_bytes=SMALL_BYTES)
             obstore.put(self._small, STORE, held, mode="create")
         except ObjectMissing:
             return
@@ -169,7 +169,7 @@ class ObjectStorage:
 
 def _connect(location: str, *, timeout: timedelta, retry: RetryConfig) -> ObjectStore:
     endpoint = next((environ[name] for name in _ENDPOINTS if environ.get(name)), "")
-    # Whoever names an endpoint without TLS means it; obstore alone would ask for a second setting.
+    # An endpoint without TLS is meant as it is; obstore alone would ask for a second setting.
     allow_http = endpoint.startswith("http://") or environ.get("AWS_ALLOW_HTTP") == "true"
     options: ClientConfig = {"timeout": timeout, "allow_http": allow_http}
     try:
@@ -201,9 +201,8 @@ def _is_object_name(name: str) -> bool:
 
 
 def _sentence(error: Exception) -> str:
-    """The parts of obstore's message that are for people: what was asked, how it ended, and the
-    reason if the server gave one. One line, and the same one for the same failure: whoever looks
-    every second says it once, so how long it took is left out."""
+    """Keep the parts of obstore's message that are for people, on one line. Durations are left
+    out: a caller that asks every second says an equal line once."""
     asked, _, answer = str(error).partition("\n\nDebug source")[0].partition(": <")
     _, _, what = asked.rpartition("Error performing ")
     what = _TOOK.sub("", what)

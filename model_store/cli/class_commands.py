@@ -1,4 +1,4 @@
-"""The commands of dne-store that care for a class: retire-class and rename-class."""
+"""Run `dne-store retire-class` and `dne-store rename-class`."""
 
 from __future__ import annotations
 

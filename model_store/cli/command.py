@@ -1,4 +1,4 @@
-"""What the three commands share: options, exit codes, and how errors and results are printed."""
+"""Share between the three commands: options, exit codes, printing of errors and results."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from typing import Any, Protocol
 from model_store import __version__
 from model_store.errors import DneError, WrongUsage
 from model_store.records.channel import check_channel_name
-from model_store.records.manifest import MAX_VERSION
+from model_store.records.fields import MAX_VERSION
 
 EXIT_OK = 0
 EXIT_FAILED = 1
+"""Failed or interrupted, or `verify` or `list` found a problem. A version may be published all the
+same: an interrupt can come after the publish, and the outcome of a write can be unknown."""
 EXIT_USAGE = 2
 EXIT_NOT_PROMOTED = 3
-
+"""Published, and not promoted."""
 
 Command = Callable[[argparse.Namespace], int]
 
 
 class Add(Protocol):
-    """Adds a subcommand with the options that all have."""
+    """Add a subcommand with the options that all have."""
 
     def __call__(self, name: str, command: Command, *, help: str) -> argparse.ArgumentParser: ...
 
@@ -78,7 +80,8 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sign_option(parser: argparse.ArgumentParser) -> None:
-    """`signing.load_signer` reads it: before the work begins, so that a wrong file costs none."""
+    """Add `--sign`. Read the file with `signing.load_signer` before the work begins, so that a
+    wrong file costs none."""
     parser.add_argument(
         "--sign",
         metavar="KEYFILE",
@@ -89,7 +92,7 @@ def add_sign_option(parser: argparse.ArgumentParser) -> None:
 
 
 def version_number(text: str) -> int:
-    """For argparse: the number of a version."""
+    """Read the number of a version for argparse."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 8 else 0
     if not 1 <= number <= MAX_VERSION:
         raise argparse.ArgumentTypeError(f"{text!r} is not the number of a version")
@@ -97,7 +100,7 @@ def version_number(text: str) -> int:
 
 
 def current_actor() -> str:
-    """Who moves a channel, as its records name them: user@host."""
+    """Name the user as actor of channel records: user@host."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user need not have a name
@@ -106,8 +109,8 @@ def current_actor() -> str:
 
 
 def run(main: Callable[[], int]) -> int:
-    """The exit code of `main`. What the user can do something about becomes one sentence on
-    stderr; anything else is a fault of ours and keeps its traceback."""
+    """Run `main` and return its exit code. An error that the user can mend becomes one sentence on
+    stderr; any other is a fault of this software and keeps its traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a class may be named in any script
     try:
@@ -118,10 +121,10 @@ def run(main: Callable[[], int]) -> int:
     except DneError as error:
         return _fail(str(error), code=EXIT_FAILED)
     except KeyboardInterrupt:
-        return _fail("stopped before it was done", code=EXIT_FAILED)
+        return _fail("interrupted; the work may be done in part", code=EXIT_FAILED)
     except BrokenPipeError:
-        # The reader has gone (`| head`): nobody is left to tell, and Python's own flush at the
-        # end must not complain either.
+        # The reader has gone (`| head`), so there is nobody to tell. Python's own flush at the end
+        # must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except OSError as error:
@@ -131,7 +134,7 @@ def run(main: Callable[[], int]) -> int:
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """One object on one line, which must be the last one of stdout."""
+    """Print one object on one line, which must be the last one of stdout."""
     print(json.dumps(result, allow_nan=False))
 
 

@@ -1,5 +1,4 @@
-"""The commands of dne-store that take something away or carry it elsewhere: gc, delete, forget,
-copy, and the report that says what it would bring."""
+"""Run `dne-store storage`, `gc`, `delete`, `forget` and `copy`."""
 
 from __future__ import annotations
 
@@ -10,9 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from model_store.backends.local import Entry
+from model_store.backends.base import Entry
 from model_store.cli.command import EXIT_OK, Add, current_actor, print_json, version_number
-from model_store.cli.mend_command import add_mend_command
 from model_store.maintenance.copy import Progress, copy_store
 from model_store.maintenance.delete import delete_version
 from model_store.maintenance.forget import CANNOT_BE_UNDONE, forget_class
@@ -48,7 +46,6 @@ def add_housekeeping_commands(add: Add) -> None:
         subparser.add_argument(
             "--reason", metavar="T", default="", help="why; kept in the tombstone"
         )
-    add_mend_command(add)
     copy = add("copy", copy_all, help="copy all versions and channels to another store")
     copy.add_argument(
         "--to",
@@ -168,7 +165,7 @@ def copy_all(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A bar on stderr while bytes are copied; a line at the end where there is no terminal."""
+    """Show a bar on stderr while bytes are copied, or a line at the end without a terminal."""
     # Here and not above: no other command needs it or should wait for it.
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn

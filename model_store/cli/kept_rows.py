@@ -1,7 +1,7 @@
-"""Rows of `dne-store list` between two runs: a file a store in the cache folder.
+"""Keep the rows of `dne-store list` between two runs, in one file a store in the cache folder.
 
 The file only saves time. It is passed over unless it is ours alone, whole, and made by this very
-software; it is never sure to be there, and nothing but the list is ever shown from it.
+software. Only the list is shown from it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import logging
 import os
 import re
 import stat
-import uuid
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_store.store.cache import cache_folder
+from model_store.store.cache import READ_FLAGS, cache_folder, replace_file
+from model_store.store.keep import MAX_KEPT_BYTES, Keep, Key
 from model_store.store.store import Store
-from model_store.store.summaries import MAX_KEPT_BYTES, Keep, Key
 
 FOLDER = "summaries"
 MAX_FILES = 16
@@ -26,21 +25,20 @@ MAX_FILE_BYTES = 3 * MAX_KEPT_BYTES  # names and numbers stand beside the rows
 
 log = logging.getLogger("model_store.kept_rows")
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN_NAME = re.compile(r"[0-9a-f]{32}\.rows|tmp-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowFile:
-    """`stamp` changes with the code that makes rows: rows of other code are not taken."""
+    """The rows of one store on disk. `stamp` changes with the code that makes rows: rows of other
+    code are not taken."""
 
     path: Path
     store: str
     stamp: str
 
     def load(self, keep: Keep) -> None:
-        """Take over the rows that an earlier run has kept, if they can be believed."""
+        """Take over the rows that an earlier run has kept, if their seal fits."""
         try:
             seal, _, content = _read_own(self.path).partition(b"\n")
         except OSError:
@@ -61,40 +59,30 @@ class RowFile:
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_room(self.path.parent, besides=self.path.name)
-            _replace(self.path, self._seal(content).encode() + b"\n" + content)
+            replace_file(self.path, self._seal(content).encode() + b"\n" + content)
         except OSError as error:
             log.debug("the rows of the list are not kept in %s: %s", self.path, error.strerror)
 
     def _seal(self, content: bytes) -> str:
-        """Both the code that made the rows and the rows themselves are in it."""
+        """Hash the rows and the stamp of the code that made them."""
         return hashlib.sha256(self.stamp.encode() + b"\n" + content).hexdigest()
 
 
 def row_file(store: Store, *, stamp: str) -> RowFile:
+    """Return the file for the rows of a store."""
     place = store.location if "://" in store.location else os.path.abspath(store.location)
     which = hashlib.sha256(f"{store.id} {place}".encode()).hexdigest()[:32]
     return RowFile(path=cache_folder() / FOLDER / f"{which}.rows", store=store.id, stamp=stamp)
 
 
 def _read_own(path: Path) -> bytes:
-    """The bytes of a regular file that nobody else can have written; none of any other."""
-    with open(os.open(path, _READ), "rb") as file:
+    """Read a regular file that nobody else can have written; no bytes of any other file."""
+    with open(os.open(path, READ_FLAGS), "rb") as file:
         status = os.fstat(file.fileno())
         own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
         if not own or status.st_mode & 0o022 or status.st_size > MAX_FILE_BYTES:
             return b""
         return file.read(MAX_FILE_BYTES)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    unfinished = path.with_name(f"tmp-{uuid.uuid4().hex}")
-    try:
-        with open(os.open(unfinished, _WRITE, 0o600), "wb") as writer:
-            writer.write(data)
-        os.replace(unfinished, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(unfinished)
 
 
 def _make_room(folder: Path, *, besides: str) -> None:

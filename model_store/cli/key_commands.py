@@ -1,4 +1,4 @@
-"""dne-store keys: makes signing keys, and keeps the file that names who may publish."""
+"""Run `dne-store keys`: make signing keys, and keep the trust file."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def list_keys(options: argparse.Namespace) -> int:
 
 
 def _versions_by_key(store: Store, problems: list[str]) -> dict[str | None, list[int]]:
-    """Only signatures that fit count; whatever stands in the way is one more problem."""
+    """Sort versions by signing key. A version that cannot be read, or with a signature that does
+    not fit, is one more problem."""
     versions: dict[str | None, list[int]] = {}
     for number in store.versions():
         try:
@@ -146,7 +147,7 @@ def _tell_key(options: argparse.Namespace, public: str) -> int:
 
 
 def _trust_or_none(options: argparse.Namespace) -> Trust:
-    """The trust file; an empty one where it is still to be made."""
+    """Read the trust file; an empty one where it is still to be made."""
     if options.trust is not None and not options.trust.exists():
         return Trust({})
     return load_trust(options.trust)

@@ -1,4 +1,4 @@
-"""`dne-store list`: the newest versions, what the gate said of each, and what the channels name."""
+"""Run `dne-store list`: show the newest versions, their verdicts and the channels' targets."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from model_store.records import describe
 from model_store.records.channel import ChannelRecord
 from model_store.records.describe import channel_head, summary
 from model_store.records.manifest import Manifest
+from model_store.store.keep import Keep
 from model_store.store.store import Store
-from model_store.store.summaries import Keep, Page, Row, read_page
+from model_store.store.summaries import Page, Row, read_page
 from model_store.tables import columns, percent, size
 
 SHOWN = 30
 WORTH_A_FILE = 100
-"""Versions in a list for which rows are kept on the disk: fewer are read again in no time."""
+"""The number of versions from which rows are kept on disk: fewer are read in no time."""
 
 TITLES = (
     *("version", "parent", "created", "tasks", "classes", "accuracy", "gate", "delta"),
@@ -98,8 +99,8 @@ def _row(manifest: Manifest, base: Manifest | None) -> Row:
 
 
 def _kept(store: Store) -> RowFile | None:
-    """The file with the rows of this store; None where our own code cannot be read, so that
-    nobody could tell which code has made them."""
+    """Find the file with the rows of this store; None where our own code cannot be read, because
+    rows must carry a stamp of the code that made them."""
     try:
         code = [Path(str(path)).read_bytes() for path in (describe.__file__, __file__)]
     except OSError:
@@ -152,7 +153,7 @@ def _cells(row: Row, heads: dict[str, ChannelRecord]) -> tuple[str, ...]:
 
 
 def _mark(row: dict[str, Any]) -> str:
-    """The gate's verdict without its reasons; what did not pass catches the eye."""
+    """Write the gate's verdict without its reasons. A version that did not pass gets a mark."""
     word = str(row["gate"])
     return f"! {word}" if word in ("refused", "overruled") else word
 

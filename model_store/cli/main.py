@@ -1,4 +1,4 @@
-"""dne-store: look at versions, check them, and move channels. Starts without torch."""
+"""Run dne-store: look at versions, check them, and move channels. Starts without torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from model_store.tables import columns, counted, percent, printable, size
 Command = Callable[[argparse.Namespace], int]
 
 
-# Commands that people and scripts wait for. What only the others need is not imported for them.
+# Commands that people and scripts wait for: the modules of the other commands are not imported.
 QUICK = frozenset({"list", "show", "diff", "promote", "rollback", "resume"})
 
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
-    """All commands or, when it is known that one of them is meant, only the quick ones."""
+    """Build the parser of all commands or, with `quick`, of the quick ones only."""
     parser = argparse.ArgumentParser(
         prog="dne-store", description="Versions of a classifier that grows, and who serves which."
     )
@@ -113,9 +113,11 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
         from model_store.cli.class_commands import add_class_care_commands
         from model_store.cli.housekeeping_commands import add_housekeeping_commands
         from model_store.cli.key_commands import add_keys_command
+        from model_store.cli.mend_command import add_mend_command
 
         add_class_care_commands(add)
         add_housekeeping_commands(add)
+        add_mend_command(add)
         add_keys_command(subparsers)
     return parser
 
@@ -205,7 +207,7 @@ def promote_version(options: argparse.Namespace) -> int:
 
 
 def _check_servable(store: Store, version: int) -> None:
-    """Before the channel is moved: servers that start would have nothing to serve afterwards."""
+    """Check a version before a channel names it: starting servers must be able to load it."""
     from model_store.store.verify import check_servable  # the other quick commands start without it
 
     manifest = store.manifest(version)

@@ -1,4 +1,4 @@
-"""`dne-store mend-channel`: shows what stands in a channel's way, and sets it aside when told."""
+"""Run `dne-store mend-channel`: show the objects in a channel's way, and set them aside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import argparse
 from model_store.cli.command import EXIT_OK, Add, add_channel_option, current_actor, print_json
 from model_store.layout import record_name
 from model_store.maintenance.mend import Mender, MendReport, Stray, mend_channel
-from model_store.store.reserve import with_reserve
 from model_store.store.store import Store
 from model_store.tables import printable
 
@@ -32,7 +31,7 @@ def add_mend_command(add: Add) -> None:
 
 
 def mend_one(options: argparse.Namespace) -> int:
-    with with_reserve(Store.open(options.store)) as store:
+    with Store.open(options.store).using_reserve() as store:
         report = mend_channel(
             store,
             options.channel,

@@ -1,5 +1,6 @@
-"""Brings a store up to what another one has: only what is missing, in an order that can stop
-anywhere and go on later. Nothing in the target is changed or removed.
+"""Copy to a store everything that another store has and it lacks.
+
+A copy can stop anywhere and go on later. Nothing in the target is changed or removed.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ from dataclasses import dataclass, field
 
 from model_store.errors import CopyRefused, ShardForgotten
 from model_store.layout import deleted_name, forgotten_name, record_name, shard_name, version_name
-from model_store.maintenance.gc import list_shards, read_all_manifests
 from model_store.records.manifest import Manifest, ShardRef, decode
-from model_store.records.sealing import MAX_RECORD_BYTES
+from model_store.records.sealing import read_sealed
 from model_store.records.tombstone import (
     deleted_versions,
     forgotten_shards,
     may_be_missing,
     read_deleted,
 )
+from model_store.store.inventory import list_shards, read_all_manifests
 from model_store.store.reservations import announced
 from model_store.store.store import Store
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are done and the bytes that there are to do."""
+"""Called with the bytes that are copied and the bytes to copy in all."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CopyReport:
-    """What was copied. `moved_on`: channels that the target has moved by itself, and that were
-    left alone. `remembered`: shards that the source has forgotten and the target has not."""
+    """The copied versions, shards, bytes and channel records. `moved_on`: channels that the target
+    has moved by itself, left alone. `remembered`: shards that only the source has forgotten."""
 
     versions: list[int] = field(default_factory=list)
     shards: int = 0
@@ -42,10 +43,10 @@ class CopyReport:
 def copy_store(
     source: Store, target: Store, *, progress: Progress = lambda done, total: None
 ) -> CopyReport:
-    """Tombstones of images first, then each version after its shards, then the channels.
+    """Copy tombstones of images, then each version after its shards, then the channels.
 
-    CopyRefused when the target has other versions of the same numbers: two stores that were
-    filled separately do not become one.
+    Raise CopyRefused where the target has other versions of the same numbers: two stores that
+    were filled separately do not become one.
     """
     manifests = read_all_manifests(source)
     digests = [ref.sha256 for manifest in manifests for ref in manifest.shards]
@@ -61,7 +62,7 @@ class _Copy:
         self.target = target
         self.progress = progress
         self.report = CopyReport()
-        # Only now, after the announcement: what is found from here on stays.
+        # Listed after the announcement: housekeeping leaves alone what is found from here on.
         self.held = {manifest.version: manifest for manifest in read_all_manifests(target)}
         self.deleted = set(deleted_versions(target.objects)) - self.held.keys()
         self.wanted = {one.version: one for one in manifests if one.version not in self.deleted}
@@ -118,7 +119,7 @@ class _Copy:
             self._copy_manifest(manifest)
 
     def _copy_shard(self, ref: ShardRef) -> None:
-        """Also of a version that the target has: a copy mends what is missing there."""
+        """Copy a shard, also one of a version that the target has: a copy mends the target."""
         if ref.sha256 in self.there:
             if ref.sha256 not in self.vouched:
                 self.target.read_stored_shard(ref)  # left by a copy that was stopped
@@ -139,7 +140,7 @@ class _Copy:
 
     def _copy_manifest(self, manifest: Manifest) -> None:
         name = version_name(manifest.version)
-        sealed = self.source.objects.read(name, max_bytes=MAX_RECORD_BYTES)
+        sealed = read_sealed(self.source.objects, name)
         decode(name, sealed, version=manifest.version)
         if not self.target.objects.create(name, sealed):
             found = self.target.manifest(manifest.version)
@@ -168,7 +169,7 @@ class _Copy:
             self.report.records += 1
 
     def _copy_record(self, name: str) -> bool:
-        sealed = self.source.objects.read(name, max_bytes=MAX_RECORD_BYTES)
+        sealed = read_sealed(self.source.objects, name)
         return self.target.objects.create(name, sealed)
 
 

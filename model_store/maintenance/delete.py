@@ -1,50 +1,44 @@
-"""Takes a version out of a store. A tombstone keeps its number and its digest, so the chain of
-versions holds; its shards are left to `gc`, which knows who else needs them.
+"""Delete a version. A tombstone keeps its number and its digest, so the chain of versions holds.
+
+Its shards are left to `gc`, which knows the versions that share them.
 """
 
 from __future__ import annotations
 
-from pydantic import ValidationError
-
-from model_store.errors import VersionNeeded, WrongUsage
+from model_store.errors import VersionNeeded
 from model_store.layout import deleted_name, version_name
 from model_store.records.gc_marks import clock_s
-from model_store.records.manifest import first_reason
-from model_store.records.sealing import timestamp
-from model_store.records.stored import create_stored
+from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
 from model_store.records.tombstone import DeletedVersion, read_deleted, tombstone_of
 from model_store.store.reservations import standing
-from model_store.store.reserve import with_reserve
 from model_store.store.store import Store
 
 
 def delete_version(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
-    """VersionNeeded when a channel names the version, or a training run builds on it."""
-    with with_reserve(store) as reserved:
+    """Delete a version. Raise VersionNeeded where a channel names it or a run builds on it."""
+    with store.using_reserve() as reserved:
         return _delete(reserved, version, actor=actor, reason=reason)
 
 
 def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
     manifest = store.manifest(version)
     _check_unneeded(store, version)
-    try:
+    with refusing_bad_fields():
         tombstone = tombstone_of(manifest, actor=actor, reason=reason, time=timestamp())
-    except ValidationError as error:
-        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
     name = deleted_name(version)
-    if not create_stored(store.objects, name, tombstone):
-        # Someone began it and did not come to the end; then we do.
+    if not create_record(store.objects, name, tombstone):
+        # Another one began the deletion and did not end it. Go on with its tombstone.
         tombstone = read_deleted(store.objects, version) or tombstone
     try:
-        # Once more, now that everybody can see the tombstone: who moves a channel looks for one
-        # after writing the record.
+        # Once more, after the tombstone: a move looks for a tombstone after it wrote its record,
+        # so one of the two sees the other.
         _check_unneeded(store, version)
     except VersionNeeded:
         store.objects.delete(name)
         raise
     store.objects.delete(version_name(version))
-    # Somebody else's deletion may have been called off just now, and its tombstone with it.
-    create_stored(store.objects, name, tombstone)
+    # Another deletion may have given up just now, and deleted the tombstone.
+    create_record(store.objects, name, tombstone)
     return tombstone
 
 

@@ -1,7 +1,7 @@
-"""Takes a class out of the answers, or gives it another name: a new version by manifest only.
+"""Retire or rename a class: publish a version that differs in its manifest only.
 
-No training, no shard: every tensor keeps its shape and its bytes, so the logits of all other
-classes are those of the parent, bit for bit.
+Nothing is trained and no shard is written, so the logits of all other classes are those of the
+parent, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from model_store.store.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Care:
-    """Where a class is cared for, by whom and why."""
+    """The store and channel of an edit, its actor and its reason."""
 
     store: Store
     channel: str
@@ -41,7 +41,7 @@ class Care:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CareOutcome:
-    """`refused` says why a version was published and not promoted."""
+    """The published version. `refused` tells why it was not promoted."""
 
     manifest: Manifest
     parent: Manifest
@@ -51,8 +51,8 @@ class CareOutcome:
 
 
 def retire_class(name: str, *, care: Care) -> CareOutcome:
-    """A version that never answers `name` any more. Its expert and its logit stay where they
-    are, and the pictures kept of it are not handed on."""
+    """Publish a version that never answers `name`. Expert and logit stay where they are; the
+    images kept of the class are not handed on."""
 
     def changed(parent: Manifest) -> dict[str, Any]:
         known = _known(parent, name)
@@ -72,8 +72,8 @@ def retire_class(name: str, *, care: Care) -> CareOutcome:
 
 
 def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
-    """A version that answers `new` where its parent answers `old`. A retired class may be
-    renamed too: that sets its name free for another one."""
+    """Publish a version that answers `new` instead of `old`. A retired class may be renamed too,
+    which sets its name free."""
     new = new_class_name(new)
 
     def changed(parent: Manifest) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def _publish(
     if head is None:
         raise ChannelNotFound(f"channel {care.channel} names no version yet; promote one first")
     parent = care.store.resolve(head)
-    # Whatever a manifest holds besides is handed on as it is.
+    # Everything else in the manifest is handed on as it is.
     kept = {name: getattr(parent, name) for name in Draft.model_fields}
     draft = Draft.model_validate(
         {
@@ -145,7 +145,7 @@ def _publish(
 
 
 def _promote(care: Care, manifest: Manifest, *, pinned: bool, after: int, what: str) -> str | None:
-    """Promotes the version, or says why not and how to go on: the rules of `add-task`."""
+    """Promote the version, or tell the reason and the next step: the rules of `add-task`."""
     number, channel = manifest.version, care.channel
     by_hand = f"`dne-store promote {number} --channel {channel}` would promote it"
     if pinned:
@@ -163,7 +163,7 @@ def _promote(care: Care, manifest: Manifest, *, pinned: bool, after: int, what: 
 
 
 def _known(parent: Manifest, name: str) -> str:
-    """Find a class by its name, however it is spelt in the store."""
+    """Find a class by its name in any spelling."""
     known = spelt_among(name, parent.spec.classes)
     if known is None:
         raise DataRejected(f"version {parent.version} knows no class {name!r}")
@@ -188,8 +188,8 @@ def _renamed_task(task: TaskRecord, named: Callable[[str], str]) -> TaskRecord:
 
 
 def _metrics_without(parent: Manifest, name: str) -> Metrics:
-    """What the parent measured on the images of the other classes. It is a lower bound: with one
-    answer fewer to choose from, whatever was right stays right."""
+    """Keep the parent's figures for the other classes. They are a lower bound: with one answer
+    fewer to choose from, right answers stay right."""
     metrics = parent.metrics
     per_class = {one: share for one, share in metrics.per_class.items() if one != name}
     counts = {entry.class_name: entry.count for entry in parent.held_out}

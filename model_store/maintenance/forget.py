@@ -1,7 +1,7 @@
-"""Removes the pictures of a class from every version: memory and held-out images.
+"""Remove the images of a class, memory and held-out, from every version.
 
-A tombstone names each shard that is gone, so that `verify` knows it was meant. What the network
-has learnt from the pictures is in its weights, and stays there.
+A tombstone names each shard that is gone, so that `verify` knows it was meant. The weights keep
+what the network has learnt from the images.
 """
 
 from __future__ import annotations
@@ -10,17 +10,13 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from model_store.errors import DataRejected, WrongUsage
+from model_store.errors import DataRejected
 from model_store.layout import forgotten_name, shard_name
-from model_store.maintenance.gc import list_shards, read_all_manifests
 from model_store.names import is_same, spelt_among
-from model_store.records.manifest import Manifest, ShardRef, first_reason
-from model_store.records.sealing import timestamp
-from model_store.records.stored import create_stored
+from model_store.records.manifest import Manifest, ShardRef
+from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
 from model_store.records.tombstone import ForgottenShard
-from model_store.store.reserve import with_reserve
+from model_store.store.inventory import list_shards, read_all_manifests
 from model_store.store.store import Store
 
 CANNOT_BE_UNDONE = (
@@ -34,7 +30,8 @@ CANNOT_BE_UNDONE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
-    """`versions` named the pictures. `other_classes` had the very same ones."""
+    """The images that are gone, and the versions that named them. `other_classes` had the very same
+    images."""
 
     class_name: str
     versions: tuple[int, ...]
@@ -44,8 +41,8 @@ class ForgetReport:
 
 
 def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
-    """DataRejected when no version knows a class of that name."""
-    with with_reserve(store) as reserved:
+    """Forget a class. Raise DataRejected where no version knows it."""
+    with store.using_reserve() as reserved:
         return _forget_all(reserved, class_name, actor=actor, reason=reason)
 
 
@@ -55,7 +52,7 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
     _check_known(manifests, class_name)
     while True:
         weights = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
-        known = weights | gone.keys()  # whatever a manifest calls pictures: weights are none
+        known = weights | gone.keys()  # weights stay, even where a manifest calls them images
         refs = _images_of(manifests, class_name)
         new = {ref.sha256: ref.bytes for ref in refs if ref.sha256 not in known}
         if not new:
@@ -75,7 +72,7 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
 
 
 def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: str) -> None:
-    try:
+    with refusing_bad_fields():
         tombstone = ForgottenShard(
             sha256=sha256,
             class_name=class_name,
@@ -84,10 +81,8 @@ def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: s
             time=timestamp(),
             transaction=uuid.uuid4().hex,
         )
-    except ValidationError as error:
-        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
-    # The tombstone first: whoever writes the shard again looks for it afterwards.
-    create_stored(store.objects, forgotten_name(sha256), tombstone)
+    # The tombstone first: a publish looks for tombstones after it wrote its shards.
+    create_record(store.objects, forgotten_name(sha256), tombstone)
     store.objects.delete(shard_name(sha256))
 
 
@@ -106,7 +101,7 @@ def _images_of(manifests: list[Manifest], class_name: str) -> list[ShardRef]:
 
 
 def _others(manifests: list[Manifest], gone: Collection[str], class_name: str) -> tuple[str, ...]:
-    """Classes that are left without these pictures too, for theirs were the same bytes."""
+    """List the other classes that had the same images, and lose them too."""
     found = {
         images.class_name
         for manifest in manifests

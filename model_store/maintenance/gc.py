@@ -1,8 +1,8 @@
-"""Takes away shards that nothing names. It deletes, so it is the one that must be careful.
+"""Delete shards that nothing names.
 
-One run marks what nothing names; a later one, after a grace period by the store's own clock, looks
-again and sweeps what still nothing names. Never touched: what a version names, and what a run has
-announced. A store with a manifest that is lost or cannot be read is left alone.
+One run marks them. A later run, after a grace period by the store's own clock, looks again and
+sweeps those that still nothing names. Shards that a version names or a run has announced are never
+touched. A store with a manifest that is lost or cannot be read is left alone.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from model_store.backends.local import Entry
-from model_store.errors import StoreError, VersionDeleted, WriteFailed
-from model_store.layout import CLOCK, SHARDS, TMP, shard_of, version_name
+from model_store.backends.base import Entry
+from model_store.errors import WriteFailed
+from model_store.layout import CLOCK, TMP, version_name
 from model_store.records.gc_marks import (
     Condemned,
     Mark,
@@ -31,22 +31,21 @@ from model_store.records.manifest import Manifest
 from model_store.records.tombstone import (
     deleted_versions,
     forgotten_shards,
-    has_deleted_number,
-    read_deleted,
     read_forgotten,
 )
+from model_store.store.inventory import list_shards, read_all_manifests, unless_deleted
 from model_store.store.reservations import Standing, standing
-from model_store.store.reserve import is_full, with_reserve
+from model_store.store.reserve import is_full
 from model_store.store.store import Store
 
 GRACE_S = 24 * 3600.0
 LEFTOVER_S = 24 * 3600.0
-"""What a process that died left in `tmp/` and `clock/` goes when it is this old."""
+"""The age at which files of dead processes in `tmp/` and `clock/` are deleted."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GcPlan:
-    """What a run would do, in names of objects. Shards are given as their listing has them."""
+    """The actions of one run. Shards are given as their listing has them."""
 
     reachable: list[Entry] = field(default_factory=list)
     condemn: dict[str, Entry] = field(default_factory=dict)
@@ -60,8 +59,8 @@ class GcPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcReport:
-    """What was condemned, what waits for its grace period, and what is gone (or, of a dry run,
-    would be). `unmarked` is what nothing names either, and for whose marks there was no room."""
+    """The shards that were condemned, that wait for their grace period, and that are gone (or, of a
+    dry run, would be). `unmarked`: condemned shards without room for their marks."""
 
     dry_run: bool
     reachable: tuple[Entry, ...]
@@ -88,7 +87,8 @@ def collect_garbage(
     grace_s: float = GRACE_S,
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> GcReport:
-    with with_reserve(store) as reserved:
+    """Mark and sweep shards that nothing names; a dry run only tells."""
+    with store.using_reserve() as reserved:
         plan = plan_collection(reserved, grace_s=grace_s)
         swept = [entry for _, entry in plan.sweep]
         condemned = list(plan.condemn.values())
@@ -108,7 +108,7 @@ def collect_garbage(
 
 
 def plan_collection(store: Store, *, grace_s: float) -> GcPlan:
-    """Looks, and changes nothing but the clock's own object."""
+    """Plan a run. Only the clock's own object is written."""
     now_s = clock_s(store.objects)
     # This order, and no other. A publisher announces, then looks for marks: a mark that it did
     # not see is younger than its announcement, so a listing that holds the mark is followed by
@@ -129,41 +129,8 @@ def plan_collection(store: Store, *, grace_s: float) -> GcPlan:
     return plan
 
 
-def list_shards(store: Store) -> dict[str, Entry]:
-    """All shards that are there, by SHA-256."""
-    found = ((shard_of(entry.name), entry) for entry in store.objects.list(SHARDS))
-    return {sha256: entry for sha256, entry in found if sha256 is not None}
-
-
-def read_all_manifests(store: Store) -> list[Manifest]:
-    """The manifests of all versions. StoreError when one is lost or cannot be read: nobody can
-    say then what is needed."""
-    try:
-        versions = set(store.versions())
-        deleted = set(deleted_versions(store.objects))
-        heads = [record.target for name in store.channels() if (record := store.head(name))]
-        return [
-            manifest
-            for number in range(1, max((*versions, *deleted, *heads), default=0) + 1)
-            # What is in neither listing came in between, or it is lost: reading it tells.
-            if number in versions or number not in deleted
-            if (manifest := _unless_deleted(store, number, deleted=deleted)) is not None
-        ]
-    except StoreError as error:
-        raise StoreError(f"the store is damaged, so nothing was done: {error}") from error
-
-
-def _unless_deleted(store: Store, version: int, *, deleted: set[int]) -> Manifest | None:
-    try:
-        manifest = store.manifest(version)
-    except VersionDeleted:
-        return None
-    tombstone = read_deleted(store.objects, version) if version in deleted else None
-    return None if has_deleted_number(manifest, tombstone) else manifest
-
-
 def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found) -> None:
-    """Every shard that nothing names ends up condemned, waiting or swept; the largest first, for
+    """Sort every shard that nothing names into condemned, waiting or swept. The largest come first:
     on a full disk there may not be room for all marks."""
     marked: set[str] = set()
     for mark in condemned.marks:
@@ -192,19 +159,19 @@ def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found
 def _still_there(
     store: Store, manifests: list[Manifest], *, shards: Mapping[str, Entry]
 ) -> list[Entry]:
-    """Images that were forgotten and are there: a `forget` that did not come to its end."""
+    """List forgotten images that are there: a `forget` did not come to its end."""
     needed = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
     found = (forgotten_shards(store.objects) - needed) & shards.keys()
     return [shards[sha256] for sha256 in sorted(found) if read_forgotten(store.objects, sha256)]
 
 
 def _void(store: Store) -> list[str]:
-    """Manifests under the numbers of deleted versions, whose writers died at that very moment."""
+    """List manifests under the numbers of deleted versions: their writers died."""
     both = set(store.versions()) & set(deleted_versions(store.objects))
     return [
         version_name(number)
         for number in sorted(both)
-        if _unless_deleted(store, number, deleted=both) is None
+        if unless_deleted(store, number, deleted=both) is None
     ]
 
 
@@ -223,8 +190,8 @@ def _old(store: Store, *, now_s: float) -> list[str]:
 
 
 def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> list[Entry]:
-    """Take away what was planned; the shards that are gone now. What goes without a record to be
-    written goes first, and of the shards the largest: on a full disk each makes room for more."""
+    """Delete the planned objects and return the shards that are gone. On a full disk each deletion
+    makes room: objects that need no record go first, then the largest shards."""
     objects = store.objects
     for entry in plan.forgotten:
         objects.delete(entry.name)

@@ -1,8 +1,8 @@
-"""Sets aside what stands in a channel's way and cannot be one of its records.
+"""Set aside objects that stand in a channel's way and cannot be its records.
 
-Records are written one after the other, so one that comes after a gap was not written by this
-software, or the records before it were lost. Where its bytes are no record either, no reader can
-use it, and every move would stop at it: it is copied to `mended/`, with who and why, and deleted.
+Records are written one after the other. So an object after a gap was not written by this software,
+or the records before it were lost. Where it is no record either, every move would stop at it: it is
+copied to `mended/`, with actor and reason, and deleted.
 """
 
 from __future__ import annotations
@@ -15,33 +15,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import ValidationError
-
-from model_store.backends.local import ObjectMissing, ObjectRefused
-from model_store.errors import RecordInvalid, StoreError, StoreUnsupported, WrongUsage
+from model_store.backends.base import ObjectMissing
+from model_store.errors import RecordInvalid, StoreError, StoreUnsupported
 from model_store.layout import MENDED, mended_name, record_name
 from model_store.records.channel import ChannelName, ChannelRecord, decode_record
-from model_store.records.gc_marks import SWEEP_WINDOW_S, clock_s
-from model_store.records.manifest import (
+from model_store.records.fields import (
     Count,
     Record,
     Sha256,
     Text,
     Timestamp,
     Transaction,
-    first_reason,
+    Version,
 )
-from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, parse_object, timestamp
-from model_store.records.stored import create_stored
-from model_store.records.tombstone import Version
+from model_store.records.gc_marks import SWEEP_WINDOW_S, clock_s
+from model_store.records.sealing import (
+    FORMAT,
+    create_record,
+    parse_object,
+    read_sealed,
+    refusing_bad_fields,
+    timestamp,
+)
 from model_store.store.store import Store
 
 MAX_CONTENT_BYTES = 64 << 10
 
 
 class MendedRecord(Record):
-    """`mended/<channel>/<number>.<n>.json`: what was set aside. Also the claim of whoever does it:
-    only one of several at a time deletes."""
+    """`mended/<channel>/<number>.<n>.json`: an object that was set aside. It is a claim as well:
+    only its writer deletes the object."""
 
     format: Literal[1] = FORMAT
     channel: ChannelName
@@ -50,7 +53,7 @@ class MendedRecord(Record):
     bytes: Count
     sha256: Sha256 | None
     content: str | None
-    """The bytes in base64, where they could be read and are not many."""
+    """The bytes in base64; null where they are too many or could not be read."""
     actor: Text
     reason: Text
     time: Timestamp
@@ -59,8 +62,8 @@ class MendedRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stray:
-    """An object under the name of a record, after a gap. `problem` says why it is no record;
-    None: it is one, or one of a later format. `data` is None where it cannot be read."""
+    """An object under the name of a record, after a gap. `problem` tells why it is no record; None
+    for a record, also of a later format. `data` is None where it cannot be read."""
 
     number: int
     data: bytes | None
@@ -70,8 +73,8 @@ class Stray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MendReport:
-    """`head` is what the channel names when those in `aside` are gone; `left` are records after a
-    gap that stay."""
+    """The objects that were set aside, and those in `left`, which stay although they come after a
+    gap. `head` is the channel's newest record afterwards."""
 
     channel: str
     dry_run: bool
@@ -83,7 +86,7 @@ class MendReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mender:
-    """Who sets records aside, and why."""
+    """The actor and the reason of setting records aside."""
 
     actor: str
     reason: str
@@ -93,8 +96,8 @@ class Mender:
 def mend_channel(
     store: Store, channel: str, *, mender: Mender, dry_run: bool, also_valid: bool = False
 ) -> MendReport:
-    """Set aside the objects after a gap that are no records. With `also_valid` also those that
-    are: the channel then names again what it named before the gap."""
+    """Set aside the objects after a gap that are no records. With `also_valid` set aside sound
+    records too: the channel then names the version of the last record before the gap."""
     numbers = store.record_numbers(channel)
     last = last_before_gap(numbers)
     strays = [_judge(store, channel, number) for number in numbers if number > last]
@@ -114,7 +117,7 @@ def mend_channel(
 
 
 def last_before_gap(numbers: Sequence[int]) -> int:
-    """The last of the numbers 1, 2, 3, … that are there without a gap."""
+    """Find the last of the numbers 1, 2, 3, … that are there without a gap."""
     for expected, number in enumerate(numbers, start=1):
         if number != expected:
             return expected - 1
@@ -131,13 +134,14 @@ def _head(store: Store, channel: str, *, left: Sequence[Stray], last: int) -> Ch
 
 
 def _judge(store: Store, channel: str, number: int) -> Stray | None:
-    """None where it is gone. A backend that fails to read says nothing about the object."""
+    """Read and judge an object; None where it is gone. An error of the backend is raised: it says
+    nothing about the object."""
     name = record_name(channel, number)
     try:
-        data = store.objects.read(name, max_bytes=MAX_RECORD_BYTES)
+        data = read_sealed(store.objects, name)
     except ObjectMissing:
         return None
-    except ObjectRefused as error:
+    except RecordInvalid as error:
         return Stray(number=number, data=None, problem=error.reason)
     try:
         record = decode_record(name, data, channel=channel, number=number)
@@ -155,11 +159,10 @@ def _is_later(data: bytes) -> bool:
 
 
 def _set_aside(store: Store, channel: str, stray: Stray, *, mender: Mender) -> bool:
-    """Whether it was there, was ours to delete, and is gone.
+    """Claim an object and delete it. Return False where another object is in its place.
 
-    A number becomes free when its object is deleted, and the next record with that number may be
-    a true one. So only the owner of the newest claim deletes, soon after it was created; a claim
-    counts for longer than its owner may take.
+    Deleting frees the number, and the next object with that number may be a true record. So only
+    the owner of the newest claim deletes, soon after claiming; a claim counts for longer.
     """
     began_s = mender.monotonic_s()
     _claim(store, channel, stray, mender=mender)
@@ -180,7 +183,7 @@ def _claim(store: Store, channel: str, stray: Stray, *, mender: Mender) -> None:
         if now_s - held[name].modified_s <= SWEEP_WINDOW_S:
             raise _taken(channel, stray.number)
         attempt += 1
-    if not create_stored(store.objects, name, record):
+    if not create_record(store.objects, name, record):
         raise _taken(channel, stray.number)
 
 
@@ -195,7 +198,7 @@ def _taken(channel: str, number: int) -> StoreError:
 def _record_of(channel: str, stray: Stray, *, mender: Mender) -> MendedRecord:
     data = stray.data
     short = data is not None and len(data) <= MAX_CONTENT_BYTES
-    try:
+    with refusing_bad_fields():
         return MendedRecord(
             channel=channel,
             number=stray.number,
@@ -208,5 +211,3 @@ def _record_of(channel: str, stray: Stray, *, mender: Mender) -> MendedRecord:
             time=timestamp(),
             transaction=uuid.uuid4().hex,
         )
-    except ValidationError as error:
-        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error

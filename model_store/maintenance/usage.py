@@ -1,21 +1,21 @@
-"""What the versions of a store cost, and what could go. Reads manifests and listings only."""
+"""Count the bytes of each version and of everything that could go, from manifests and listings."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
 
-from model_store.maintenance.gc import list_shards, read_all_manifests
 from model_store.records.gc_marks import list_condemned
 from model_store.records.manifest import Manifest, ShardRef, total_bytes
 from model_store.records.tombstone import deleted_versions
+from model_store.store.inventory import list_shards, read_all_manifests
 from model_store.store.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionBytes:
-    """`own`: only this version names them, so its deletion frees them. `delta`: its parent does
-    not have them. `images`: memory and held-out."""
+    """Bytes of a version. `own`: only this version names them, so its deletion frees them. `delta`:
+    its parent does not have them. `images`: memory and held-out."""
 
     version: int
     total: int
@@ -27,7 +27,7 @@ class VersionBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageReport:
-    """`stored` is what the shards that are there take; `unnamed` the part that no version names."""
+    """The bytes of all shards that are there (`stored`), and the part that no version names."""
 
     versions: tuple[VersionBytes, ...]
     stored: int
@@ -38,6 +38,7 @@ class StorageReport:
 
 
 def report_storage(store: Store) -> StorageReport:
+    """Count the bytes of all versions."""
     manifests = read_all_manifests(store)
     there = {sha256: entry.bytes for sha256, entry in list_shards(store).items()}
     uses = Counter(sha256 for one in manifests for sha256 in {ref.sha256 for ref in one.shards})
@@ -57,7 +58,7 @@ def report_storage(store: Store) -> StorageReport:
 
 
 def _parent(store: Store, manifest: Manifest, living: dict[int, Manifest]) -> Manifest | None:
-    """The nearest ancestor that was not deleted; looked for in the store only if it is far."""
+    """Find the nearest ancestor that was not deleted, mostly among the manifests at hand."""
     return living.get(manifest.parent or 0) or store.parent_of(manifest)
 
 
@@ -78,5 +79,5 @@ def _bytes_of(
 
 
 def _there(refs: tuple[ShardRef, ...], there: dict[str, int]) -> tuple[ShardRef, ...]:
-    """Without the images that were forgotten."""
+    """Leave out the images that were forgotten."""
     return tuple(ref for ref in refs if ref.sha256 in there)

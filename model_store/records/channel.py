@@ -1,6 +1,6 @@
-"""A channel is a movable name for a version: an append-only list of records.
+"""Define channel records, and find the targets of a rollback and of a resume.
 
-Pure functions over that list; nothing here reads or writes.
+A channel is a movable name for a version: an append-only list of records.
 """
 
 from __future__ import annotations
@@ -9,19 +9,11 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from model_store.errors import NothingToRollBack, RecordInvalid, WrongUsage
-from model_store.records.manifest import (
-    MAX_VERSION,
-    Record,
-    Sha256,
-    Text,
-    Timestamp,
-    Transaction,
-    first_reason,
-)
-from model_store.records.sealing import FORMAT, seal, unseal
+from model_store.records.fields import Record, Sha256, Text, Timestamp, Transaction, Version
+from model_store.records.sealing import FORMAT, unseal_record
 
 Mode = Literal["follow", "pin"]
 CHANNEL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
@@ -29,40 +21,33 @@ ChannelName = Annotated[str, Field(pattern=CHANNEL_PATTERN)]
 
 
 class ChannelRecord(Record):
-    """`follow`: new versions are promoted. `pin` (a rollback): the target stays until moved on."""
+    """One move of a channel. With mode `follow` training promotes new versions; with mode `pin`,
+    a rollback, the channel stays."""
 
     format: Literal[1] = FORMAT
     channel: ChannelName
-    number: Annotated[int, Field(ge=1, le=MAX_VERSION)]
-    target: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    number: Version
+    target: Version
     target_digest: Sha256
     mode: Mode
     actor: Text
     reason: Text
     time: Timestamp
     transaction: Transaction
-    """Chosen at random for this one move: after a lost reply it tells whose record is there."""
-
-
-def encode_record(record: ChannelRecord) -> bytes:
-    return seal(record.model_dump(mode="json"))
+    """Chosen at random for this one move, to know our record after a lost reply."""
 
 
 def decode_record(name: str, sealed: bytes, *, channel: str, number: int) -> ChannelRecord:
-    body = unseal(name, sealed)
-    del body["digest"]
-    try:
-        record = ChannelRecord.model_validate(body)
-    except ValidationError as error:
-        raise RecordInvalid(name, first_reason(error)) from error
+    """Read a sealed channel record, and check that it is the record of that name."""
+    record = unseal_record(name, sealed, ChannelRecord)
     if (record.channel, record.number) != (channel, number):
         raise RecordInvalid(name, f"it says it is record {record.number} of {record.channel}")
     return record
 
 
 def rollback_target(history: Sequence[ChannelRecord], *, deleted: Collection[int] = ()) -> int:
-    """The version that the channel named before the current one; asked twice, two back.
-    Versions that were deleted since are passed over."""
+    """Find the version that the channel named before the current one. A second rollback goes
+    back one more. Versions that were deleted since are passed over."""
     trail = _trail(history)
     earlier = [target for target in trail[:-1] if target not in {*deleted, trail[-1]}]
     if not earlier:
@@ -75,7 +60,7 @@ def rollback_target(history: Sequence[ChannelRecord], *, deleted: Collection[int
 
 
 def resume_target(history: Sequence[ChannelRecord]) -> int:
-    """The version that was followed last, before the rollbacks."""
+    """Find the version that was followed last, before the rollbacks."""
     if not history or history[-1].mode == "follow":
         raise NothingToRollBack("the channel is not rolled back; there is nothing to resume")
     followed = [record.target for record in history if record.mode == "follow"]
@@ -85,7 +70,7 @@ def resume_target(history: Sequence[ChannelRecord]) -> int:
 
 
 def _trail(history: Sequence[ChannelRecord]) -> list[int]:
-    """The way to the current target: promotions push, rollbacks pop, resuming undoes the pops."""
+    """Walk to the current target: promotions push, rollbacks pop, resuming undoes the pops."""
     trail: list[int] = []
     followed: list[int] = []
     for record in history:
@@ -106,11 +91,12 @@ def _trail(history: Sequence[ChannelRecord]) -> list[int]:
 
 
 def _last_index(trail: Sequence[int], target: int) -> int:
-    """A version may have been promoted more than once: the way back is the shortest one."""
+    """Find the last place of a version that may have been promoted several times."""
     return len(trail) - 1 - trail[::-1].index(target)
 
 
 def check_channel_name(name: str) -> str:
+    """Raise WrongUsage for text that cannot name a channel."""
     if not re.fullmatch(CHANNEL_PATTERN, name):  # `match` would let a final newline through
         raise WrongUsage(
             f"{name!r} is not a channel name: small letters, digits, '-' and '_', at most 63"

@@ -1,4 +1,4 @@
-"""Versions and channels as plain data, in the shape that `--json` prints."""
+"""Describe versions and channels as plain data, in the shape that `--json` prints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMED = 8
 
 
 def summary(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
-    """Describe a version in one row of `dne-store list`: what it did, counts, sizes, verdict."""
+    """Describe a version in one row of `dne-store list`: its change, counts, sizes, verdict."""
     gate = manifest.metrics.gate
     return {
         "version": manifest.version,
@@ -35,7 +35,7 @@ def summary(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
 
 
 def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
-    """All of `dne-store show`: names and shards besides the sizes."""
+    """Describe all of a version for `dne-store show`: names and shards besides the sizes."""
     return {
         "version": manifest.version,
         "parent": manifest.parent,
@@ -67,8 +67,8 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
 
 
 def verdict(manifest: Manifest) -> str:
-    """Tell in one line what the gate said of a version: passed, refused, overruled, or that too
-    few images judged it."""
+    """Tell the gate's verdict in one line: passed, refused, overruled, or not judged because of
+    too few images."""
     gate = manifest.metrics.gate
     if gate is None:
         return "not judged"
@@ -76,7 +76,7 @@ def verdict(manifest: Manifest) -> str:
         return f"{'overruled' if gate.forced else 'refused'}: {'; '.join(gate.reasons)}"
     if not gate.not_judged:
         return "passed"
-    images = {"old": gate.old_images, "new": gate.new_images or 0}
+    images = {"old": gate.old_images, "new": gate.new_images}
     of_which = "" if manifest.parent is None else " of {} classes"
     few = [f"{_images(images[side])}{of_which.format(side)}" for side in gate.not_judged]
     return f"not judged: {' and '.join(few)}"
@@ -93,7 +93,7 @@ def gate_of(manifest: Manifest) -> Verdict:
 
 
 def change(manifest: Manifest, parent: Draft | None) -> str:
-    """Say what a version did, from what lies between it and its parent."""
+    """Say in one line how a version differs from its parent."""
     if manifest.extended:
         return f"extended {_some(manifest.extended)} with more images"
     if parent is None and manifest.parent is not None and manifest.metrics.gate is None:
@@ -113,14 +113,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def difference(old: Manifest, new: Manifest) -> dict[str, Any]:
-    """What is in `new` and not in `old`, and the other way round."""
+    """Describe the difference between two versions, in both directions."""
     added = _only_in(new.shards, old.shards)
     removed = _only_in(old.shards, new.shards)
     return {
         "from": old.version,
         "to": new.version,
-        "tasks": _moves(_task_names(old), _task_names(new)),
-        "classes": _moves(old.classes, new.classes),
+        "tasks": _differences(_task_names(old), _task_names(new)),
+        "classes": _differences(old.classes, new.classes),
         "shards": {"added": _shards(added), "removed": _shards(removed)},
         "added_bytes": total_bytes(added),
         "removed_bytes": total_bytes(removed),
@@ -138,7 +138,7 @@ def channel_head(record: ChannelRecord) -> dict[str, Any]:
 
 
 def channel_move(record: ChannelRecord, *, previous: int | None) -> dict[str, Any]:
-    """A record that was just written, and the version that the channel named before."""
+    """Describe a record that was just written, and the version that the channel named before."""
     return {
         "channel": record.channel,
         "number": record.number,
@@ -159,7 +159,7 @@ def _task_names(manifest: Manifest) -> list[str]:
     return [task.name for task in manifest.tasks]
 
 
-def _moves(old: Sequence[str], new: Sequence[str]) -> dict[str, list[str]]:
+def _differences(old: Sequence[str], new: Sequence[str]) -> dict[str, list[str]]:
     return {"added": list(_only_in(new, old)), "removed": list(_only_in(old, new))}
 
 

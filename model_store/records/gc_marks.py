@@ -1,8 +1,8 @@
-"""Marks on shards that nothing names, and who decided what becomes of each.
+"""Mark shards that nothing names, and decide once whether a marked shard goes or stays.
 
-A mark deletes nothing. Whether the shard under it goes or stays is decided once, by whoever is
-first to create the verdict: a sweep takes the shard away, a publisher that needs it keeps it.
-So no publisher ever relies on a shard that is about to be deleted, and there is no lock.
+A mark deletes nothing. The first one to create a verdict decides: a sweep deletes the shard, a
+publisher that needs the shard keeps it. So no publisher relies on a shard that is about to be
+deleted, and there is no lock.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from model_store.backends.local import Entry, ObjectMissing, Objects
+from model_store.backends.base import Entry, Objects
 from model_store.errors import StoreError
 from model_store.layout import CLOCK, CONDEMNED
-from model_store.records.manifest import Record, Sha256, Transaction
-from model_store.records.sealing import FORMAT
-from model_store.records.stored import create_stored, read_stored
+from model_store.records.fields import Record, Sha256, Transaction
+from model_store.records.sealing import FORMAT, create_record, find_record
 
 SWEEP_WINDOW_S = 600.0
-"""A sweep that has not taken its shard away after this long is dead, and its verdict is void."""
+"""A sweep that has not deleted its shard after this time is dead, and its verdict is void."""
 
 RESCUE_PAUSE_S = 0.2
 Decision = Literal["keep", "sweep"]
@@ -32,12 +31,16 @@ _NAME = re.compile(r"condemned/([0-9a-f]{64})\.([0-9a-f]{32})(\.verdict)?\.json"
 
 
 class MarkRecord(Record):
+    """`condemned/<sha256>.<id>.json`: nothing names that shard."""
+
     format: Literal[1] = FORMAT
     sha256: Sha256
     transaction: Transaction
 
 
 class Verdict(Record):
+    """`condemned/<sha256>.<id>.verdict.json`: the shard under that mark stays or goes."""
+
     format: Literal[1] = FORMAT
     decision: Decision
     transaction: Transaction
@@ -45,7 +48,7 @@ class Verdict(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """`since_s`: when it was made, by the backend's clock. `judged_s`: when it was decided."""
+    """A mark as it was listed, with the times of mark and verdict by the backend's clock."""
 
     sha256: str
     id: str
@@ -63,13 +66,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condemned:
-    """One listing: the marks, and verdicts whose mark is gone already."""
+    """The marks of one listing, and `orphans`: verdicts without a mark."""
 
     marks: Sequence[Mark]
     orphans: Sequence[str]
 
 
 def list_condemned(objects: Objects) -> Condemned:
+    """List all marks and verdicts."""
     marks: dict[tuple[str, str], Entry] = {}
     verdicts: dict[tuple[str, str], Entry] = {}
     for entry in objects.list(CONDEMNED):
@@ -91,27 +95,25 @@ def list_condemned(objects: Objects) -> Condemned:
 
 
 def condemn(objects: Objects, sha256: str) -> None:
-    """Marks a shard. It is not touched before a later run has looked again."""
+    """Mark a shard. A later run looks again before it touches the shard."""
     mark = Mark(sha256=sha256, id=uuid.uuid4().hex, since_s=0.0, judged_s=None)
-    create_stored(objects, mark.name, MarkRecord(sha256=sha256, transaction=mark.id))
+    create_record(objects, mark.name, MarkRecord(sha256=sha256, transaction=mark.id))
 
 
 def decide(objects: Objects, mark: Mark, decision: Decision) -> bool:
-    """True: it is decided, and by us. False: somebody else came first."""
+    """Create the verdict on a mark. Return False where another one came first."""
     verdict = Verdict(decision=decision, transaction=uuid.uuid4().hex)
-    return create_stored(objects, mark.verdict_name, verdict)
+    return create_record(objects, mark.verdict_name, verdict)
 
 
 def read_decision(objects: Objects, mark: Mark) -> Decision | None:
-    """What was decided; None when nothing was, or when mark and verdict are gone since."""
-    try:
-        return read_stored(objects, mark.verdict_name, Verdict).decision
-    except ObjectMissing:
-        return None
+    """Read the verdict on a mark; None where there is none, or where it is gone since."""
+    verdict = find_record(objects, mark.verdict_name, Verdict)
+    return None if verdict is None else verdict.decision
 
 
 def is_void(mark: Mark, *, now_s: float) -> bool:
-    """Whether a verdict `sweep` on it is so old that its sweep must have died."""
+    """Tell whether the verdict `sweep` on a mark is so old that its sweep must have died."""
     return mark.judged_s is not None and now_s - mark.judged_s > SWEEP_WINDOW_S
 
 
@@ -122,11 +124,11 @@ def sweep(
     delete: Callable[[], None],
     monotonic_s: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Whether the shard was ours to take away, and is gone."""
+    """Decide a mark for the sweep and delete its shard. Return False where another one decided."""
     began_s = monotonic_s()
     if not decide(objects, mark, "sweep"):
         return False
-    if not _is_there(objects, mark):
+    if find_record(objects, mark.name, MarkRecord) is None:
         objects.delete(mark.verdict_name)  # it was decided and cleared before we came
         return False
     if monotonic_s() - began_s > SWEEP_WINDOW_S / 2:
@@ -137,13 +139,13 @@ def sweep(
 
 
 def keep(objects: Objects, mark: Mark) -> bool:
-    """Whether the shard under `mark` is safe from every sweep that knows the mark."""
+    """Decide a mark for the shard. Return True where no sweep that knows the mark deletes it."""
     return decide(objects, mark, "keep") or read_decision(objects, mark) == "keep"
 
 
 def clear(objects: Objects, mark: Mark) -> None:
-    """Removes a mark that was decided. The mark first: while there is no verdict there must be
-    no mark either, or a slow sweep could decide it a second time."""
+    """Remove a mark that was decided, then its verdict. In the other order a slow sweep could
+    decide the mark a second time."""
     objects.delete(mark.name)
     objects.delete(mark.verdict_name)
 
@@ -151,9 +153,9 @@ def clear(objects: Objects, mark: Mark) -> None:
 def rescue(
     objects: Objects, digests: Collection[str], *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """After this no sweep deletes one of `digests`, provided that they were announced before.
+    """Keep shards that were announced before: afterwards no sweep deletes one of `digests`.
 
-    Waits where a sweep has already decided: the shard is about to go, and can then be written.
+    A shard that a sweep has decided on is about to go: wait, so that it can be written again.
     """
     while not all(
         _is_rescued(objects, mark)
@@ -169,16 +171,8 @@ def _is_rescued(objects: Objects, mark: Mark) -> bool:
     return mark.judged_s is not None and is_void(mark, now_s=clock_s(objects))
 
 
-def _is_there(objects: Objects, mark: Mark) -> bool:
-    try:
-        read_stored(objects, mark.name, MarkRecord)
-    except ObjectMissing:
-        return False
-    return True
-
-
 def clock_s(objects: Objects) -> float:
-    """Now, by the clock that dates the objects: ours may be wrong."""
+    """Read the clock that dates the objects: ours may be wrong."""
     with _tick(objects) as name:
         for entry in objects.list(CLOCK):
             if entry.name == name:

@@ -1,4 +1,4 @@
-"""The immutable JSON of one version: what it is made of, never where it is."""
+"""Define the manifest: the immutable JSON that describes one version."""
 
 from __future__ import annotations
 
@@ -6,33 +6,27 @@ from collections.abc import Iterable
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, Protocol, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from model_store.errors import RecordInvalid, SpecInvalid
+from model_store.records.fields import Count, Record, Sha256, Text, Timestamp, Transaction, Version
 from model_store.records.quality import Accuracy as Accuracy
 from model_store.records.quality import Calibration as Calibration
-from model_store.records.quality import Count as Count
 from model_store.records.quality import Metrics as Metrics
-from model_store.records.quality import Record as Record
-from model_store.records.quality import Text as Text
 from model_store.records.quality import Unknown as Unknown
-from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal
+from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal_record
 from model_store.spec import MAX_TASKS, ExpertSpec, NetworkSpec, TaskSpec, Token
 
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 ShardKind = Literal["expert", "classifier", "memory", "held-out"]
 Scalar = str | int | float | bool | None
-Timestamp = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z$")]
-Transaction = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
-MAX_VERSION = 99_999_999
 KEPT_MANIFESTS = 32
 KEPT_SPECS = 8  # one may name many thousands of classes
 SIGNED_AS = b"dne-serve manifest\n"  # a signature for something else is none for a manifest
 
 
 class ShardRef(Record):
-    """A shard's location follows from its digest: `shards/<first two>/<sha256>.safetensors`."""
+    """A shard by its digest. Its name follows: `shards/<first two>/<sha256>.safetensors`."""
 
     kind: ShardKind
     sha256: Sha256
@@ -40,7 +34,7 @@ class ShardRef(Record):
 
 
 class Preprocessing(Record):
-    """How bytes become pixels. Fixed by the first version of a lineage."""
+    """The way from bytes to pixels, fixed by the first version of a lineage."""
 
     image_size: Annotated[int, Field(ge=1, le=4096)]
     resize: Literal["cover"] = "cover"
@@ -66,27 +60,23 @@ class Geometry(Record):
     mlp_ratio: int
     layer_norm_eps: float
     qkv_bias: bool
-    token: Token = "class-attention"
-    """Not written where it is this one, as versions from before there were others."""
+    token: Token
 
 
 class TaskRecord(Record):
+    """One task: its classes, the shape of its expert, and the expert's shard."""
+
     name: str
     classes: tuple[str, ...]
     heads: int
-    attention_heads: Annotated[int, Field(ge=1)] | None = None
-    """Of the expert's own attention; None, and not written, where they are as many as `heads`."""
+    attention_heads: Annotated[int, Field(ge=1)]
+    """The heads of the expert's own attention."""
     expert: ShardRef
     training: dict[str, Scalar] = Field(default_factory=dict)
 
-    @field_validator("attention_heads")
-    @classmethod
-    def _one_spelling(cls, value: int | None, fields: ValidationInfo) -> int | None:
-        return None if value == fields.data.get("heads") else value
-
 
 class ClassImages(Record):
-    """Images of one class. The first `count` of the shard are in use."""
+    """Images of one class: the first `count` of a shard."""
 
     class_name: str = Field(alias="class")
     shard: ShardRef
@@ -94,10 +84,10 @@ class ClassImages(Record):
 
 
 class Draft(Record):
-    """Everything about a version that is known before it has a number."""
+    """A version before it has a number."""
 
     format: Literal[1] = FORMAT
-    parent: Annotated[int, Field(ge=1, le=MAX_VERSION)] | None = None
+    parent: Version | None = None
     parent_digest: Sha256 | None = None
     transaction: Transaction
     network: Geometry
@@ -155,13 +145,13 @@ class Draft(Record):
     @cached_property
     def spec(self) -> NetworkSpec:
         shapes = tuple(
-            (task.name, task.classes, task.heads, task.attention_heads or 0) for task in self.tasks
+            (task.name, task.classes, task.heads, task.attention_heads) for task in self.tasks
         )
         return _spec_of(self.network, shapes)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What the version answers: its classes in the order of the logits, but for retired
+        """The classes that the version answers, in the order of the logits: all but the retired
         ones. `spec.classes` names every logit."""
         return self.without_retired(self.spec.classes)
 
@@ -182,7 +172,7 @@ class Draft(Record):
 
     @property
     def model_shards(self) -> tuple[ShardRef, ...]:
-        """What a server reads: experts, oldest first, then the classifier."""
+        """The shards that a server reads: experts, oldest first, then the classifier."""
         return (*(task.expert for task in self.tasks), self.classifier)
 
     @property
@@ -198,7 +188,7 @@ class Draft(Record):
 def _spec_of(
     network: Geometry, tasks: tuple[tuple[str, tuple[str, ...], int, int], ...]
 ) -> NetworkSpec:
-    """Check the network of a version. Most versions have that of the one before, or nearly."""
+    """Make and check the network of a version. Versions that follow each other share it."""
     specs = tuple(
         TaskSpec(
             name=name,
@@ -211,18 +201,22 @@ def _spec_of(
 
 
 class Signature(Record):
-    """Ed25519 over `signed_bytes`. Whose `key` it is, and whether it fits, `signing` says."""
+    """An Ed25519 signature of `signed_bytes`. The module `signing` checks it."""
 
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
 
 class Signs(Protocol):
+    """Anything that signs manifests."""
+
     def sign(self, message: bytes) -> Signature: ...
 
 
 class Manifest(Draft):
-    version: Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    """A version with its number."""
+
+    version: Version
     signature: Signature | None = None
     digest: Sha256
 
@@ -234,92 +228,61 @@ class Manifest(Draft):
 
 
 def geometry_of(spec: NetworkSpec) -> Geometry:
+    """Take over the part of a spec that all tasks share."""
     return Geometry(**{name: getattr(spec, name) for name in Geometry.model_fields})
 
 
 def encode(draft: Draft, *, version: int, signer: Signs | None = None) -> bytes:
-    """The sealed bytes of a new version. The signature covers its number too."""
+    """Seal the manifest of a new version. A signature covers its number too."""
     body = {**_body(draft), "version": version}
-    if signer is not None:
-        body["signature"] = signer.sign(SIGNED_AS + canonical(body)).model_dump()
-    return seal(body)
+    signature = None if signer is None else signer.sign(SIGNED_AS + canonical(body)).model_dump()
+    return seal({**body, "signature": signature})
 
 
 def signed_bytes(manifest: Manifest) -> bytes:
-    """What a signature of `manifest` covers: everything but itself and the digest."""
+    """Return the bytes that a signature covers: all of the manifest but signature and digest."""
     return SIGNED_AS + canonical(_body(manifest))
 
 
 def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
-    """The manifest in `sealed`, which must be that of `version`."""
+    """Read a sealed manifest, and check that it is the manifest of `version`."""
     manifest = _as_written(sealed)
     if manifest is not None and manifest.version == version:
         return manifest
-    body = unseal(name, sealed)
-    try:
-        # Strict mode takes a JSON list for a tuple only when it reads JSON itself.
-        manifest = Manifest.model_validate_json(sealed)
-    except ValidationError as error:
-        raise RecordInvalid(name, first_reason(error)) from error
-    if body["version"] != version:
+    manifest = unseal_record(name, sealed, Manifest)
+    if manifest.version != version:
         raise RecordInvalid(name, f"it says it is version {manifest.version}")
     raise RecordInvalid(name, "a field is missing or spelt in another way")
 
 
 @lru_cache(maxsize=KEPT_MANIFESTS)
 def _as_written(sealed: bytes) -> Manifest | None:
-    """The manifest whose sealed bytes are exactly these. Bytes that we would write ourselves are
-    canonical and have the right digest: what is wrong with others is for `decode` to say.
+    """Read a manifest that this software would write with these very bytes, which are then
+    canonical and have the right digest. Return None for any other bytes: `decode` tells why.
 
-    Kept by its bytes: a run and a server meet the same versions again and again.
+    Kept by its bytes: runs and servers meet the same versions again and again.
     """
     if len(sealed) > MAX_RECORD_BYTES:
         return None
     try:
         manifest = Manifest.model_validate_json(sealed)
-        return manifest if _sealed(manifest) == sealed else None
+        body = manifest.model_dump(mode="json", by_alias=True, exclude={"digest"})
+        return manifest if seal(body) == sealed else None
     except (ValueError, RecursionError):  # not a manifest, or one without a canonical form
         return None
 
 
-def first_reason(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else str(first["msg"])
-
-
 def delta_of(child: Draft, parent: Draft | None) -> tuple[ShardRef, ...]:
-    """The model shards that `child` has and `parent` has not."""
+    """List the model shards that `child` has and `parent` has not."""
     known = {ref.sha256 for ref in parent.model_shards} if parent else set()
     return tuple(ref for ref in child.model_shards if ref.sha256 not in known)
 
 
 def total_bytes(refs: tuple[ShardRef, ...]) -> int:
+    """Sum the sizes of shards, each counted once."""
     return sum({ref.sha256: ref.bytes for ref in refs}.values())
 
 
-def _sealed(manifest: Manifest) -> bytes:
-    body = _body(manifest)
-    if manifest.signature is not None:  # a version that is not signed has no such member
-        body["signature"] = manifest.signature.model_dump()
-    return seal(body)
-
-
 def _body(draft: Draft) -> dict[str, Any]:
-    absent = {name for name in ("retired", "extended") if not getattr(draft, name)}
-    body = draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"} | absent)
-    if not draft.metrics.confusion:
-        del body["metrics"]["confusion"]
-    if draft.network.token == "class-attention":
-        del body["network"]["token"]
-    if not draft.metrics.agreement:
-        del body["metrics"]["agreement"]
-    gate = body["metrics"]["gate"]
-    if gate is not None and not gate["not_judged"]:
-        del gate["not_judged"]
-    if gate is not None and gate["new_images"] is None:
-        del gate["new_images"]
-    for task in body["tasks"]:
-        if task["attention_heads"] is None:
-            del task["attention_heads"]
-    return body
+    """Return every member but those that follow from the others."""
+    return draft.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"})

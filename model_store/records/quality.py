@@ -1,35 +1,23 @@
-"""How good a version is, and what follows from it, as its manifest says it."""
+"""Define the figures of a version in its manifest: metrics, gate, calibration, threshold."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-Count = Annotated[int, Field(ge=0, lt=1 << 48)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Text = Annotated[str, Field(max_length=2000)]
+from model_store.records.fields import Count, Record, Share, Text
+
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 """A fit ends between 0.03 and 30: beyond these, a manifest was not written by a trainer."""
 Reduced = Literal["bf16", "int8"]
 """Precisions below single precision."""
 Side = Literal["old", "new"]
-"""The classes that a version had before, and those that it brings."""
-
-
-class Record(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=True,
-        allow_inf_nan=False,
-        populate_by_name=True,
-        defer_build=True,  # a command builds the few records that it meets, not all there are
-    )
+"""`old`: the classes that a version had before. `new`: those that it brings."""
 
 
 class CalibrationError(Record):
-    """Expected calibration errors; null where there was nothing to judge by."""
+    """Expected calibration errors; null without images to judge by."""
 
     all: Share | None = None
     old: Share | None = None
@@ -56,7 +44,7 @@ class Unknown(Record):
 
 
 class Accuracy(Record):
-    """Shares of right answers; null where there was nothing to judge by."""
+    """Shares of right answers; null without images to judge by."""
 
     all: float | None = None
     old: float | None = None
@@ -74,7 +62,7 @@ class ClassChange(Record):
 
 
 class Confusion(Record):
-    """How often images of a class were taken for another."""
+    """The number of images of a class that were taken for another."""
 
     class_name: str = Field(alias="class")
     taken_for: str
@@ -82,7 +70,7 @@ class Confusion(Record):
 
 
 class Flip(Record):
-    """How often images of an old class were answered with `after`, and by the parent `before`."""
+    """The number of images of an old class with the answer `after`, and `before` by the parent."""
 
     class_name: str = Field(alias="class")
     before: str
@@ -91,18 +79,16 @@ class Flip(Record):
 
 
 class Gate(Record):
-    """The verdict on a version before it is promoted, and what it stands on."""
+    """The verdict on a version before it is promoted, and the figures that it stands on."""
 
     passed: bool
     forced: bool = False
     reasons: tuple[Text, ...] = ()
     notes: tuple[Text, ...] = ()
     not_judged: tuple[Side, ...] = ()
-    """The sides of which there were too few images to refuse a version by, whatever it answered.
-    Not written where it is empty."""
+    """The sides with too few images to refuse a version by, whatever it answered."""
     old_images: Count = 0
-    new_images: Count | None = None
-    """None, and not written, in versions from before it was counted."""
+    new_images: Count = 0
     got_worse: Count = 0
     got_better: Count = 0
     p_value: Share | None = None
@@ -113,14 +99,15 @@ class Gate(Record):
 
 
 class Metrics(Record):
+    """The figures that were measured on images that the version was not trained on."""
+
     accuracy: Accuracy = Accuracy()
-    per_class: dict[str, float] = {}
+    per_class: dict[str, float] = Field(default_factory=dict)
     images: Count = 0
     source: Literal["held-out", "validation", "none"] = "none"
-    confusion: dict[str, dict[str, Count]] = {}
-    """How often images of a class (outer) were taken for a class (inner); zeros are left out.
-    Kept because the images may be forgotten. Not written where there is nothing."""
+    confusion: dict[str, dict[str, Count]] = Field(default_factory=dict)
+    """Counts of images of a class (outer) that were taken for a class (inner), without zeros.
+    Kept because the images may be forgotten."""
     gate: Gate | None = None
-    agreement: dict[Reduced, Share] = {}
-    """How often the answer in this precision was that in single precision. Not written where it
-    is empty, as in versions from before it was measured."""
+    agreement: dict[Reduced, Share] = Field(default_factory=dict)
+    """Shares of images that get the same answer in this precision as in single precision."""

@@ -1,43 +1,105 @@
-"""Sealed JSON: the one way in which manifests, channel records and store.json become bytes.
+"""Seal records, and read and create sealed records in a backend.
 
-Canonical form: UTF-8, keys sorted, no white space, no NaN; then one last field, `digest`, the
-SHA-256 of those bytes without it. Bytes that are not exactly that are refused, so two readers
-can never understand the same record differently.
+The canonical form is UTF-8 JSON with sorted keys, without white space and NaN. The last field,
+`digest`, is the SHA-256 of the bytes before it. Any other bytes are refused, so two readers never
+understand one record differently.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
-from model_store.errors import RecordInvalid, StoreUnsupported
+from pydantic import ValidationError
+
+from model_store.backends.base import ObjectMissing, ObjectRefused, Objects
+from model_store.errors import RecordInvalid, StoreUnsupported, WrongUsage
+from model_store.records.fields import Record, first_reason
 
 FORMAT: Literal[1] = 1
 MAX_RECORD_BYTES = 16 << 20
 DIGEST_FIELD_BYTES = len(',"digest":""}') + 64
 
+T = TypeVar("T", bound=Record)
+
+
+def read_record(objects: Objects, name: str, kind: type[T]) -> T:
+    """Read a record and check its seal and its fields. Raise ObjectMissing where there is none,
+    RecordInvalid where it cannot be trusted."""
+    return unseal_record(name, read_sealed(objects, name), kind)
+
+
+def find_record(objects: Objects, name: str, kind: type[T]) -> T | None:
+    """Read a record as `read_record` does; return None where there is none."""
+    try:
+        return read_record(objects, name, kind)
+    except ObjectMissing:
+        return None
+
+
+def create_record(objects: Objects, name: str, record: Record) -> bool:
+    """Create a record. Return False where there is one under that name already."""
+    return objects.create(name, seal_record(record))
+
+
+def read_sealed(objects: Objects, name: str) -> bytes:
+    """Read the bytes of a record, which nobody has checked yet."""
+    try:
+        return objects.read(name, max_bytes=MAX_RECORD_BYTES)
+    except ObjectRefused as error:
+        raise RecordInvalid(name, error.reason) from error
+
+
+def seal_record(record: Record) -> bytes:
+    """Write a record without a digest of its own in the sealed form."""
+    return seal(record.model_dump(mode="json", by_alias=True))
+
+
+def unseal_record(name: str, sealed: bytes, kind: type[T]) -> T:
+    """Check the seal of `sealed` and the fields of the record in it."""
+    body = unseal(name, sealed)
+    if "digest" not in kind.model_fields:
+        del body["digest"]
+    try:
+        # Strict mode takes a JSON list for a tuple only when it reads JSON itself.
+        return kind.model_validate_json(canonical(body))
+    except ValidationError as error:
+        raise RecordInvalid(name, first_reason(error)) from error
+
+
+@contextmanager
+def refusing_bad_fields() -> Iterator[None]:
+    """Raise WrongUsage where a record is made of values that it cannot hold."""
+    try:
+        yield
+    except ValidationError as error:
+        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
+
 
 def timestamp() -> str:
-    """Now, as manifests and channel records write it."""
+    """Write the time of now as records have it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def seal(body: dict[str, Any]) -> bytes:
-    """Canonical bytes of `body`, which must not hold a digest yet, with its digest added."""
+    """Write `body`, which must not hold a digest yet, in canonical form, and add its digest."""
     bare = canonical(body)
     return bare[:-1] + f',"digest":"{hashlib.sha256(bare).hexdigest()}"}}'.encode()
 
 
 def canonical(body: dict[str, Any]) -> bytes:
+    """Write `body` in canonical form."""
     return json.dumps(
         body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
 
 
 def unseal(name: str, sealed: bytes) -> dict[str, Any]:
-    """The body, digest included. The format number is judged before anything else."""
+    """Check the seal and return the body with its digest. The format number is judged first."""
     if len(sealed) > MAX_RECORD_BYTES:
         raise RecordInvalid(name, f"it is larger than {MAX_RECORD_BYTES} bytes")
     body = _parse(name, sealed)
@@ -60,7 +122,7 @@ def unseal(name: str, sealed: bytes) -> dict[str, Any]:
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """One JSON object, strictly read: ValueError for doubled keys, NaN and bottomless nesting."""
+    """Read one JSON object. Raise ValueError for doubled keys, NaN and bottomless nesting."""
     try:
         body = json.loads(
             data.decode(), object_pairs_hook=_distinct_keys, parse_constant=_refuse_constant

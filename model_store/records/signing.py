@@ -1,4 +1,4 @@
-"""Who published a version: Ed25519 signatures of manifests, and the file that names whom we trust.
+"""Sign manifests with Ed25519, check signatures, and keep the trust file.
 
 `cryptography` is imported when a key is used: commands that sign and check nothing start without.
 """
@@ -18,7 +18,8 @@ from pydantic import Field, ValidationError
 from model_store.errors import SignatureRefused, WrongUsage
 from model_store.layout import version_name
 from model_store.names import check_name
-from model_store.records.manifest import Manifest, Record, Signature, first_reason, signed_bytes
+from model_store.records.fields import Record, first_reason
+from model_store.records.manifest import Manifest, Signature, signed_bytes
 from model_store.records.sealing import parse_object
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Signer:
-    """Signs manifests with one private key, which never leaves this object."""
+    """Sign manifests with one private key, which never leaves this object."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
@@ -40,7 +41,7 @@ class Signer:
 
 
 def new_signer(path: Path) -> Signer:
-    """Makes a key and writes it to `path`, for its owner's eyes; never over something else."""
+    """Make a key and write it to a new file that only its owner can read."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
         Encoding,
@@ -62,7 +63,7 @@ def new_signer(path: Path) -> Signer:
 
 
 def load_signer(path: Path) -> Signer:
-    """The key in `path`: PEM, PKCS #8, not encrypted. WrongUsage for anything else."""
+    """Read the key in `path`: PEM, PKCS #8, not encrypted. Raise WrongUsage for anything else."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -79,14 +80,14 @@ def load_signer(path: Path) -> Signer:
 
 
 def check_public_key(text: str) -> str:
-    """A public key as people hand it on; WrongUsage for what is none."""
+    """Raise WrongUsage for text that is not a public key."""
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise WrongUsage(f"{text[:80]!r} is not a public key: 64 hexadecimal digits, small letters")
     return text
 
 
 def check_signature(manifest: Manifest) -> None:
-    """SignatureRefused unless the manifest is not signed, or signed with the key that it names."""
+    """Raise SignatureRefused where a signature does not fit its manifest and key."""
     signature = manifest.signature
     if signature is None:
         return
@@ -103,7 +104,7 @@ def check_signature(manifest: Manifest) -> None:
 
 
 class TrustFile(Record):
-    """The names are for people; only the keys decide."""
+    """The JSON of the trust file. Names are for people; only the keys decide."""
 
     format: Literal[1] = 1
     trusted: dict[str, PublicKey]
@@ -111,7 +112,7 @@ class TrustFile(Record):
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Who may publish: names and their public keys, no key under two names."""
+    """The names that may publish and their public keys, no key under two names."""
 
     keys: Mapping[str, str]
 
@@ -125,7 +126,7 @@ class Trust:
         return next((name for name, trusted in self.keys.items() if trusted == key), None)
 
     def check(self, manifest: Manifest) -> str:
-        """Who signed `manifest`; SignatureRefused unless it is someone who is trusted."""
+        """Return the name of the signer. Raise SignatureRefused unless the signer is trusted."""
         name = version_name(manifest.version)
         if manifest.signature is None:
             raise SignatureRefused(name, "it is not signed, and signatures are required")
@@ -139,7 +140,7 @@ class Trust:
 
 
 def load_trust(path: Path | None) -> Trust:
-    """The trust file at `path`; WrongUsage when there is none or it makes no sense."""
+    """Read the trust file. Raise WrongUsage where it is missing or wrong."""
     if path is None:
         raise WrongUsage("no trust file is named; give --trust FILE or set DNE_TRUST")
     data = _read(path, what="trust file")
@@ -152,7 +153,7 @@ def load_trust(path: Path | None) -> Trust:
 
 
 def save_trust(path: Path, trust: Trust) -> None:
-    """Replaces the file at once: a server that starts meanwhile reads the old or the new one."""
+    """Replace the trust file at once: a server that starts reads the old or the new one, whole."""
     text = TrustFile(trusted=dict(trust.keys)).model_dump_json(indent=2) + "\n"
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,16 +1,16 @@
-"""What stands where something was removed: a version that was deleted, images that were forgotten.
+"""Define tombstones, which stand for deleted versions and forgotten images.
 
-A tombstone keeps the number and the digest, so that the chain of versions still holds.
+The tombstone of a version keeps number and digest, so that the chain of versions still holds.
 """
 
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from model_store.backends.local import ObjectMissing, Objects
+from model_store.backends.base import Objects, parsed
 from model_store.errors import RecordInvalid
 from model_store.layout import (
     DELETED,
@@ -20,26 +20,15 @@ from model_store.layout import (
     forgotten_name,
     forgotten_of,
 )
-from model_store.records.manifest import (
-    MAX_VERSION,
-    Manifest,
-    Record,
-    Sha256,
-    ShardRef,
-    Text,
-    Timestamp,
-    Transaction,
-)
-from model_store.records.sealing import FORMAT
-from model_store.records.stored import read_stored
+from model_store.records.fields import Record, Sha256, Text, Timestamp, Transaction, Version
+from model_store.records.manifest import Manifest, ShardRef
+from model_store.records.sealing import FORMAT, find_record
 
 IMAGE_KINDS = frozenset({"memory", "held-out"})
 
-Version = Annotated[int, Field(ge=1, le=MAX_VERSION)]
-
 
 class DeletedVersion(Record):
-    """`deleted/<number>.json`: which manifest had that number, and who its parent was."""
+    """`deleted/<number>.json`: the digest and the parent of the version that had that number."""
 
     format: Literal[1] = FORMAT
     version: Version
@@ -65,49 +54,41 @@ class ForgottenShard(Record):
 
 
 def deleted_versions(objects: Objects) -> list[int]:
-    """The numbers of all versions that have a tombstone, ascending."""
-    numbers = (deleted_of(entry.name) for entry in objects.list(DELETED))
-    return sorted(number for number in numbers if number is not None)
+    """List the numbers of all versions that have a tombstone, ascending."""
+    return sorted(parsed(objects.list_names(DELETED), deleted_of))
 
 
 def read_deleted(objects: Objects, version: int) -> DeletedVersion | None:
-    """The tombstone of a version; None where there is none."""
+    """Read the tombstone of a version; None where there is none."""
     name = deleted_name(version)
-    try:
-        found = read_stored(objects, name, DeletedVersion)
-    except ObjectMissing:
-        return None
-    if found.version != version:
+    found = find_record(objects, name, DeletedVersion)
+    if found is not None and found.version != version:
         raise RecordInvalid(name, f"it says it stands for version {found.version}")
     return found
 
 
 def has_deleted_number(manifest: Manifest, tombstone: DeletedVersion | None) -> bool:
-    """Whether it came under the number of another version that was deleted before. Its writer
-    looks for the tombstone before it calls it published, so nobody was told of it."""
+    """Tell whether a manifest has the number of another version that was deleted before. Its
+    writer looks for the tombstone before it tells anybody, so nobody knows of the manifest."""
     return tombstone is not None and tombstone.manifest_digest != manifest.digest
 
 
 def forgotten_shards(objects: Objects) -> frozenset[str]:
-    """The digests of all image shards that have a tombstone."""
-    digests = (forgotten_of(entry.name) for entry in objects.list(FORGOTTEN))
-    return frozenset(sha256 for sha256 in digests if sha256 is not None)
+    """List the digests of all image shards that have a tombstone."""
+    return frozenset(parsed(objects.list_names(FORGOTTEN), forgotten_of))
 
 
 def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
-    """The tombstone of an image shard; None where there is none."""
+    """Read the tombstone of an image shard; None where there is none."""
     name = forgotten_name(sha256)
-    try:
-        found = read_stored(objects, name, ForgottenShard)
-    except ObjectMissing:
-        return None
-    if found.sha256 != sha256:
+    found = find_record(objects, name, ForgottenShard)
+    if found is not None and found.sha256 != sha256:
         raise RecordInvalid(name, f"it says it stands for shard {found.sha256}")
     return found
 
 
 def may_be_missing(ref: ShardRef, forgotten: frozenset[str]) -> bool:
-    """Only images can be forgotten: a tombstone for weights excuses nothing."""
+    """Tell whether a tombstone excuses a missing shard. Only images can be forgotten."""
     return ref.kind in IMAGE_KINDS and ref.sha256 in forgotten
 
 

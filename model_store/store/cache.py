@@ -1,8 +1,7 @@
-"""Shards of a distant store, kept near: by digest, hashed again on every load, bounded in size.
+"""Keep shards of a distant store in a local folder: named by digest, bounded in size.
 
-Nothing here is trusted and nothing is needed: whatever is wrong with the cache costs a download.
-Images (memory, held-out) are never kept: a copy that `dne-store forget` cannot reach is one too
-many, and servers do not read them.
+Every load hashes the bytes again, so a damaged cache costs a download and nothing else. Images
+(memory, held-out) are never kept: `dne-store forget` could not reach them here.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ KEPT_KINDS = ("expert", "classifier")
 
 log = logging.getLogger("model_store.cache")
 
-# The names that are written below, and no others: the folder may hold files of somebody else.
+# Only names that this cache writes: the folder may hold other files too.
 _OWN_NAME = re.compile(r"[0-9a-f]{64}|tmp-[0-9a-f]{32}")
 
-_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,7 @@ class ShardCache:
     max_bytes: int
 
     def read(self, ref: ShardRef, *, fetch: Callable[[ShardRef], bytes]) -> bytes:
-        """The bytes of a shard, from here or through `fetch`; either way they fit `ref`."""
+        """Read a shard from the cache or through `fetch`; either way its bytes fit `ref`."""
         if ref.kind not in KEPT_KINDS or ref.bytes > self.max_bytes:
             return fetch(ref)
         data = self._find(ref)
@@ -63,20 +62,20 @@ class ShardCache:
             check_digest(ref, data)
         except ShardCorrupt:
             log.warning("the cached shard %s is damaged and is fetched again", path)
-            return None  # and what is fetched takes its place
+            return None  # the fetched bytes take its place
         return data
 
     def _keep(self, ref: ShardRef, data: bytes) -> None:
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(ref.bytes)
-            _write(self.root / ref.sha256, data)
+            replace_file(self.root / ref.sha256, data)
         except OSError as error:
             log.warning("shard %s is not cached in %s: %s", ref.sha256, self.root, error.strerror)
 
     def _make_room(self, wanted_bytes: int) -> None:
-        """Remove the shards that were used longest ago. What a killed process left unfinished
-        counts too; files that this cache did not make neither count nor go."""
+        """Remove the shards that were used longest ago. Unfinished files of killed processes count
+        too; files that this cache did not make neither count nor go."""
         held: list[tuple[float, int, str]] = []
         with os.scandir(self.root) as found:
             for item in found:
@@ -96,8 +95,8 @@ class ShardCache:
 
 
 def shard_cache(location: str) -> ShardCache | None:
-    """The cache for the store at `location`; None for a directory, which is near already, and
-    where DNE_CACHE_BYTES is 0."""
+    """Make the cache for the store at `location`; None for a directory, which is near already,
+    and where DNE_CACHE_BYTES is 0."""
     if "://" not in location:
         return None
     max_bytes = _max_bytes(os.environ.get("DNE_CACHE_BYTES") or str(DEFAULT_BYTES))
@@ -105,7 +104,7 @@ def shard_cache(location: str) -> ShardCache | None:
 
 
 def cache_folder() -> Path:
-    """Where this software keeps what it could make or fetch again."""
+    """Return the folder for everything that this software can make or fetch again."""
     if given := os.environ.get("DNE_CACHE"):
         return Path(given)
     if above := os.environ.get("XDG_CACHE_HOME"):
@@ -120,19 +119,22 @@ def _max_bytes(text: str) -> int:
 
 
 def _read_exactly(path: Path, size: int) -> bytes:
-    """At most one byte more than `size`, which shows that it does not fit."""
-    file = os.open(path, _READ)
+    """Read a file. One byte more than `size` is enough to show that it does not fit."""
+    file = os.open(path, READ_FLAGS)
     with open(file, "rb") as reader:
         data = reader.read(size + 1) if stat.S_ISREG(os.fstat(file).st_mode) else b""
         os.utime(file)  # it was of use: others go first
     return data
 
 
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all. Not synced: what a power cut tears does not fit its digest."""
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file aside and rename it: readers see the old bytes or the new ones, whole.
+
+    Nothing is synced, so a power cut may tear the file. Readers check a digest.
+    """
     unfinished = path.with_name(f"tmp-{uuid.uuid4().hex}")
     try:
-        with open(os.open(unfinished, _WRITE, 0o600), "wb") as writer:
+        with open(os.open(unfinished, _WRITE_FLAGS, 0o600), "wb") as writer:
             writer.write(data)
         os.replace(unfinished, path)
     finally:

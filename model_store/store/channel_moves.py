@@ -1,6 +1,6 @@
-"""How a channel moves: by appending a record, and by nothing else.
+"""Move channels: append a record that names the next target.
 
-A record is created if its number is free. Whoever finds it taken looks at the channel again.
+A record is created if its number is free. A writer that finds it taken looks at the channel again.
 """
 
 from __future__ import annotations
@@ -9,27 +9,24 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
-from pydantic import ValidationError
-
-from model_store.backends.local import MAX_CONFLICTS
+from model_store.backends.base import MAX_CONFLICTS
 from model_store.errors import (
     ChannelBroken,
     ChannelMoved,
     ChannelNotFound,
     VersionDeleted,
     WriteFailed,
-    WrongUsage,
 )
 from model_store.layout import record_name
 from model_store.records.channel import (
     ChannelRecord,
     Mode,
-    encode_record,
     resume_target,
     rollback_target,
 )
-from model_store.records.manifest import MAX_VERSION, Manifest, first_reason
-from model_store.records.sealing import timestamp
+from model_store.records.fields import MAX_VERSION
+from model_store.records.manifest import Manifest
+from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
 from model_store.records.tombstone import deleted_versions
 
 if TYPE_CHECKING:
@@ -115,9 +112,9 @@ def _check_names_something(store: Store, channel: str) -> None:
 
 
 def _newest(store: Store, channel: str) -> int:
-    """The number that the next record follows; 0 where there is none. ChannelBroken where none
-    can follow. Numbers without a gap are taken as they are: a record that is damaged must not
-    keep a channel from moving on."""
+    """Find the number that the next record follows; 0 where there is none. Raise ChannelBroken
+    where none can follow. Records without a gap are not read: a damaged record must not keep a
+    channel from moving on."""
     numbers = store.record_numbers(channel)
     newest = max(numbers, default=0)
     if newest != len(numbers):
@@ -141,7 +138,7 @@ def _move(
 ) -> ChannelRecord:
     for _ in range(MAX_CONFLICTS):
         # Listed before the target is chosen: a record that comes in between is a conflict,
-        # and the choice is made again.
+        # and the target is chosen again.
         newest = _newest(store, channel)
         if after not in (None, newest):
             done = "promoted" if mode == "follow" else "returned to"
@@ -165,8 +162,8 @@ def _move(
 def _append(
     store: Store, channel: str, number: int, *, named: Manifest, mode: Mode, actor: str, reason: str
 ) -> ChannelRecord | None:
-    """The record, or None when that number is taken."""
-    try:
+    """Create a record; return None where its number is taken."""
+    with refusing_bad_fields():
         record = ChannelRecord(
             channel=channel,
             number=number,
@@ -178,9 +175,7 @@ def _append(
             time=timestamp(),
             transaction=uuid.uuid4().hex,
         )
-    except ValidationError as error:
-        raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
-    if not store.objects.create(record_name(channel, number), encode_record(record)):
+    if not create_record(store.objects, record_name(channel, number), record):
         return None
     if store.is_deleted(named.version):
         _retreat(store, record)
@@ -188,8 +183,8 @@ def _append(
 
 
 def _retreat(store: Store, record: ChannelRecord) -> NoReturn:
-    """The target was deleted while the record was written: name again what was named before.
-    The deletion looks for records after its tombstone, so one of the two sees the other."""
+    """Name the version before again: the target was deleted while the record was written. A
+    deletion looks for records after it wrote its tombstone, so one of the two sees the other."""
     if record.number > 1:
         ours = store.record(record.channel, record.number - 1).model_copy(
             update={
@@ -200,6 +195,6 @@ def _retreat(store: Store, record: ChannelRecord) -> NoReturn:
                 "transaction": uuid.uuid4().hex,
             }
         )
-        # Not ours to insist on: where the number is taken, somebody has moved on.
-        store.objects.create(record_name(ours.channel, ours.number), encode_record(ours))
+        # A taken number means that another one has moved on, which is as good.
+        create_record(store.objects, record_name(ours.channel, ours.number), ours)
     raise VersionDeleted(record.target)

@@ -1,7 +1,7 @@
-"""How a version becomes visible: shards first, manifest last, each by create-if-absent.
+"""Publish a version: shards first, manifest last, each by create-if-absent.
 
-Before the manifest exists nothing of the version can be seen, and afterwards everything can.
-Whatever stops a publish leaves at most shards that no version names.
+Before the manifest exists nothing of the version can be seen, and afterwards everything can. A
+publish that is stopped leaves at most shards that no version names.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from model_store.backends.local import MAX_CONFLICTS
+from model_store.backends.base import MAX_CONFLICTS
 from model_store.errors import (
     OutcomeUnknown,
     RecordInvalid,
@@ -20,15 +20,8 @@ from model_store.errors import (
     WriteFailed,
 )
 from model_store.layout import deleted_name, shard_name, version_name
-from model_store.records.manifest import (
-    MAX_VERSION,
-    Draft,
-    Manifest,
-    ShardRef,
-    Signs,
-    decode,
-    encode,
-)
+from model_store.records.fields import MAX_VERSION
+from model_store.records.manifest import Draft, Manifest, ShardRef, Signs, decode, encode
 from model_store.records.tombstone import (
     deleted_versions,
     forgotten_shards,
@@ -45,6 +38,8 @@ if TYPE_CHECKING:
 def publish_draft(
     store: Store, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
 ) -> Manifest:
+    """Publish a draft under the next free number. A WriteFailed says that no version was
+    published; after OutcomeUnknown there may be one."""
     _check_given(draft, shards=shards)
     next_version(store)
     digests = [ref.sha256 for ref in draft.shards]
@@ -61,8 +56,8 @@ def publish_draft(
 
 
 def next_version(store: Store) -> int:
-    """Find the number of the next version. Raise WriteFailed where none is left, and name what has
-    the last one: hardly a version, as nobody publishes that many."""
+    """Find the number of the next version. Raise WriteFailed where none is left, and name the
+    object with the last number: hardly a version, as nobody publishes that many."""
     # A tombstone keeps its number. Listed second: a version that is deleted between the two
     # listings is in at least one of them.
     published, deleted = store.versions(), deleted_versions(store.objects)
@@ -85,8 +80,8 @@ def _check_given(draft: Draft, *, shards: Mapping[str, bytes]) -> None:
 
 
 def _check_kept(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
-    """What is not given is vouched for by the parent, or in the store and right. Only after it
-    was announced: what was there before may have been swept."""
+    """Check that every shard that is not given is a shard of the parent, or in the store and
+    right. Call it after the announcement: shards seen before may have been swept."""
     inherited = _inherited(store, draft)
     for ref in dict.fromkeys(draft.shards):
         if ref.sha256 not in shards and ref not in inherited:
@@ -94,7 +89,7 @@ def _check_kept(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> N
 
 
 def _inherited(store: Store, draft: Draft) -> frozenset[ShardRef]:
-    """What the parent has: to read it again would cost what is there, not what is new."""
+    """Return the shards of the parent, which are not read again: publishing costs the delta."""
     if draft.parent is None:
         return frozenset()
     digest: str | None = None
@@ -104,7 +99,7 @@ def _inherited(store: Store, draft: Draft) -> frozenset[ShardRef]:
         digest, shards = parent.digest, frozenset(parent.shards)
     tombstone = read_deleted(store.objects, draft.parent)
     if tombstone is not None:
-        # Since the run began. Its number and digest remain, and what it had is read again.
+        # Deleted since the run began. Its number and digest remain; its shards are read again.
         digest, shards = tombstone.manifest_digest, frozenset()
     if digest != draft.parent_digest:
         raise RecordInvalid(
@@ -119,12 +114,13 @@ def _write_shards(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) ->
             try:
                 _write_shard(store, ref, data=shards[ref.sha256])
             except OutcomeUnknown as error:
-                # Whatever became of the shard: without a manifest there is no version.
+                # Without a manifest there is no version, whatever became of the shard.
                 raise WriteFailed(str(error)) from error
 
 
 def _leave_forgotten(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
-    """Looked for after writing, as `forget` deletes after its tombstone: one of the two is last."""
+    """Delete images again that were forgotten meanwhile. `forget` deletes after its tombstone,
+    and this looks for tombstones after writing: one of the two comes last."""
     forgotten = forgotten_shards(store.objects)
     for ref in dict.fromkeys(draft.image_shards):
         if ref.sha256 in shards and ref.sha256 in forgotten:
@@ -137,7 +133,7 @@ def _write_shard(store: Store, ref: ShardRef, *, data: bytes) -> None:
 
 
 def _reread(store: Store, ref: ShardRef) -> None:
-    # Forgotten images are named by versions and are not there: that is what was asked for.
+    # Versions may name forgotten images, which are not there on purpose.
     with suppress(ShardForgotten):
         store.read_stored_shard(ref)
 
@@ -147,7 +143,7 @@ def _write_manifest(store: Store, draft: Draft, *, signer: Signs | None) -> Mani
         version = next_version(store)
         name = version_name(version)
         sealed = encode(draft, version=version, signer=signer)
-        manifest = decode(name, sealed, version=version)  # what no reader takes is not written
+        manifest = decode(name, sealed, version=version)  # readers must be able to read it
         if store.objects.create(name, sealed) and _keeps_its_number(store, manifest):
             return manifest
     raise WriteFailed(
@@ -157,8 +153,8 @@ def _write_manifest(store: Store, draft: Draft, *, signer: Signs | None) -> Mani
 
 
 def _keeps_its_number(store: Store, manifest: Manifest) -> bool:
-    """False, and it is gone again: between our listing and our writing that version was published
-    and deleted. From here on nobody may say that nothing was published."""
+    """Return False, and delete the manifest, where its number belongs to a version that was
+    published and deleted since our listing. An error from here on leaves the outcome unknown."""
     name = version_name(manifest.version)
     try:
         if not has_deleted_number(manifest, read_deleted(store.objects, manifest.version)):

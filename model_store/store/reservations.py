@@ -1,7 +1,7 @@
-"""What a run is going to need, told to the store before it is written or relied upon.
+"""Announce the shards that a run needs, before it writes them or relies on them.
 
 While an announcement stands, housekeeping touches none of the shards that it names. The manifest
-with the same transaction ends it; so does its age, for runs that died.
+with the same transaction ends it. Announcements of runs that died end by their age.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Literal
 
-from model_store.backends.local import ObjectMissing, Objects
+from model_store.backends.base import ObjectMissing, Objects
 from model_store.errors import OutcomeUnknown, RecordInvalid, StoreError, WriteFailed
 from model_store.layout import RUNS, run_name, run_of
+from model_store.records.fields import Record, Sha256, Transaction, Version
 from model_store.records.gc_marks import rescue
-from model_store.records.manifest import Record, Sha256, Transaction
-from model_store.records.sealing import FORMAT
-from model_store.records.stored import create_stored, read_stored
-from model_store.records.tombstone import Version
+from model_store.records.sealing import FORMAT, create_record, read_record
 
 EXPIRY_S = 7 * 24 * 3600.0
 """Older announcements, by the store's own clock, are those of runs that died."""
@@ -28,7 +26,7 @@ MAX_ANNOUNCEMENTS = 1000  # of one run
 
 
 class Announcement(Record):
-    """`runs/<transaction>.json`. The id is random, so that a lost reply can be told apart."""
+    """`runs/<transaction>.json`. The random `id` tells our announcement after a lost reply."""
 
     format: Literal[1] = FORMAT
     transaction: Transaction
@@ -39,7 +37,7 @@ class Announcement(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """An announcement as it was found; `record` is None when it has expired."""
+    """An announcement in a listing; `record` is None when it has expired."""
 
     name: str
     transaction: str
@@ -49,7 +47,7 @@ class Standing:
 def announce(
     objects: Objects, transaction: str, *, parent: int | None, digests: Collection[str]
 ) -> None:
-    """From now on, until the run ends or expires, none of `digests` is swept."""
+    """Announce a run: none of `digests` is swept until the run ends or expires."""
     record = Announcement(
         transaction=transaction,
         parent=parent,
@@ -59,7 +57,7 @@ def announce(
     try:
         _create(objects, record)
     except OutcomeUnknown as error:
-        # Whatever became of it: it only protects, and nothing was published.
+        # An announcement only protects: nothing was published, whatever became of it.
         raise WriteFailed(str(error)) from error
     # Announced first, looked for marks second; a sweep does it the other way round. So one of
     # the two always sees the other.
@@ -67,7 +65,7 @@ def announce(
 
 
 def withdraw(objects: Objects, transaction: str) -> None:
-    """The run has ended: what it needs and no version names may go."""
+    """End a run: shards that only the run needs may go."""
     for entry in objects.list(RUNS):
         if run_of(entry.name) == transaction:
             objects.delete(entry.name)
@@ -77,7 +75,7 @@ def withdraw(objects: Objects, transaction: str) -> None:
 def announced(
     objects: Objects, transaction: str, *, parent: int | None, digests: Collection[str]
 ) -> Iterator[None]:
-    """Announces what is published inside, and withdraws it when that is known to have ended."""
+    """Announce a publish around it, and withdraw it where the outcome is known."""
     try:
         announce(objects, transaction, parent=parent, digests=digests)
         yield
@@ -90,7 +88,7 @@ def announced(
 
 
 def standing(objects: Objects, *, now_s: float) -> list[Standing]:
-    """All announcements, and which of them have not expired."""
+    """List all announcements, with the records of those that have not expired."""
     found: list[Standing] = []
     for entry in objects.list(RUNS):
         transaction = run_of(entry.name)
@@ -108,19 +106,19 @@ def standing(objects: Objects, *, now_s: float) -> list[Standing]:
 
 def _create(objects: Objects, record: Announcement) -> None:
     for number in range(1, MAX_ANNOUNCEMENTS):
-        if create_stored(objects, run_name(record.transaction, number), record):
+        if create_record(objects, run_name(record.transaction, number), record):
             return
     raise WriteFailed(f"run {record.transaction} has announced itself too often")
 
 
 def _read(objects: Objects, name: str, transaction: str) -> Announcement:
-    record = read_stored(objects, name, Announcement)
+    record = read_record(objects, name, Announcement)
     if record.transaction != transaction:
         raise RecordInvalid(name, f"it says it is of run {record.transaction}")
     return record
 
 
 def _withdraw_quietly(objects: Objects, transaction: str) -> None:
-    # How the publish ended must not be hidden; what stays is ended by its manifest or its age.
+    # The outcome of the publish must not be hidden. An announcement that stays ends by its age.
     with suppress(StoreError):
         withdraw(objects, transaction)

@@ -1,7 +1,7 @@
-"""Room that a store on a disk holds back, so that housekeeping can begin when the disk is full.
+"""Hold back room on the disk, so that housekeeping can begin when the disk is full.
 
-To take something away safely, a record is written first: a tombstone, a mark, a verdict. On a full
-disk the reserve is deleted to make room for the first of them, and is made again at the end.
+Housekeeping writes a record before it deletes: a tombstone, a mark, a verdict. On a full disk it
+deletes the reserve to make room for the first record, and makes the reserve again at the end.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from model_store.backends.local import Entry, LocalDirectory, Objects
+from model_store.backends.base import Entry, Objects
+from model_store.backends.local import LocalDirectory
 from model_store.errors import OutcomeUnknown, StoreError, WriteFailed
 from model_store.layout import RESERVE
-from model_store.store.store import Store
 
 RESERVE_BYTES = 256 << 10
 RESERVE_NAME = f"{RESERVE}/room"
 
 
 def hold_back(objects: Objects) -> None:
-    """Make the reserve unless it is there, in a directory: object storage is never full. Where it
-    cannot be made there is none, and nothing else is worse for it."""
+    """Make the reserve of a directory unless it is there. Object storage needs none. A reserve
+    that cannot be made is no error."""
     if isinstance(objects, LocalDirectory) and not objects.list_names(RESERVE):
         with suppress(StoreError):
             # Random: a file system that compresses holds nothing back for zeros.
@@ -30,7 +30,7 @@ def hold_back(objects: Objects) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Tell whether a write failed for want of room. Where nobody knows how it ended, it did not."""
+    """Tell whether a write failed for want of room. A write with an unknown outcome did not."""
     cause = error.__cause__
     if isinstance(error, OutcomeUnknown) or not isinstance(cause, OSError):
         return False
@@ -38,11 +38,10 @@ def is_full(error: BaseException) -> bool:
 
 
 @contextmanager
-def with_reserve(store: Store) -> Iterator[Store]:
-    """The store for whoever frees room in it: its writes may use the reserve."""
-    reserved = _Reserved(store.objects)
+def using_reserve(objects: Objects) -> Iterator[Objects]:
+    """Yield the objects for housekeeping: on a full disk, writes give up the reserve."""
     try:
-        yield Store(reserved, location=store.location)
+        yield _Reserved(objects)
     except WriteFailed as error:
         if not is_full(error):
             raise
@@ -51,11 +50,11 @@ def with_reserve(store: Store) -> Iterator[Store]:
             "disk that is not the store's, and run it again"
         ) from error.__cause__
     finally:
-        hold_back(store.objects)
+        hold_back(objects)
 
 
 class _Reserved:
-    """Passes everything on. A write that finds the disk full is tried again without the reserve."""
+    """Pass everything on. A write that finds the disk full is tried again without the reserve."""
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects

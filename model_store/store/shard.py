@@ -1,7 +1,7 @@
-"""Judges the bytes of a shard before a tensor is built from them. Knows neither torch nor numpy.
+"""Check the bytes of a shard before a tensor is built from them, without torch and numpy.
 
 A shard is a safetensors file: 8 bytes of header length (little endian), a JSON header, the
-tensors one after the other. Only what the manifest makes us expect is let through.
+tensors one after the other. Only the tensors that the manifest implies are let through.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ITEM_BYTES = {"F32": 4, "U8": 1, "I64": 8}
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """One tensor of a shard: where its bytes are, and what they claim to be."""
+    """One tensor of a shard: its dtype and shape, and the place of its bytes."""
 
     dtype: str
     shape: Shape
@@ -36,11 +36,12 @@ class Stored:
 
 
 def shard_ref(kind: ShardKind, data: bytes) -> ShardRef:
+    """Make the reference to a shard with these bytes."""
     return ShardRef(kind=kind, sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
 
 
 def expected_tensors(manifest: Draft, ref: ShardRef) -> Mapping[str, Shape] | None:
-    """What the manifest says must be in `ref`; None for images, which have no fixed shape."""
+    """List the tensors that a shard must hold; None for images, which have no fixed shape."""
     if ref.sha256 == manifest.classifier.sha256:
         return manifest.spec.classifier_tensors()
     for index, task in enumerate(manifest.tasks):
@@ -50,6 +51,7 @@ def expected_tensors(manifest: Draft, ref: ShardRef) -> Mapping[str, Shape] | No
 
 
 def check_digest(ref: ShardRef, data: bytes) -> None:
+    """Raise ShardCorrupt unless size and SHA-256 are those of the reference."""
     if len(data) != ref.bytes:
         raise ShardCorrupt(ref.sha256, f"it has {len(data)} bytes instead of {ref.bytes}")
     found = hashlib.sha256(data).hexdigest()
@@ -58,7 +60,7 @@ def check_digest(ref: ShardRef, data: bytes) -> None:
 
 
 def check_shard(ref: ShardRef, data: bytes, *, expected: Mapping[str, Shape] | None) -> None:
-    """Names, dtypes, shapes and values are those of a shard of this kind, or ShardCorrupt."""
+    """Raise ShardCorrupt unless names, dtypes, shapes and values fit a shard of this kind."""
     try:
         layout = read_layout(data)
         if ref.kind in ("memory", "held-out"):
@@ -70,7 +72,7 @@ def check_shard(ref: ShardRef, data: bytes, *, expected: Mapping[str, Shape] | N
 
 
 def read_layout(data: bytes, *, item_bytes: Mapping[str, int] = ITEM_BYTES) -> dict[str, Stored]:
-    """The tensors of a shard by name; ValueError for anything but gapless safetensors."""
+    """Read the tensors of a shard by name. Raise ValueError unless it is gapless safetensors."""
     if len(data) < 8:
         raise ValueError("it is too short to hold a header")
     (header_bytes,) = struct.unpack_from("<Q", data)
@@ -92,7 +94,7 @@ def read_layout(data: bytes, *, item_bytes: Mapping[str, int] = ITEM_BYTES) -> d
 
 
 def image_bounds(data: bytes, layout: Mapping[str, Stored]) -> list[tuple[int, int]]:
-    """Where each encoded image of an image shard begins and ends; ValueError otherwise."""
+    """Find begin and end of each encoded image. Raise ValueError for other shards."""
     dtypes = {name: (stored.dtype, len(stored.shape)) for name, stored in layout.items()}
     if dtypes != {"bytes": ("U8", 1), "offsets": ("I64", 1)}:
         raise ValueError("an image shard holds `bytes` (U8) and `offsets` (I64), and nothing else")

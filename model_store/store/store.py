@@ -1,21 +1,16 @@
-"""Where versions are kept. Knows the format and the protocol; the bytes go through `objects`."""
+"""Open stores, read and publish versions, move channels."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from model_store.backends.local import (
-    Entry,
-    ObjectMissing,
-    ObjectRefused,
-    Objects,
-    leaving_no_folders,
-    objects_at,
-)
+from model_store.backends.base import Entry, ObjectMissing, ObjectRefused, Objects, keyed, parsed
+from model_store.backends.location import leaving_no_folders, objects_at
 from model_store.errors import (
     ChannelBroken,
     RecordInvalid,
@@ -42,17 +37,9 @@ from model_store.records.channel import (
     check_channel_name,
     decode_record,
 )
-from model_store.records.manifest import (
-    MAX_VERSION,
-    Draft,
-    Manifest,
-    Record,
-    ShardRef,
-    Signs,
-    decode,
-    first_reason,
-)
-from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, seal, unseal
+from model_store.records.fields import MAX_VERSION, Record
+from model_store.records.manifest import Draft, Manifest, ShardRef, Signs, decode
+from model_store.records.sealing import FORMAT, create_record, read_record, read_sealed
 from model_store.records.tombstone import (
     IMAGE_KINDS,
     forgotten_shards,
@@ -61,6 +48,7 @@ from model_store.records.tombstone import (
 )
 from model_store.store import channel_moves as moves
 from model_store.store.cache import shard_cache
+from model_store.store.reserve import hold_back, using_reserve
 from model_store.store.shard import check_digest
 
 if TYPE_CHECKING:
@@ -71,7 +59,7 @@ MAX_SHARD_BYTES = 1 << 34  # twice the largest network that a spec allows, in fl
 
 
 class StoreRecord(Record):
-    """`store.json`: that this is a store, of which format, and which one."""
+    """`store.json`: the format and the id of a store."""
 
     format: Literal[1] = FORMAT
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -88,14 +76,12 @@ class Store:
 
     @classmethod
     def open(cls, location: str, *, objects: Objects | None = None) -> Store:
-        """The store at `location`; StoreNotFound when there is none. Writes nothing."""
+        """Open the store at `location`. Raise StoreNotFound where there is none."""
         return cls(objects or objects_at(location), location=location)
 
     @classmethod
     def create(cls, location: str, *, objects: Objects | None = None) -> Store:
-        """The store at `location`, which is made when there is none."""
-        from model_store.store.reserve import hold_back  # reading a store starts without it
-
+        """Open the store at `location`, and make it where there is none."""
         objects = objects or objects_at(location)
         try:
             store = cls(objects, location=location)
@@ -103,7 +89,7 @@ class Store:
             _refuse_versions(objects)
             _probe(objects)
             fresh = StoreRecord(id=uuid.uuid4().hex)
-            objects.create(STORE, seal(fresh.model_dump(mode="json")))  # or somebody else just did
+            create_record(objects, STORE, fresh)  # or somebody else just did
             store = cls(objects, location=location)
         hold_back(objects)
         return store
@@ -116,29 +102,29 @@ class Store:
         with leaving_no_folders(location):
             _probe(objects)
 
+    @contextmanager
+    def using_reserve(self) -> Iterator[Store]:
+        """Yield this store for housekeeping: its writes may use the reserve."""
+        with using_reserve(self.objects) as objects:
+            yield Store(objects, location=self.location)
+
     def read_id(self) -> str:
+        """Read the id of the store. Raise StoreNotFound where there is no store."""
         try:
-            body = unseal(STORE, self._read_record(STORE))
+            return read_record(self.objects, STORE, StoreRecord).id
         except ObjectMissing as error:
             raise StoreNotFound(f"there is no store at {self.location}") from error
-        del body["digest"]
-        try:
-            return StoreRecord.model_validate(body).id
-        except ValidationError as error:
-            raise RecordInvalid(STORE, first_reason(error)) from error
 
     # Versions and shards
 
     def versions(self) -> list[int]:
-        """The numbers of all versions, ascending."""
-        numbers = map(version_of, self.objects.list_names(VERSIONS))
-        return sorted(number for number in numbers if number is not None)
+        """List the numbers of all versions, ascending."""
+        return sorted(parsed(self.objects.list_names(VERSIONS), version_of))
 
     def version_entries(self, *, since: int) -> dict[int, Entry]:
-        """What a listing tells of the manifests from a number on. It reads none of them."""
+        """List the manifests from a number on, without reading them."""
         entries = self.objects.list(VERSIONS, after=version_name(since - 1))
-        found = ((version_of(entry.name), entry) for entry in entries)
-        return {number: entry for number, entry in found if number is not None}
+        return keyed(entries, version_of)
 
     def newest(self) -> int | None:
         return max(self.versions(), default=None)
@@ -155,19 +141,19 @@ class Store:
             raise VersionNotFound(version, hint=hint) from error
 
     def read_manifest(self, version: int) -> Manifest:
-        """Like `manifest`, for those who may not know what else is in the store."""
+        """Read a manifest; an error says nothing about the rest of the store."""
         name = version_name(version)
         try:
             if not 1 <= version <= MAX_VERSION:
                 raise ObjectMissing(name)
-            return decode(name, self._read_record(name), version=version)
+            return decode(name, read_sealed(self.objects, name), version=version)
         except ObjectMissing as error:
             if self.is_deleted(version):
                 raise VersionDeleted(version) from error
             raise VersionNotFound(version) from error
 
     def parent_of(self, manifest: Manifest) -> Manifest | None:
-        """The nearest ancestor that was not deleted; None where there is none."""
+        """Read the nearest ancestor that was not deleted; None where there is none."""
         parent = manifest.parent
         while parent is not None:
             try:
@@ -178,18 +164,18 @@ class Store:
         return None
 
     def is_deleted(self, version: int) -> bool:
-        """Whether a tombstone holds the place of that version."""
+        """Tell whether a tombstone holds the place of that version."""
         return 1 <= version <= MAX_VERSION and read_deleted(self.objects, version) is not None
 
     def read_shard(self, ref: ShardRef) -> bytes:
-        """The bytes of a shard: its size and SHA-256 are those of `ref`. Parse these very bytes.
-        Where the store is far away they may come from the local cache."""
+        """Read a shard, and check its size and SHA-256. Parse these very bytes. Shards of a distant
+        store may come from the local cache."""
         if self.cache is None:
             return self.read_stored_shard(ref)
         return self.cache.read(ref, fetch=self.read_stored_shard)
 
     def read_stored_shard(self, ref: ShardRef) -> bytes:
-        """Like `read_shard`, and always from the store itself: it shows that it is there."""
+        """Read a shard as `read_shard` does, from the store itself and never from a cache."""
         if ref.bytes > MAX_SHARD_BYTES:
             raise ShardCorrupt(ref.sha256, f"it claims more than {MAX_SHARD_BYTES} bytes")
         try:
@@ -207,55 +193,53 @@ class Store:
     def publish(
         self, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
     ) -> Manifest:
-        """A new version, visible all at once or not at all.
+        """Publish a version, visible all at once or not at all. No channel names it yet.
 
-        `shards` holds, by SHA-256, what the parent does not have. The version is in no channel
-        yet: that is what `promote` is for. With a `signer` its manifest is signed.
+        `shards` holds, by SHA-256, the shards that the parent does not have. With a `signer` the
+        manifest is signed.
         """
         from model_store.store.publish import publish_draft  # reading a store starts without it
 
         return publish_draft(self, draft, shards=shards, signer=signer)
 
     def announce(self, transaction: str, *, parent: int | None, digests: Collection[str]) -> None:
-        """Until the version with that transaction is published, or it is withdrawn, or it
-        expires, housekeeping leaves these shards alone. `publish` does it by itself."""
+        """Keep shards from housekeeping until the version with that transaction is published, the
+        announcement is withdrawn, or it expires. `publish` announces by itself."""
         from model_store.store.reservations import announce
 
         announce(self.objects, transaction, parent=parent, digests=digests)
 
     def withdraw(self, transaction: str) -> None:
-        """The run that announced itself has ended without a version."""
+        """End an announced run that has no version."""
         from model_store.store.reservations import withdraw
 
         withdraw(self.objects, transaction)
 
     def forgotten(self) -> frozenset[str]:
-        """The digests of image shards that were forgotten: they are not there, and never again."""
+        """List the digests of image shards that were forgotten."""
         return forgotten_shards(self.objects)
 
     # Channels
 
     def channels(self) -> list[str]:
-        """The names of all channels that have a record, in alphabetical order."""
+        """List the names of all channels that have a record, in alphabetical order."""
         return list(self.newest_records())
 
     def newest_records(self) -> dict[str, int]:
-        """The number of each channel's newest record, by name, from one listing."""
-        newest: dict[str, int] = {}
-        for key in sorted(filter(None, map(record_of, self.objects.list_names(CHANNELS)))):
-            newest[key[0]] = key[1]
-        return newest
+        """Map each channel to the number of its newest record, from one listing."""
+        return dict(sorted(parsed(self.objects.list_names(CHANNELS), record_of)))
 
     def record(self, channel: str, number: int) -> ChannelRecord:
+        """Read one record of a channel."""
         name = record_name(channel, number)
         try:
-            sealed = self._read_record(name)
+            sealed = read_sealed(self.objects, name)
         except ObjectMissing as error:
             raise RecordInvalid(name, "it is not there") from error
         return decode_record(name, sealed, channel=channel, number=number)
 
     def head(self, channel: str) -> ChannelRecord | None:
-        """The newest record: what is served. One listing and one read, however long the history."""
+        """Read the newest record of a channel, with one listing and one read."""
         numbers = self.record_numbers(channel)
         if not numbers:
             return None
@@ -269,7 +253,7 @@ class Store:
             raise ChannelBroken(name, reason, channel=channel) from error
 
     def resolve(self, record: ChannelRecord) -> Manifest:
-        """The manifest that `record` was written for, and no other of the same number."""
+        """Read the manifest that `record` was written for, and no other of the same number."""
         manifest = self.read_manifest(record.target)
         if manifest.digest != record.target_digest:
             raise RecordInvalid(
@@ -279,27 +263,27 @@ class Store:
         return manifest
 
     def history(self, channel: str) -> list[ChannelRecord]:
-        """All records of a channel, oldest first."""
+        """Read all records of a channel, oldest first."""
         return [self.record(channel, number) for number in self.record_numbers(channel)]
 
     def record_numbers(self, channel: str) -> list[int]:
+        """List the numbers of a channel's records, ascending."""
         names = self.objects.list_names(f"{CHANNELS}/{check_channel_name(channel)}")
-        return sorted(key[1] for key in map(record_of, names) if key is not None)
+        return sorted(number for _, number in parsed(names, record_of))
 
     def record_entries(self, channel: str, *, since: int) -> dict[int, Entry]:
-        """What a listing tells of a channel's records from a number on. It reads none of them."""
+        """List a channel's records from a number on, without reading them."""
         folder = f"{CHANNELS}/{check_channel_name(channel)}"
         entries = self.objects.list(folder, after=record_name(channel, since - 1))
-        found = ((record_of(entry.name), entry) for entry in entries)
-        return {key[1]: entry for key, entry in found if key is not None}
+        return {number: entry for (_, number), entry in keyed(entries, record_of).items()}
 
     def promote(
         self, version: int, *, channel: str, actor: str, reason: str, after: int | None = None
     ) -> ChannelRecord:
-        """The channel names `version` and follows on from it.
+        """Let a channel name `version` and follow on from it.
 
-        With `after` only if the channel's newest record has that number (0: it has none), and
-        ChannelMoved otherwise; without it, whatever the channel names at the moment.
+        With `after`, raise ChannelMoved unless the channel's newest record has that number (0: it
+        has none).
         """
         return moves.promote(
             self, version, channel=channel, actor=actor, reason=reason, after=after
@@ -308,36 +292,30 @@ class Store:
     def rollback(
         self, *, channel: str, to: int | None, actor: str, reason: str, after: int | None = None
     ) -> ChannelRecord:
-        """The channel names `to`, or the version before the current one, until someone moves on.
-        `after` is that of `promote`."""
+        """Let a channel name `to`, or the version before the current one, and stay there. `after`
+        is that of `promote`."""
         return moves.rollback(self, channel=channel, to=to, actor=actor, reason=reason, after=after)
 
     def resume(self, *, channel: str, actor: str, reason: str) -> ChannelRecord:
-        """The channel names the version again that it followed before it was rolled back."""
+        """Let a channel name the version again that it followed before it was rolled back."""
         return moves.resume(self, channel=channel, actor=actor, reason=reason)
 
     def verify(self, version: int | None = None, *, trust: Trust | None = None) -> VerifyReport:
-        """Reads and judges everything, or what one version stands on; with `trust` also who
-        published it."""
+        """Check everything, or the objects that one version stands on; with `trust` also the
+        signers."""
         from model_store.store.verify import verify_store
 
         return verify_store(self, version, trust=trust)
 
-    def _read_record(self, name: str) -> bytes:
-        try:
-            return self.objects.read(name, max_bytes=MAX_RECORD_BYTES)
-        except ObjectRefused as error:
-            raise RecordInvalid(name, error.reason) from error
-
 
 def _refuse_versions(objects: Objects) -> None:
-    """For a location without a store: versions there have lost their `store.json`."""
+    """Refuse a location that has versions and no `store.json`: it was lost."""
     if objects.list(VERSIONS):
         raise RecordInvalid(STORE, "it is missing, although there are versions") from None
 
 
 def _probe(objects: Objects) -> None:
-    """Shows that the backend honours create-if-absent: without it versions could be overwritten."""
+    """Check that the backend honours create-if-absent: versions must not be overwritten."""
     name = f"probe-{uuid.uuid4().hex}"
     first, second = b"first", b"second"
     made = objects.create(name, first)

@@ -1,71 +1,28 @@
-"""Rows about versions, for lists and pages: a manifest that was read once is not read again.
+"""Make rows about versions for lists and pages, and read no manifest twice.
 
-A row is kept under everything that the listing tells of its manifest, which never changes. Rows
-are for display alone: nothing is served, trained or deleted on the word of one.
+A row is kept under the listing's entry of its manifest, which never changes. Rows are for display
+alone: nothing is served, trained or deleted because of a row.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-from model_store.backends.local import Entry
+from model_store.backends.base import Entry
 from model_store.errors import StoreError
 from model_store.records.manifest import Manifest
 from model_store.records.tombstone import read_deleted
+from model_store.store.keep import Keep, Key
 from model_store.store.store import Store
 
-MAX_KEPT_BYTES = 32 << 20
 RECENT_MANIFESTS = 32  # a version's parent is mostly the one before it
 
 Row = dict[str, Any]
 Describe = Callable[[Manifest, Manifest | None], Row]
-"""Makes the row of a version from its manifest and from that of its nearest living ancestor."""
-
-
-class Key(NamedTuple):
-    """What a listing tells of an immutable object, and in which store."""
-
-    store: str
-    name: str
-    bytes: int
-    modified_s: float
-
-
-class Keep:
-    """Bytes under keys, the oldest of which go when they are too many. Any thread may use it."""
-
-    def __init__(self, *, max_bytes: int = MAX_KEPT_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._held: OrderedDict[Key, bytes] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Key) -> bytes | None:
-        with self._lock:
-            found = self._held.get(key)
-            if found is not None:
-                self._held.move_to_end(key)
-            return found
-
-    def put(self, key: Key, value: bytes) -> None:
-        with self._lock:
-            self._bytes += len(value) - len(self._held.pop(key, b""))
-            self._held[key] = value
-            while self._bytes > self._max_bytes:
-                self._bytes -= len(self._held.popitem(last=False)[1])
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def items(self) -> list[tuple[Key, bytes]]:
-        """Everything that is held, what was used longest ago first."""
-        with self._lock:
-            return list(self._held.items())
+"""Make the row of a version from its manifest and from that of its nearest living ancestor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +49,7 @@ def read_page(
     entries = store.version_entries(since=chosen[0]) if chosen else {}
     reader = _Reader(store, living=frozenset(living), describe=describe, keep=keep)
     return Page(
-        # What is in the first listing alone was deleted in between.
+        # A version in the first listing alone was deleted in between.
         rows=[(n, reader.row(n, entries[n])) for n in chosen if n in entries],
         total=len(living),
         next_before=chosen[0] if len(chosen) < len(numbers) else None,
@@ -152,6 +109,7 @@ class _Reader:
 
 
 def key_of(store: Store, entry: Entry) -> Key:
+    """Make the key for bytes that are made from an object."""
     return Key(store.id, entry.name, entry.bytes, entry.modified_s)
 
 

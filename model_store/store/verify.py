@@ -1,6 +1,6 @@
-"""Reads a store from end to end and names every object that is not what it should be.
+"""Read a store from end to end and name every object that is damaged or unused.
 
-Needs neither torch nor numpy, changes nothing, and goes on after a bad object.
+Nothing is changed, and a bad object does not end the walk.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from model_store.backends.local import Entry, ObjectMissing, ObjectRefused
+from model_store.backends.base import Entry, ObjectMissing, ObjectRefused
 from model_store.errors import StoreError, VersionDeleted
 from model_store.layout import (
     CHANNELS,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """`problems` and `unused` name one object each; what is unused harms nobody."""
+    """The outcome of a walk. Unused objects harm nobody."""
 
     problems: tuple[str, ...]
     unused: tuple[str, ...]
@@ -62,9 +62,9 @@ class VerifyReport:
 def verify_store(
     store: Store, version: int | None = None, *, trust: Trust | None = None
 ) -> VerifyReport:
-    """The whole store, or one version with the manifests of its ancestors and its shards.
+    """Check the whole store, or one version with its shards and the manifests of its ancestors.
 
-    With `trust` every version, or that one, must be signed by someone who is named there.
+    With `trust` every version, or that one, must be signed with a trusted key.
     """
     walk = _Walk(store)
     if version is None:
@@ -146,7 +146,7 @@ class _Walk:
         self._read_forgotten()
 
     def _find_gaps(self) -> None:
-        """Numbers are taken one after the other, and tombstones keep them."""
+        """Note the versions that are lost: numbers rise by one, and tombstones keep them."""
         numbers = {*self.store.versions(), *self.deleted}
         for number in sorted(numbers):
             if number > 1 and number - 1 not in numbers:
@@ -154,7 +154,7 @@ class _Walk:
                     self.store.manifest(number - 1)  # it may have come since
 
     def _read_forgotten(self) -> None:
-        """Tombstones that can be trusted: another one excuses no missing shard."""
+        """Read the tombstones of images. One that cannot be trusted excuses no missing shard."""
         found: set[str] = set()
         for sha256 in forgotten_shards(self.store.objects):
             with self._noting():
@@ -163,7 +163,7 @@ class _Walk:
         self.forgotten = frozenset(found)
 
     def signatures(self, version: int | None, *, trust: Trust | None) -> None:
-        """A signature that is there must fit; what a version inherits, its own one covers."""
+        """Check every signature. The signature of a version covers the shards that it inherits."""
         for manifest in self.manifests.values():
             with self._noting():
                 if trust is not None and version in (None, manifest.version):
@@ -192,7 +192,7 @@ class _Walk:
             self._note(f"{name} was made from another version {child.parent} than this one")
 
     def _digest_of(self, version: int) -> str | None:
-        """The digest of a manifest that is there, or that a tombstone stands for."""
+        """Return the digest of a manifest that is there, or that a tombstone stands for."""
         if version in self.manifests:
             return self.manifests[version].digest
         return self.deleted[version].manifest_digest if version in self.deleted else None
@@ -212,7 +212,7 @@ class _Walk:
                 )
 
     def _check_shard(self, manifest: Manifest, ref: ShardRef) -> None:
-        """Once for each use that differs: a later version mostly adds nothing to read."""
+        """Check a shard once for each use that differs: versions share most of their shards."""
         expected = expected_tensors(manifest, ref)
         use = (ref, None if expected is None else tuple(expected.items()))
         if use in self.checked or may_be_missing(ref, self.forgotten):
@@ -242,7 +242,7 @@ class _Walk:
                     self._note(f"{name} names version {record.target}, which was deleted")
 
     def _find_missing_records(self, channel: str, numbers: list[int]) -> None:
-        """A gap is told once, however wide: whoever plants a record chooses its number."""
+        """Note each gap once, however wide: a planted record can have any number."""
         for before, number in itertools.pairwise((0, *numbers)):
             if number > before + 1:
                 missing = f"{record_name(channel, before + 1)} is missing"
@@ -251,7 +251,7 @@ class _Walk:
                 self._note(f"{missing}; `dne-store mend-channel --channel {channel}` tells more")
 
     def _check_free(self, name: str) -> None:
-        """A folder under the next name stops every writer, and no listing shows it."""
+        """Note a folder under the next name: it stops every writer, and no listing shows it."""
         try:
             self.store.objects.read(name, max_bytes=MAX_RECORD_BYTES)
         except ObjectMissing:
@@ -281,11 +281,11 @@ class _Walk:
                 self.unused.append(entry.name)
 
     def _check_name(self, entry: Entry) -> None:
-        """A wrong shard that nothing uses yet would stop the publish that needs that name."""
+        """Check an unused shard: a wrong one would stop the publish that needs its name."""
         sha256 = shard_of(entry.name)
         if sha256 is not None:
             with self._noting():
-                # The kind is of no account: only size and digest are looked at.
+                # Only size and digest are checked, so any kind will do.
                 self.store.read_stored_shard(
                     ShardRef(kind="expert", sha256=sha256, bytes=entry.bytes)
                 )
@@ -298,7 +298,7 @@ class _Walk:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Whatever goes wrong inside is one more problem, and the walk goes on."""
+        """Note a StoreError as one more problem, and let the walk go on."""
         try:
             yield
         except StoreError as error:

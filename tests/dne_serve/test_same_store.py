@@ -11,7 +11,7 @@ import pytest
 from dne_serve.rollout.followed_store import SameStore, StoreChanged
 from dne_serve.rollout.reloader import Reloader
 from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
-from model_store.backends.local import Objects
+from model_store.backends.base import Objects
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters

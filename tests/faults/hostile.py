@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_store.backends.local import LocalDirectory, Objects
+from model_store.backends.base import Objects
+from model_store.backends.local import LocalDirectory
 from model_store.errors import DneError, RecordInvalid
 from model_store.layout import record_name, version_name
 from model_store.records.manifest import Manifest, encode

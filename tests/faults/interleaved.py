@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from model_store.backends.local import Entry, Objects
+from model_store.backends.base import Entry, Objects
 from model_store.errors import StoreError
 from model_store.layout import (
     FORGOTTEN,

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from model_store.backends.local import Objects
+from model_store.backends.base import Objects
 from model_store.errors import DataRejected, ShardForgotten, ShardMissing, StoreError
 from model_store.maintenance.delete import delete_version
 from model_store.maintenance.forget import forget_class

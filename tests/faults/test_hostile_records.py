@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from model_store.backends.local import LocalDirectory, Objects, check_object_name
+from model_store.backends.base import Objects, check_object_name
+from model_store.backends.local import LocalDirectory
 from model_store.backends.s3 import ObjectStorage
 from model_store.errors import DneError
 from model_store.layout import version_name

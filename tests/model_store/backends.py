@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from model_store.backends.local import (
+from model_store.backends.base import (
     Entry,
     ObjectMissing,
     ObjectRefused,

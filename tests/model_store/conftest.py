@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from model_store.backends.local import LocalDirectory, Objects
+from model_store.backends.base import Objects
+from model_store.backends.local import LocalDirectory
 from model_store.backends.s3 import ObjectStorage
 from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects

@@ -75,7 +75,13 @@ def prepare(
         preprocessing=Preprocessing(image_size=spec.image_size),
         tasks=(
             *(parent.tasks if parent else ()),
-            TaskRecord(name=task, classes=classes, heads=heads, expert=shard_ref("expert", expert)),
+            TaskRecord(
+                name=task,
+                classes=classes,
+                heads=heads,
+                attention_heads=heads,
+                expert=shard_ref("expert", expert),
+            ),
         ),
         classifier=shard_ref("classifier", classifier),
         memory=(

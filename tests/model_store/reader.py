@@ -10,9 +10,9 @@ import struct
 STORE = {"digest", "format", "id"}
 RECORD = {"actor", "channel", "digest", "format", "mode", "number", "reason", "target",
           "target_digest", "time", "transaction"}  # fmt: skip
-MANIFEST = {"calibration", "classifier", "created", "digest", "format", "held_out", "memory",
-            "metrics", "network", "parent", "parent_digest", "preprocessing", "software", "tasks",
-            "transaction", "unknown", "version"}  # fmt: skip
+MANIFEST = {"calibration", "classifier", "created", "digest", "extended", "format", "held_out",
+            "memory", "metrics", "network", "parent", "parent_digest", "preprocessing", "retired",
+            "signature", "software", "tasks", "transaction", "unknown", "version"}  # fmt: skip
 ITEMS = {"F32": (4, "f"), "U8": (1, "B"), "I64": (8, "q")}
 
 
@@ -30,8 +30,7 @@ def unseal(sealed, members):
     refuse_unless(len(sealed) <= 16777216, "the record is too large")
     record = json.loads(sealed.decode())
     refuse_unless(record.get("format") == 1, "this is another format")
-    known = record.keys() - {"extended", "retired", "signature"}  # a manifest may have these
-    refuse_unless(known == members, "a member is missing or not known")
+    refuse_unless(record.keys() == members, "a member is missing or not known")
     bare = bare_bytes(record, "digest")
     digest = hashlib.sha256(bare).hexdigest().encode()
     refuse_unless(sealed == bare[:-1] + b',"digest":"' + digest + b'"}', "the seal is broken")

@@ -7,11 +7,10 @@ from model_store.records.channel import (
     ChannelRecord,
     check_channel_name,
     decode_record,
-    encode_record,
     resume_target,
     rollback_target,
 )
-from model_store.records.sealing import seal
+from model_store.records.sealing import seal, seal_record
 from tests.model_store.drafts import record
 
 
@@ -67,12 +66,12 @@ def test_resume_needs_a_rollback_to_end(moves: list[str]) -> None:
 
 def test_a_record_survives_its_bytes() -> None:
     one = record(7, 3, "pin", channel="production")
-    assert decode_record("x", encode_record(one), channel="production", number=7) == one
+    assert decode_record("x", seal_record(one), channel="production", number=7) == one
 
 
 @pytest.mark.parametrize(("channel", "number"), [("other", 7), ("production", 8)])
 def test_a_record_under_another_name_is_refused(channel: str, number: int) -> None:
-    sealed = encode_record(record(7, 3, channel="production"))
+    sealed = seal_record(record(7, 3, channel="production"))
     with pytest.raises(RecordInvalid, match="it says it is record 7 of production"):
         decode_record("x", sealed, channel=channel, number=number)
 

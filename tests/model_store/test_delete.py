@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from model_store.backends.local import Objects
+from model_store.backends.base import Objects
 from model_store.errors import (
     NothingToRollBack,
     RecordInvalid,

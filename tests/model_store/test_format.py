@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from model_store import spec
-from model_store.records import channel, manifest, quality
+from model_store.records import channel, fields, manifest, quality
 from model_store.records import sealing as record
 from model_store.store import shard, store
 from tests.model_store.drafts import prepare
@@ -40,7 +40,7 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         store.StoreRecord,
     ],
 )
-def test_every_member_of_every_record_is_described(model: type[manifest.Record]) -> None:
+def test_every_member_of_every_record_is_described(model: type[fields.Record]) -> None:
     for name, field in model.model_fields.items():
         assert (field.alias or name) in WORDS
 
@@ -60,7 +60,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"at most 1 MiB and {shard.MAX_TENSORS} tensors" in TEXT
     assert shard.MAX_HEADER_BYTES == 1 << 20
     assert store.MAX_SHARD_BYTES == 1 << 34
-    assert str(manifest.MAX_VERSION) in TEXT
+    assert str(fields.MAX_VERSION) in TEXT
     assert f"at most {spec.MAX_TASKS} tasks" in TEXT
     text, newline = manifest.SIGNED_AS.decode()[:-1], manifest.SIGNED_AS[-1:]
     assert f"the text `{text}` and a newline ({len(manifest.SIGNED_AS)} bytes)" in TEXT

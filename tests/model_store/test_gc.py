@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from model_store.backends.local import Objects
+from model_store.backends.base import Objects
 from model_store.errors import OutcomeUnknown, StoreError, WriteFailed
 from model_store.layout import record_name, run_name, shard_name, version_name
 from model_store.maintenance.copy import copy_store
@@ -12,7 +12,7 @@ from model_store.maintenance.delete import delete_version
 from model_store.maintenance.gc import GRACE_S, GcReport, collect_garbage
 from model_store.records import gc_marks as condemn
 from model_store.records.gc_marks import SWEEP_WINDOW_S, decide, list_condemned, rescue
-from model_store.records.stored import create_stored
+from model_store.records.sealing import create_record
 from model_store.store.reservations import EXPIRY_S, Announcement, announce, announced
 from model_store.store.store import Store
 from tests.model_store.backends import ClockedObjects, MemoryObjects, WatchedObjects
@@ -260,7 +260,7 @@ def test_a_mark_that_a_sweep_has_decided_is_not_cleared_by_another_run(
 
     def meanwhile(verb: str, name: str) -> None:
         if verb == "delete" and name.startswith("shards/") and not left:
-            create_stored(clocked, run_name("a" * 32, 1), needed)
+            create_record(clocked, run_name("a" * 32, 1), needed)
             _sweep(Store.open("models", objects=clocked), grace_s=0)
             left.append({shard_name(mark.sha256) for mark in list_condemned(clocked).marks})
             assert name in left[0]
@@ -277,7 +277,7 @@ def test_a_run_does_not_clear_a_mark_that_a_sweep_decides_while_it_looks(
     (mark, *others) = list_condemned(clocked).marks
     store.announce("a" * 32, parent=None, digests=[other.sha256 for other in others])
     needed = Announcement(transaction="b" * 32, parent=None, shards=(mark.sha256,), id="b" * 32)
-    create_stored(clocked, run_name("b" * 32, 1), needed)
+    create_record(clocked, run_name("b" * 32, 1), needed)
 
     def meanwhile(verb: str, name: str) -> None:
         if (verb, name) == ("create", mark.verdict_name):

@@ -14,9 +14,9 @@ from model_store.cli.main import main
 from model_store.errors import ChannelBroken, RecordInvalid, StoreError
 from model_store.layout import mended_name, record_name
 from model_store.maintenance.mend import Mender, mend_channel
-from model_store.records.channel import ChannelRecord, encode_record
+from model_store.records.channel import ChannelRecord
 from model_store.records.gc_marks import SWEEP_WINDOW_S
-from model_store.records.sealing import seal
+from model_store.records.sealing import seal, seal_record
 from model_store.store.store import Store
 from tests.model_store.backends import ClockedObjects, WatchedObjects
 from tests.model_store.drafts import publish_lineage, record
@@ -30,7 +30,7 @@ Capture = pytest.CaptureFixture[str]
 def sound(store: Store, number: int, *, target: int = 1) -> bytes:
     """A record that fits its name and its target, whatever came before it."""
     made = record(number, target, channel="production")
-    return encode_record(made.model_copy(update={"target_digest": store.manifest(target).digest}))
+    return seal_record(made.model_copy(update={"target_digest": store.manifest(target).digest}))
 
 
 JUNK = {
@@ -39,8 +39,8 @@ JUNK = {
     "an empty object": b"{}",
     "no digest": b'{"format":1}',
     "a string for a format": seal({"format": "1"}),
-    "another number": encode_record(record(5, 1, channel="production")),
-    "another channel": encode_record(record(FAR, 1, channel="staging")),
+    "another number": seal_record(record(5, 1, channel="production")),
+    "another channel": seal_record(record(FAR, 1, channel="staging")),
 }
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from model_store.backends.local import ObjectMissing, ObjectRefused, objects_at
+from model_store.backends.base import ObjectMissing, ObjectRefused
+from model_store.backends.location import objects_at
 from model_store.backends.s3 import ObjectStorage
 from model_store.errors import (
     OutcomeUnknown,

@@ -7,13 +7,9 @@ from typing import Any
 
 import pytest
 
-from model_store.backends.local import (
-    LocalDirectory,
-    ObjectMissing,
-    ObjectRefused,
-    Objects,
-    objects_at,
-)
+from model_store.backends.base import ObjectMissing, ObjectRefused, Objects
+from model_store.backends.local import LocalDirectory
+from model_store.backends.location import objects_at
 from model_store.errors import StoreError, StoreUnsupported, WriteFailed, WrongUsage
 
 HOSTILE_NAMES = [
