@@ -27,14 +27,14 @@ import torch
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from benchmarks.grown import paper_spec, publish_lineage, random_network
-from benchmarks.literal import literal
+from benchmarks.literal import literal, literal_flops
 from benchmarks.onnx_rows import measure_export, measure_precision
 from benchmarks.turns import in_turns
 from dne_serve.engines.base import Query, Resident, finish, joined
 from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
 from model_store.inference.forward import FoldedNetwork
-from model_store.network.flops import folded_flops, reference_flops
+from model_store.network.flops import folded_flops
 from model_store.records.manifest import ShardRef, delta_of, total_bytes
 from model_store.store.store import Store
 
@@ -95,7 +95,7 @@ def measure_forward(*, rounds: int) -> Measured:
         )
         name = f"folded ÷ reference forward speed, {tasks} tasks"
         figures.append(at_least(name, took["literal"] / took["folded"], asked))
-        gflop = folded_flops(spec) / 1e9, reference_flops(spec) / 1e9
+        gflop = folded_flops(spec) / 1e9, literal_flops(spec) / 1e9
         rates = {
             "folded": BATCH * gflop[0] / took["folded"],
             "literal": BATCH * gflop[1] / took["literal"],

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from model_store.network.layers import TaskAttention
 from model_store.network.network import Network
+from model_store.spec import NetworkSpec
 
 
 class LiteralTaskAttention(TaskAttention):
@@ -36,3 +37,29 @@ def literal(network: Network) -> Network:
         if isinstance(module, TaskAttention):
             module.__class__ = LiteralTaskAttention
     return made
+
+
+def literal_flops(spec: NetworkSpec) -> int:
+    """Count the floating-point operations of the literal form for one image, as `flops.py` does."""
+    in_sequence = spec.token == "in-sequence"
+    positions, layers = spec.positions, spec.depth - in_sequence
+    total = 2 * len(spec.classes) * spec.token_width
+    for index in range(len(spec.tasks)):
+        width, read = spec.width_of(index), spec.patches + 1
+        linear = _task_attention_flops(spec, index) if index else 4 * spec.mlp_ratio * width**2
+        attention = 8 * positions * width**2 + 4 * positions**2 * width
+        total += 2 * spec.patches * 3 * spec.patch_size**2 * width
+        total += layers * (attention + positions * linear)
+        total += 6 * read * width**2 + 4 * read * width + 2 * width**2 + linear
+    return total
+
+
+def _task_attention_flops(spec: NetworkSpec, index: int) -> int:
+    own, sources = spec.tasks[index].expert.heads, spec.source_heads(index)
+    narrow, wide = spec.head_width, spec.hidden_width
+    total = 0
+    for reads, writes in ((narrow, wide), (wide, narrow)):
+        projections = 2 * (own + sources) * reads**2
+        values = 2 * sources * reads * writes
+        total += projections + values + 2 * own * sources * (reads + writes)
+    return total

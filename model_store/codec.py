@@ -1,4 +1,4 @@
-"""Networks and images to shards and back. A shard is a prefix of parameter names."""
+"""Encode networks and images as shards, and decode them. A shard holds one prefix of names."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ReadShard = Callable[[ShardRef], bytes]
 
 
 class ShardWeights(Mapping[str, Tensor]):
-    """The tensors of a model shard whose bytes were checked, by their names after `prefix`.
+    """The tensors of a checked model shard, by their names after `prefix`.
 
-    Each is copied out when it is asked for, so that no more than needed is in memory twice.
+    Each tensor is copied on access, so that few are in memory twice.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ def encode_classifier(network: Network) -> bytes:
 def load_network(
     read: ReadShard, manifest: Draft, *, known: MutableMapping[str, Expert] | None = None
 ) -> Network:
-    """The network of `manifest`, frozen, in evaluation mode, on the CPU.
+    """Load the network of `manifest`, frozen, in evaluation mode, on the CPU.
 
-    `known` holds experts by shard digest: those are shared and not read again, and experts
-    that were read are added to it, so that the next version costs its delta.
+    `known` holds experts by shard digest. They are shared and not read again. New experts are
+    added to it, so that the next version costs its delta.
     """
     bank = {} if known is None else known
     for index, task in enumerate(manifest.tasks):
@@ -76,26 +76,14 @@ def load_network(
 
 
 def read_weights(read: ReadShard, manifest: Draft, ref: ShardRef) -> dict[str, Tensor]:
-    """The tensors of a model shard by full name, after every check that its bytes can be put to."""
+    """Read a model shard, check its digest and shapes, and give its tensors by full name."""
     data = read(ref)
     check_shard(ref, data, expected=expected_tensors(manifest, ref))
-    # One copy of ours: tensors must not change when the caller's buffer does.
-    payload = bytearray(data)
-    return {
-        name: torch.frombuffer(
-            payload,
-            dtype=torch.float32,
-            offset=stored.start,
-            count=(stored.end - stored.start) // 4,
-        ).reshape(stored.shape)
-        if stored.end > stored.start
-        else torch.empty(stored.shape)
-        for name, stored in read_layout(data).items()
-    }
+    return dict(ShardWeights(data))
 
 
 def encode_images(images: Sequence[bytes]) -> bytes:
-    """One shard of encoded images (PNG, JPEG …), in this order."""
+    """Pack encoded images (PNG, JPEG …) into one shard, in this order."""
     sizes = [len(image) for image in images]
     return save(
         {
@@ -106,7 +94,7 @@ def encode_images(images: Sequence[bytes]) -> bytes:
 
 
 def decode_images(data: bytes, *, count: int) -> list[bytes]:
-    """The first `count` encoded images of a shard that was checked."""
+    """Take the first `count` encoded images out of a checked shard."""
     bounds = image_bounds(data, read_layout(data))
     if count > len(bounds):
         raise RecordInvalid("the manifest", f"it names {count} images of a shard of {len(bounds)}")
@@ -124,7 +112,7 @@ def _encode(network: Network, *, prefix: str) -> bytes:
 
 def _build_expert(manifest: Draft, index: int, weights: dict[str, Tensor]) -> Expert:
     prefix = f"experts.{index}."
-    with torch.device("meta"):  # no random numbers for parameters that are replaced at once
+    with torch.device("meta"):  # draw no random numbers for parameters that are replaced
         expert = Expert(manifest.spec, index=index)
     named = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
     expert.load_state_dict(named, assign=True)

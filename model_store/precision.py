@@ -1,8 +1,7 @@
-"""Which precision a version may be computed in, and which is fastest on this machine.
+"""Choose the precision of a version: the fastest that runs here and agrees with single precision.
 
-A reduced precision is used only where two things are known: a child process has shown that its
-instructions run here (virtual machines advertise some that kill the process), and the version's
-manifest says that its answers agree with those of single precision.
+A child process tries the instructions first, because virtual machines advertise some that kill the
+process. The manifest says how often the answers agree.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ Asked = Literal["auto", "fp32", "bf16", "int8"]
 MIN_AGREEMENT = 0.99
 TRIAL_S = 60.0
 TRIALS: Mapping[Reduced, str] = {
-    "bf16": "model_store.inference.trial",
-    "int8": "model_store.onnx.session_trial",
+    "bf16": "model_store.inference.bf16_trial",
+    "int8": "model_store.onnx.int8_trial",
 }
-"""What a child process runs."""
+"""The module that a child process runs for each precision."""
 REMEMBERED = "precision.json"
 MAX_REMEMBERED_BYTES = 1 << 16
 NVIDIA = Path("/proc/driver/nvidia")
@@ -47,19 +46,21 @@ log = logging.getLogger("model_store.precision")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a child process found out about a precision on this machine. `speedup` is over single
-    precision, and 0 where it does not run; then `reason` says why."""
+    """The result of trying a precision on this machine in a child process.
+
+    `speedup` is relative to single precision. A precision that does not run has 0 and a `reason`.
+    """
 
     runs: bool
     speedup: float = 0.0
     reason: str = ""
     lasting: bool = True
-    """Whether it would come out the same next time."""
+    """True if another trial would have the same result, so that it is remembered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """`refused`: why a precision that was asked for, or could have been faster, is not used."""
+    """The chosen precision. `refused` says why other candidates may not be used."""
 
     precision: Precision
     refused: tuple[str, ...] = ()
@@ -72,10 +73,10 @@ def choose(
     offered: Sequence[Reduced],
     try_out: Callable[[Reduced], Trial],
 ) -> Choice:
-    """The precision for a version with this agreement, of those that the backend has.
+    """Choose the precision for a version with this agreement, among those of the backend.
 
-    `auto` is the fastest that may be used. One that was asked for is used if it may be, however
-    fast it is; else single precision is.
+    `auto` takes the fastest that is allowed. A precision asked for by name is taken if allowed,
+    even if it is slower. Otherwise single precision is taken.
     """
     wanted = tuple(one for one in offered if asked in ("auto", one))
     refused: list[str] = []
@@ -94,7 +95,7 @@ def choose(
 
 
 def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str | None:
-    """Why a version may not be computed in a precision; None where it may."""
+    """Explain why a version may not be computed in a precision. None if it may."""
     share = agreement.get(precision)
     if share is None:
         return f"{precision} was not compared with single precision when it was published"
@@ -107,8 +108,7 @@ def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str 
 
 
 def try_out(precision: Reduced, *, device: str = "cpu") -> Trial:
-    """Whether a precision runs on this machine, and how fast: from memory, or by trying it. 8 bits
-    are for a processor, whatever the device."""
+    """Try a precision on this machine, or take the remembered result. int8 always tries the CPU."""
     path, machine = cache_folder() / REMEMBERED, _machine()
     known = _remembered(path)
     where = [] if precision == "int8" or device == "cpu" else [device]
@@ -130,7 +130,7 @@ def refuse_unless_it_runs(
     backend: str,
     try_out: Callable[[Reduced], Trial] = try_out,
 ) -> None:
-    """For a precision that was asked for by name: WrongUsage where it cannot be had."""
+    """Raise WrongUsage if a precision that was asked for by name is not available here."""
     if asked == "auto" or asked == "fp32":
         return
     if asked not in offered:
@@ -141,7 +141,7 @@ def refuse_unless_it_runs(
 
 
 def try_in_child(command: Sequence[str], *, timeout_s: float = TRIAL_S) -> Trial:
-    """Runs a command that ends with the speed-up on its last line, and outlives its death."""
+    """Run a command that prints the speed-up on its last line. Its death is a result, no error."""
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=False
@@ -170,11 +170,11 @@ def _signal_name(number: int) -> str:
 
 
 Known = Mapping[str, Mapping[str, Trial]]
-"""By machine, and by precision and device."""
+"""Trials by machine, then by precision and device."""
 
 
 def _remembered(path: Path) -> Known:
-    """What earlier starts found out. Whatever is wrong with it costs a trial."""
+    """Read the trials of earlier starts. A damaged file costs a new trial."""
     try:
         with path.open("rb") as file:
             told = json.loads(file.read(MAX_REMEMBERED_BYTES))
@@ -221,7 +221,7 @@ def _told(trial: Trial) -> dict[str, object]:
 
 
 def _machine() -> str:
-    """All that the outcome of a trial depends on, as a digest: it tells nobody whose it is."""
+    """Hash the facts that a trial depends on. The digest does not reveal the machine."""
     facts = [platform.machine(), str(os.cpu_count()), os.environ.get("ONEDNN_MAX_CPU_ISA", "")]
     for package in ("torch", "onnxruntime", "onnxruntime-gpu"):
         with suppress(PackageNotFoundError):

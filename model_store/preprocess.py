@@ -1,9 +1,16 @@
-"""Bytes to pixels. The bytes are hostile; the parameters live in the manifest."""
+"""Turn image bytes into pixels, and pixels into input of the network.
+
+The bytes are hostile. The parameters are in the manifest.
+"""
 
 from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,17 +27,21 @@ INTERPOLATION = {
     "bicubic": Image.Resampling.BICUBIC,
 }
 
-Pixels = NDArray[np.uint8]
+if TYPE_CHECKING:  # workers that only decode must not load torch
+    from torch import Tensor
 
-# Pillow warns of odd metadata that is not used here. Once for the process: filters that are set
-# around each call are not safe where several threads decode.
+Pixels = NDArray[np.uint8]
+Numbers = TypeVar("Numbers", NDArray[np.float32], "Tensor")
+
+# Pillow warns of odd metadata that is not used here. The filter is set once for the process,
+# because setting it around each call is not safe in several threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def read_pixels(
     data: bytes, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS
 ) -> Pixels:
-    """The image [S, S, 3] that the network sees: upright, RGB, the middle square."""
+    """Decode an image to [S, S, 3]: upright, RGB, the middle square."""
     size = preprocessing.image_size
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
@@ -46,14 +57,14 @@ def read_pixels(
         raise ImageRejected(f"not an image in an accepted format ({', '.join(FORMATS)})") from error
     except MemoryError as error:
         raise ImageRejected("an image that takes too much memory to decode") from error
-    # Pillow's decoders fail in many ways on damaged files, and which one says nothing to a user.
+    # Pillow's decoders raise many kinds of errors on damaged files, all with one meaning.
     except Exception as error:
         raise ImageRejected(f"a damaged image ({type(error).__name__}: {error})") from error
     return np.asarray(square)
 
 
 def fit_pixels(pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
-    """The image [S, S, 3] that the network sees of RGB pixels of any size: the middle square."""
+    """Cut and scale RGB pixels of any size to the middle square [S, S, 3]."""
     size = preprocessing.image_size
     if pixels_HWC.shape[:2] == (size, size):
         return pixels_HWC
@@ -61,16 +72,45 @@ def fit_pixels(pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
     return np.asarray(_middle_square(image, preprocessing))
 
 
+@dataclass(frozen=True, slots=True)
+class Normalisation(Generic[Numbers]):
+    """The arithmetic from pixels to input of the network, the same bits in numpy and torch.
+
+    `white` is an array too: a division by a plain number may become a product with its inverse.
+    """
+
+    white: Numbers
+    mean: Numbers
+    std: Numbers
+
+    @classmethod
+    def of(
+        cls, preprocessing: Preprocessing, array: Callable[[Sequence[float]], Numbers]
+    ) -> Normalisation[Numbers]:
+        """Build the constants by `array`, which chooses library, device and shape."""
+        return cls(array((255.0,)), array(preprocessing.mean), array(preprocessing.std))
+
+    def scale(self, pixels: Numbers) -> Numbers:
+        """Scale pixels from 0…255 to 0…1."""
+        return pixels / self.white
+
+    def standardise(self, scaled: Numbers) -> Numbers:
+        """Subtract the mean of each channel and divide by its standard deviation."""
+        return (scaled - self.mean) / self.std
+
+    def __call__(self, pixels: Numbers) -> Numbers:
+        return self.standardise(self.scale(pixels))
+
+
 def normalise(pixels_NHWC: Pixels, preprocessing: Preprocessing) -> NDArray[np.float32]:
-    """What the network reads: [N, 3, S, S], contiguous."""
-    mean = np.asarray(preprocessing.mean, dtype=np.float32)
-    std = np.asarray(preprocessing.std, dtype=np.float32)
-    scaled = (pixels_NHWC.astype(np.float32) / np.float32(255) - mean) / std
-    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+    """Turn pixels into input of the network: [N, 3, S, S], contiguous."""
+    normalisation = Normalisation.of(preprocessing, partial(np.asarray, dtype=np.float32))
+    normed_NHWC = normalisation(pixels_NHWC.astype(np.float32))
+    return np.ascontiguousarray(normed_NHWC.transpose(0, 3, 1, 2))
 
 
 def encode_png(pixels_HWC: Pixels) -> bytes:
-    """Lossless: `read_pixels` gives the same pixels back."""
+    """Encode pixels without loss: `read_pixels` gives the same pixels back."""
     buffer = io.BytesIO()
     Image.fromarray(pixels_HWC).save(buffer, format="PNG")
     return buffer.getvalue()
@@ -85,7 +125,7 @@ def _check_pixels(image: Image.Image, max_pixels: int) -> None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF says. `exif_transpose` would copy also what stands upright already."""
+    """Turn an image as its EXIF says. `exif_transpose` would copy an upright image too."""
     turned = image.getexif().get(ExifTags.Base.Orientation) in range(2, 9)
     return ImageOps.exif_transpose(image) if turned else image
 
@@ -96,7 +136,7 @@ def _middle_square(image: Image.Image, preprocessing: Preprocessing) -> Image.Im
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Any mode to RGB: deep greyscale is scaled down, not clipped; transparency lies on white."""
+    """Convert any mode to RGB. Deep greyscale is scaled, not clipped. Transparent becomes white."""
     if image.mode.startswith("I") or image.mode == "F":
         return _from_deep(image).convert("RGB")
     if "transparency" in image.info or image.mode in ("RGBA", "LA", "PA", "RGBa", "La"):
@@ -110,10 +150,10 @@ def _from_deep(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     if not np.isfinite(values).all():
         raise ImageRejected("an image with values that are not finite")
-    # 16-bit files come as I;16 or I; floats have no fixed range, so 0 to 1 is the convention.
+    # 16-bit files have the modes I;16 or I. Floats are taken to lie in 0…1, or in 0…255.
     top = 65535.0 if image.mode != "F" else 255.0 if values.max() > 1 else 1.0
     scaled = np.empty(values.shape, dtype=np.uint8)
-    for first in range(0, len(values), ROWS_AT_ONCE):  # all at once would be 32 bytes a pixel
+    for first in range(0, len(values), ROWS_AT_ONCE):  # all at once would take 32 bytes a pixel
         rows = slice(first, first + ROWS_AT_ONCE)
         scaled[rows] = np.clip(values[rows].astype(np.float64) * (255.0 / top), 0, 255).round()
     return Image.fromarray(scaled)

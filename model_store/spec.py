@@ -1,7 +1,6 @@
-"""The shape of a network: plain data, no torch. A spec that exists can be built.
+"""Describe the shape of a network as plain data, without torch. Any spec that exists can be built.
 
-Besides the sizes it knows the name and shape of every tensor (`expert_tensors`,
-`classifier_tensors`), so that a shard can be judged before a tensor is made of it.
+A spec names every tensor and its shape, so that a shard is checked before a tensor is made of it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Literal, get_args
 
 from model_store.errors import SpecInvalid
@@ -17,11 +16,12 @@ from model_store.names import check_name
 
 Shape = tuple[int, ...]
 Token = Literal["class-attention", "in-sequence"]
-"""Where the token lives: in a block of its own that reads the patches, or among the patches."""
+"""`class-attention`: the token has a block of its own that reads the patches. `in-sequence`: the
+token is one position among the patches."""
 
 MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
 MAX_DEPTH = 1024
-MAX_PATCHES = 1 << 16  # of an image: a pass takes time by their square, whatever the weights
+MAX_PATCHES = 1 << 16  # of an image: the time of a pass grows with their square
 MAX_TASKS = 1000
 MAX_PARAMETERS = 1 << 31  # of one network
 
@@ -30,13 +30,13 @@ MAX_PARAMETERS = 1 << 31  # of one network
 class ExpertSpec:
     """The parameters added for one task.
 
-    `heads` are what younger experts read: slices of `head_width` channels. Its own attention may
-    be cut in another way, as that of a pre-trained transformer is.
+    Younger experts read `heads` slices of `head_width` channels. The expert's spatial attention may
+    be cut into another number of heads, as in a pre-trained transformer.
     """
 
     heads: int
     attention_heads: int = 0
-    """0: as many as `heads`."""
+    """As many as `heads` if 0."""
 
     def __post_init__(self) -> None:
         _check_size("heads of an expert", self.heads)
@@ -62,13 +62,43 @@ class TaskSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRun:
+    """Neighbouring experts of equal shape, which are computed together.
+
+    The first expert is a run of its own, because it reads no other expert.
+    """
+
+    experts: range
+    before: int
+    """Heads of all experts before the run; 0 for the first expert."""
+    heads: int
+    """Heads of each expert."""
+    attention_heads: int
+    width: int
+    """Channels of each expert."""
+
+    @property
+    def end(self) -> int:
+        """Count the heads of the network up to the last expert of this run."""
+        return self.before + len(self.experts) * self.heads
+
+    @property
+    def is_first(self) -> bool:
+        return self.before == 0
+
+    def sources(self, slot: int) -> int:
+        """Count the heads that the expert at this place of the run reads, with its own."""
+        return self.before + (slot + 1) * self.heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec:
-    """Geometry, fixed by the first task, and the tasks in the order they were learnt."""
+    """The geometry, fixed by the first task, and the tasks in the order of learning."""
 
     image_size: int
     patch_size: int
     depth: int
-    """Patch blocks; for a token in class attention one block more follows them."""
+    """Number of patch blocks. A token in class attention has one more block after them."""
     head_width: int = 32
     mlp_ratio: int = 4
     layer_norm_eps: float = 1e-6
@@ -115,23 +145,23 @@ class NetworkSpec:
 
     @property
     def positions(self) -> int:
-        """What the patch blocks work on: the patches, and the token where it is one of them."""
+        """Count the rows of an image in a patch block: the patches, and a token in the sequence."""
         return self.patches + (self.token == "in-sequence")
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """The names of an expert's blocks, in the order they run."""
+        """Name the blocks of an expert, in the order of computation."""
         patch_blocks = tuple(f"blocks.{layer}" for layer in range(self.depth))
         return patch_blocks if self.token == "in-sequence" else (*patch_blocks, "class_block")
 
     @property
     def hidden_width(self) -> int:
-        """Width of one head between the two linear layers of a block (the paper's D')."""
+        """Give the width of a head between the two linear layers of a block (the paper's D')."""
         return self.head_width * self.mlp_ratio
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Tasks in order, inside a task in the task's order: the order of the logits."""
+        """List all classes in the order of the logits: task by task."""
         return tuple(name for task in self.tasks for name in task.classes)
 
     @property
@@ -142,22 +172,44 @@ class NetworkSpec:
         return self.tasks[index].expert.heads * self.head_width
 
     def source_heads(self, index: int) -> int:
-        """Heads that expert `index` reads: those of all older experts and its own."""
+        """Count the heads that expert `index` reads: those of all older experts and its own."""
         return sum(task.expert.heads for task in self.tasks[: index + 1])
 
     def expand(self, task: TaskSpec) -> NetworkSpec:
         return replace(self, tasks=(*self.tasks, task))
 
     def until(self, count: int) -> NetworkSpec:
-        """The network as it was after `count` tasks."""
+        """Keep the first `count` tasks."""
         return replace(self, tasks=self.tasks[:count])
 
-    def task_of(self, class_name: str) -> TaskSpec:
-        return next(task for task in self.tasks if class_name in task.classes)
+    def runs(self) -> tuple[ExpertRun, ...]:
+        """Group neighbouring experts of equal shape; the first expert stays alone.
+
+        Experts of 12, 1, 1, 1 and 2 heads make the runs (0), (1, 2, 3) and (4).
+        """
+        runs: list[ExpertRun] = []
+        first, before = 0, 0
+        shapes = enumerate(task.expert for task in self.tasks)
+        for _, group in groupby(shapes, key=lambda numbered: (numbered[0] == 0, numbered[1])):
+            alike = [expert for _, expert in group]
+            run = ExpertRun(
+                experts=range(first, first + len(alike)),
+                before=before,
+                heads=alike[0].heads,
+                attention_heads=alike[0].attention_heads,
+                width=alike[0].heads * self.head_width,
+            )
+            runs.append(run)
+            first, before = run.experts.stop, run.end
+        return tuple(runs)
+
+    def run_of(self, index: int) -> ExpertRun:
+        """Find the run that expert `index` stands in."""
+        return next(run for run in self.runs() if index in run.experts)
 
     @property
     def parameters(self) -> int:
-        # By arithmetic: naming every tensor of a hostile spec would take minutes.
+        # Naming every tensor of a hostile spec would take minutes, so the tensors are not named.
         sources = accumulate(task.expert.heads for task in self.tasks)
         known: dict[tuple[bool, int], tuple[int, int, int]] = {}
         experts = 0
@@ -170,13 +222,13 @@ class NetworkSpec:
         return experts + len(self.classes) * (self.token_width + 1)
 
     def _counts(self, index: int) -> tuple[int, int, int]:
-        """Parameters of expert `index` outside its blocks, and those of a block: all but the ones
-        that grow with the heads it reads, and those for each of these heads."""
+        """Count the parameters of expert `index`: outside its blocks, of a block that reads no
+        head, and of a block for each head that it reads."""
         without, one = (_count(self._block_tensors(index, sources)) for sources in (0, 1))
         return _count(self._edge_tensors(index)), without, one - without
 
     def expert_tensors(self, index: int) -> dict[str, Shape]:
-        """Name and shape of every tensor in the shard of expert `index`."""
+        """Give the name and shape of every tensor in the shard of expert `index`."""
         names = self._edge_tensors(index)
         in_block = self._block_tensors(index, self.source_heads(index))
         for block in self.blocks:
@@ -184,7 +236,7 @@ class NetworkSpec:
         return {f"experts.{index}.{name}": shape for name, shape in names.items()}
 
     def classifier_tensors(self) -> dict[str, Shape]:
-        """Name and shape of every tensor in the classifier shard."""
+        """Give the name and shape of every tensor in the classifier shard."""
         tensors: dict[str, Shape] = {}
         width = self.token_width
         for index, task in enumerate(self.tasks):
@@ -193,7 +245,7 @@ class NetworkSpec:
         return tensors
 
     def _edge_tensors(self, index: int) -> dict[str, Shape]:
-        """What an expert has before and after its blocks."""
+        """Give the tensors before and after the blocks of an expert."""
         width = self.width_of(index)
         return {
             "patch_embed.weight": (width, 3, self.patch_size, self.patch_size),

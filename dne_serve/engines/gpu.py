@@ -20,7 +20,7 @@ from torch import Tensor
 from dne_serve.engines.device import Floats, Passes
 from model_store.inference.forward import Lineage
 from model_store.inference.workspace import Scratch
-from model_store.preprocess import Pixels
+from model_store.preprocess import Normalisation, Pixels
 from model_store.records.manifest import Preprocessing
 
 log = logging.getLogger("dne_serve")
@@ -51,7 +51,7 @@ class Driver(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     graph: Graph
-    moves: tuple[int, ...]
+    relocations: tuple[int, ...]
     """Of the lineage, when it was recorded."""
 
 
@@ -141,11 +141,11 @@ class GraphedPasses:
         except RuntimeError as error:  # no memory left, for instance
             log.warning("batches of %d run without a graph: %s", size, error)
         else:
-            self._captured[size] = Captured(graph=graph, moves=self._lineage.moves)
+            self._captured[size] = Captured(graph=graph, relocations=self._lineage.relocations)
 
     def _forget_outdated(self) -> None:
-        moves = self._lineage.moves
-        outdated = [size for size, one in self._captured.items() if one.moves != moves]
+        now = self._lineage.relocations
+        outdated = [size for size, one in self._captured.items() if one.relocations != now]
         for size in outdated:
             del self._captured[size]
 
@@ -155,14 +155,12 @@ class Normalising:
     that would have to be copied."""
 
     def __init__(self, preprocessing: Preprocessing, *, place: torch.device) -> None:
-        # A tensor too: what is divided by a plain number may be multiplied by its inverse.
-        self._white = torch.full((1,), 255.0, device=place)
-        self._mean_C = torch.tensor(preprocessing.mean, dtype=torch.float32, device=place)
-        self._std_C = torch.tensor(preprocessing.std, dtype=torch.float32, device=place)
+        self._normalisation = Normalisation.of(
+            preprocessing, lambda values: torch.tensor(values, device=place)
+        )
 
     def __call__(self, pixels_NHWC: Tensor) -> Tensor:
-        scaled_NHWC = (pixels_NHWC.float() / self._white - self._mean_C) / self._std_C
-        return scaled_NHWC.permute(0, 3, 1, 2).contiguous()
+        return self._normalisation(pixels_NHWC.float()).permute(0, 3, 1, 2).contiguous()
 
 
 def graph_sizes(max_batch: int) -> tuple[int, ...]:

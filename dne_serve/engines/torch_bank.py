@@ -21,12 +21,11 @@ from dne_serve.engines.expert_key import Path, paths_of
 from model_store.codec import ShardWeights
 from model_store.inference.fold import FoldedExpert, fold_blocks, fold_edges
 from model_store.inference.forward import FoldedNetwork, Lineage
-from model_store.inference.run import Part
-from model_store.inference.stack import Stack
+from model_store.inference.stacks import Part, Stack
 from model_store.inference.workspace import Scratch
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Manifest
-from model_store.spec import ExpertSpec, NetworkSpec
+from model_store.spec import NetworkSpec
 
 ROOM = 2
 """Experts for which room is made beside those that are there. More would be idle memory; making
@@ -81,11 +80,13 @@ class ExpertBank:
         self._held: WeakValueDictionary[Key, Held] = WeakValueDictionary()
         self._scratch = Scratch()
 
-    def known(self, manifest: Manifest, *, products: torch.dtype | None = None) -> tuple[Held, ...]:
+    def known(
+        self, manifest: Manifest, *, matmul_dtype: torch.dtype | None = None
+    ) -> tuple[Held, ...]:
         """The experts of a version that are in memory, oldest first, up to the first that is not.
         They stay for as long as the answer is kept. On any thread."""
         found: list[Held] = []
-        for key in _keys(manifest, products):
+        for key in _keys(manifest, matmul_dtype):
             held = self._held.get(key)
             if held is None:
                 break
@@ -98,19 +99,19 @@ class ExpertBank:
         *,
         known: Sequence[Held],
         shards: MutableMapping[str, bytes],
-        products: torch.dtype | None = None,
+        matmul_dtype: torch.dtype | None = None,
     ) -> Generator[None, None, BankedVersion]:
         """The version, in steps of a few milliseconds. Takes the bytes of the experts that are not
-        `known`, and of the classifier, out of `shards`. `products`: the type of the large ones,
+        `known`, and of the classifier, out of `shards`. `matmul_dtype`: the type of the large ones,
         where it is not that of the weights; experts in another type are other experts."""
         experts, spec, place = list(known), manifest.spec, self._device.place
-        keys = _keys(manifest, products)
+        keys = _keys(manifest, matmul_dtype)
         for index in range(len(known), len(manifest.tasks)):
             data = shards.pop(manifest.tasks[index].expert.sha256)
             weights = ShardWeights(data, prefix=f"experts.{index}.", device=place)
             before = experts[-1] if experts else None
             held = yield from self._take_in(
-                weights, spec=spec, index=index, before=before, products=products
+                weights, spec=spec, index=index, before=before, matmul_dtype=matmul_dtype
             )
             self._held[keys[index]] = held
             experts.append(held)
@@ -152,10 +153,10 @@ class ExpertBank:
         spec: NetworkSpec,
         index: int,
         before: Held | None,
-        products: torch.dtype | None,
+        matmul_dtype: torch.dtype | None,
     ) -> Generator[None, None, Held]:
         edges = fold_edges(weights, spec=spec)
-        blocks = fold_blocks(weights, spec=spec, index=index, products=products)
+        blocks = fold_blocks(weights, spec=spec, index=index, matmul_dtype=matmul_dtype)
         shape = spec.tasks[index].expert
         if before is None:
             folded = []
@@ -170,7 +171,7 @@ class ExpertBank:
             )
             return Held(None, first=first)
         stack = yield from self._stack_after(before, spec=spec, index=index)
-        following = _alike(spec, index) - 1
+        following = spec.run_of(index).experts.stop - index - 1
         # A lone expert may be a branch that never grows.
         room = following + (ROOM if stack.count or following else 0)
         yield from stack.appending(edges, blocks, room=room)
@@ -201,14 +202,8 @@ class ExpertBank:
         return stack.truncating(self._used(stack), room=MOST_ROOM)
 
 
-def _keys(manifest: Manifest, products: torch.dtype | None) -> list[Key]:
-    return [(products, path) for path in paths_of(manifest)]
-
-
-def _alike(spec: NetworkSpec, index: int) -> int:
-    """How many experts from `index` on have the shape of the first of them."""
-    shapes: list[ExpertSpec] = [task.expert for task in spec.tasks[index:]]
-    return next((n for n, shape in enumerate(shapes) if shape != shapes[0]), len(shapes))
+def _keys(manifest: Manifest, matmul_dtype: torch.dtype | None) -> list[Key]:
+    return [(matmul_dtype, path) for path in paths_of(manifest)]
 
 
 def _first(experts: Sequence[Held]) -> FoldedExpert:

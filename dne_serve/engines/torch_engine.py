@@ -54,8 +54,8 @@ class TorchEngine:
         self._versions: WeakSet[BankedVersion] = WeakSet()
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
-        products = self._products(manifest)  # the engine thread must not wait for a trial
-        known = self.bank.known(manifest, products=products)
+        matmul_dtype = self._matmul_dtype(manifest)  # the engine thread must not wait for a trial
+        known = self.bank.known(manifest, matmul_dtype=matmul_dtype)
         needed = manifest.model_shards[len(known) :]
         return Fetched(manifest=manifest, shards=read_checked(manifest, needed, read), known=known)
 
@@ -66,7 +66,7 @@ class TorchEngine:
             fetched.manifest,
             known=fetched.known,
             shards=fetched.shards,
-            products=self._products(fetched.manifest),
+            matmul_dtype=self._matmul_dtype(fetched.manifest),
         )
         yield from version.passes.prepare()
         resident = warmed(Resident.of(fetched.manifest, model=version))
@@ -81,7 +81,7 @@ class TorchEngine:
         yield from self.bank.reclaim()
         yield from self._renew()
 
-    def _products(self, manifest: Manifest) -> torch.dtype | None:
+    def _matmul_dtype(self, manifest: Manifest) -> torch.dtype | None:
         return torch.bfloat16 if self._precisions.of(manifest) == "bf16" else None
 
     def _renew(self) -> Steps[None]:

@@ -9,29 +9,11 @@ ratio. Checked against what processes took: `docs/adr/032-a-server-keeps-to-what
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from model_store.spec import NetworkSpec
+from model_store.spec import ExpertRun, NetworkSpec
 
 NUMBER_BYTES = 4
 MARGIN = 1.25
 """For what the arithmetic leaves out: buffers of threads, numbers in another precision."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Experts of equal shape that are computed together. The first expert is a run of its own."""
-
-    experts: int
-    heads: int
-    attention_heads: int
-    before: int
-    """Heads of all older experts; 0 for the first."""
-
-    @property
-    def end(self) -> int:
-        return self.before + self.experts * self.heads
 
 
 def pass_bytes(spec: NetworkSpec, *, batch: int, backend: str, workers: int = 1) -> int:
@@ -40,41 +22,24 @@ def pass_bytes(spec: NetworkSpec, *, batch: int, backend: str, workers: int = 1)
     return int(MARGIN * NUMBER_BYTES * workers * count(spec, batch=batch))
 
 
-def runs_of(spec: NetworkSpec) -> Iterator[Run]:
-    before = 0
-    first, count = 0, len(spec.tasks)
-    while first < count:
-        shape, last = spec.tasks[first].expert, first + 1
-        while first and last < count and spec.tasks[last].expert == shape:
-            last += 1
-        run = Run(
-            experts=last - first,
-            heads=shape.heads,
-            attention_heads=shape.attention_heads,
-            before=before,
-        )
-        yield run
-        first, before = last, run.end
-
-
 def scratch_numbers(spec: NetworkSpec, *, rows: int) -> int:
     """As `network.views.Layout` lays them out: what a block leaves for younger experts, and the
     task attention of one run after the other."""
     narrow, wide = spec.head_width, spec.hidden_width
     heads = sum(task.expert.heads for task in spec.tasks)
     mixing = []
-    for run in (one for one in runs_of(spec) if one.before):
-        own = run.experts * run.heads
+    for run in spec.runs()[1:]:
+        own = len(run.experts) * run.heads
         reader = run.heads * (run.end * (narrow + 1) + wide)
         asking = own * (wide + 2 * run.end + narrow)
-        mixing.append(asking + max(reader, run.experts * narrow))
+        mixing.append(asking + max(reader, len(run.experts) * narrow))
     return rows * (heads * (narrow + wide) + max(mixing, default=0))
 
 
 def _in_torch(spec: NetworkSpec, *, batch: int) -> int:
     rows = batch * spec.positions
-    attending = max(_attending(spec, run) for run in runs_of(spec))
-    asking = max(run.experts * run.heads for run in runs_of(spec)) * spec.hidden_width**2
+    attending = max(_attending(spec, run) for run in spec.runs())
+    asking = max(len(run.experts) * run.heads for run in spec.runs()) * spec.hidden_width**2
     return (
         _images(spec, batch=batch)
         + scratch_numbers(spec, rows=rows)
@@ -87,12 +52,12 @@ def _in_onnxruntime(spec: NetworkSpec, *, batch: int) -> int:
     """Its attention keeps a map of all pairs of positions, before and after the softmax."""
     rows = batch * spec.positions
     maps = max(
-        2 * run.experts * run.attention_heads * spec.positions + _attending(spec, run)
-        for run in runs_of(spec)
+        2 * len(run.experts) * run.attention_heads * spec.positions + _attending(spec, run)
+        for run in spec.runs()
     )
     heads = sum(task.expert.heads for task in spec.tasks)
     left = 2 * spec.token_width + 3 * heads * (spec.head_width + spec.hidden_width)
-    mixing = max((_reading(spec, run) for run in runs_of(spec) if run.before), default=0)
+    mixing = max((_reading(spec, run) for run in spec.runs()[1:]), default=0)
     return _images(spec, batch=batch) + rows * (left + max(maps, mixing))
 
 
@@ -101,15 +66,15 @@ def _images(spec: NetworkSpec, *, batch: int) -> int:
     return 2 * batch * 3 * spec.image_size**2
 
 
-def _attending(spec: NetworkSpec, run: Run) -> int:
+def _attending(spec: NetworkSpec, run: ExpertRun) -> int:
     """Numbers a row: normalised, queries, keys and values, mixed in two orders, and the sum; and
     how much the token's heads read of each position."""
-    channels = run.experts * run.heads * spec.head_width
-    return 7 * channels + 2 * run.experts * run.attention_heads
+    channels = len(run.experts) * run.heads * spec.head_width
+    return 7 * channels + 2 * len(run.experts) * run.attention_heads
 
 
-def _reading(spec: NetworkSpec, run: Run) -> int:
+def _reading(spec: NetworkSpec, run: ExpertRun) -> int:
     """Numbers a row of the task attention of a run, in a graph that keeps all at hand."""
-    own, narrow, wide = run.experts * run.heads, spec.head_width, spec.hidden_width
+    own, narrow, wide = len(run.experts) * run.heads, spec.head_width, spec.hidden_width
     scaled = run.heads * run.end * (narrow + 1)
     return scaled + own * (3 * wide + 4 * run.end) + run.end * (wide + 2 * narrow)

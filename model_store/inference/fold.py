@@ -1,8 +1,9 @@
-"""One expert, re-associated for inference: the same function of the same numbers, cheaper.
+"""Fold the constants of one expert for inference: the same function with fewer products.
 
-What folds is the expert's own: the scale and bias of the LayerNorm before its attention, the
-biases that the softmax forgets or passes on, the product of task attention's query and key. So
-an expert is folded once, whichever versions use it. All products are made in float64.
+Folded are the scale and bias of the LayerNorm before attention, the biases that the softmax
+cancels or passes on, and the product of query and key in task attention. Nothing depends on other
+experts, so an expert is folded once for all versions. Every product is computed in float64 and
+then rounded to the type of the weights.
 
 Shapes: C channels of this expert, X = 3C, K its heads, D channels of a head, H heads it reads,
 E = D · ratio, P positions, I = 3 · patch², the numbers of a patch.
@@ -23,10 +24,10 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedAttention:
-    """Attention among positions whose channels were normalised without scale and bias.
+    """Attention among positions that were normalised without scale and bias.
 
-    Keys have no bias, because the softmax forgets it; that of the values is in `out_bias_C`,
-    because attention weights sum to one; 1/√width of the scores is in the queries.
+    Keys have no bias, because the softmax cancels it. The bias of the values is in `out_bias_C`,
+    because attention weights sum to one. The factor 1/√width of the scores is in the queries.
     """
 
     qkv_CX: Tensor
@@ -37,20 +38,20 @@ class FoldedAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedLinear:
-    """A linear layer of the first expert, which reads nobody but itself."""
+    """A linear layer of the first expert, which reads no other expert."""
 
     weight_IO: Tensor
     bias_O: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoldedReading:
-    """Task attention. Own head i reads source head j by softmax_j((n_i · ask) · n_j).
+class FoldedTaskAttention:
+    """Task attention. Own head i weighs source head j by softmax_j((n_i · query_key) · n_j).
 
-    The scale of a lone head is in its values, and then `scale_K` is 1.
+    An expert of one head has its scale folded into the values, and then `scale_K` is 1.
     """
 
-    ask_DD: Tensor
+    query_key_DD: Tensor
     value_HDE: Tensor
     value_bias_HE: Tensor
     scale_K: Tensor
@@ -58,21 +59,20 @@ class FoldedReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedBlock:
-    """`norm_*` is of the LayerNorm that younger experts read through: it stays with its source."""
+    """One block. Younger experts read the output of the LayerNorm `norm_*`, so it is not folded."""
 
     attention: FoldedAttention
     norm_weight_C: Tensor
     norm_bias_C: Tensor
-    widen: FoldedLinear | FoldedReading
-    narrow: FoldedLinear | FoldedReading
+    widen: FoldedLinear | FoldedTaskAttention
+    narrow: FoldedLinear | FoldedTaskAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedEdges:
-    """What an expert has before and after its blocks.
+    """The tensors of an expert before and after its blocks.
 
-    `position_PC` has the embedding's bias in it, and, where the token is in the sequence, the
-    token in its first row.
+    `position_PC` includes the bias of the embedding and, in its first row, a token in the sequence.
     """
 
     embed_IC: Tensor
@@ -90,20 +90,20 @@ class FoldedExpert:
     blocks: tuple[FoldedBlock, ...]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor with a name of its own, `blocks.0.widen.ask_DD` for instance."""
+        """Give every tensor with its path, such as `blocks.0.widen.query_key_DD`."""
         return named_tensors(self)
 
 
 def fold_expert(
-    weights: Weights, *, spec: NetworkSpec, index: int, products: torch.dtype | None = None
+    weights: Weights, *, spec: NetworkSpec, index: int, matmul_dtype: torch.dtype | None = None
 ) -> FoldedExpert:
-    """`weights` by the names of an `Expert`'s state. Nothing of them is kept."""
+    """Fold an expert from the state of an `Expert`. The result shares no memory with `weights`."""
     expert = spec.tasks[index].expert
     return FoldedExpert(
         heads=expert.heads,
         attention_heads=expert.attention_heads,
         edges=fold_edges(weights, spec=spec),
-        blocks=tuple(fold_blocks(weights, spec=spec, index=index, products=products)),
+        blocks=tuple(fold_blocks(weights, spec=spec, index=index, matmul_dtype=matmul_dtype)),
     )
 
 
@@ -119,22 +119,24 @@ def fold_edges(weights: Weights, *, spec: NetworkSpec) -> FoldedEdges:
 
 
 def fold_blocks(
-    weights: Weights, *, spec: NetworkSpec, index: int, products: torch.dtype | None = None
+    weights: Weights, *, spec: NetworkSpec, index: int, matmul_dtype: torch.dtype | None = None
 ) -> Iterator[FoldedBlock]:
-    """One block after the other, each when it is asked for. `products`: the type in which the
-    weights of large products are kept, where it is not their own."""
+    """Fold one block after the other, each on demand.
+
+    `matmul_dtype` is the type that the weights of large products are rounded to, if any.
+    """
     heads = spec.tasks[index].expert.attention_heads
     for name in spec.blocks:
-        block = _fold_block(_under(weights, f"{name}."), attention_heads=heads)
-        # The last block has one position an image, and no product that is large.
-        if products is None or name == spec.blocks[-1]:
+        block = _fold_block(under(weights, f"{name}."), attention_heads=heads)
+        # The last block has one position an image, and no large product.
+        if matmul_dtype is None or name == spec.blocks[-1]:
             yield block
         else:
-            yield _with_products(block, products)
+            yield _rounded(block, matmul_dtype)
 
 
 def named_tensors(part: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a folded part by the path that leads to each."""
+    """Give the tensors of a folded part with their paths."""
     if isinstance(part, Tensor):
         yield prefix, part
     elif isinstance(part, tuple):
@@ -146,26 +148,26 @@ def named_tensors(part: object, prefix: str = "") -> Iterator[tuple[str, Tensor]
             yield from named_tensors(getattr(part, field.name), name)
 
 
-def _with_products(block: FoldedBlock, dtype: torch.dtype) -> FoldedBlock:
+def _rounded(block: FoldedBlock, dtype: torch.dtype) -> FoldedBlock:
     attention = replace(
         block.attention,
         qkv_CX=block.attention.qkv_CX.to(dtype),
         out_CC=block.attention.out_CC.to(dtype),
     )
     widen, narrow = block.widen, block.narrow
-    if isinstance(widen, FoldedReading):  # whose biases are rows of the same matrix
+    if isinstance(widen, FoldedTaskAttention):  # its biases are rows of the value matrix
         widen = replace(widen, value_bias_HE=widen.value_bias_HE.to(dtype))
     return replace(
         block,
         attention=attention,
-        widen=_layer_with_products(widen, dtype),
-        narrow=_layer_with_products(narrow, dtype),
+        widen=_layer_rounded(widen, dtype),
+        narrow=_layer_rounded(narrow, dtype),
     )
 
 
-def _layer_with_products(
-    layer: FoldedLinear | FoldedReading, dtype: torch.dtype
-) -> FoldedLinear | FoldedReading:
+def _layer_rounded(
+    layer: FoldedLinear | FoldedTaskAttention, dtype: torch.dtype
+) -> FoldedLinear | FoldedTaskAttention:
     if isinstance(layer, FoldedLinear):
         return replace(layer, weight_IO=layer.weight_IO.to(dtype))
     return replace(layer, value_HDE=layer.value_HDE.to(dtype))
@@ -185,8 +187,8 @@ def _fold_block(weights: Weights, *, attention_heads: int) -> FoldedBlock:
         attention=_fold_attention(weights, heads=attention_heads),
         norm_weight_C=_kept(norm_weight, like=norm_weight),
         norm_bias_C=_kept(norm_bias, like=norm_bias),
-        widen=_fold_layer(_under(weights, "widen.")),
-        narrow=_fold_layer(_under(weights, "narrow.")),
+        widen=_fold_layer(under(weights, "widen.")),
+        narrow=_fold_layer(under(weights, "narrow.")),
     )
 
 
@@ -209,17 +211,17 @@ def _fold_attention(weights: Weights, *, heads: int) -> FoldedAttention:
     )
 
 
-def _fold_layer(weights: Weights) -> FoldedLinear | FoldedReading:
+def _fold_layer(weights: Weights) -> FoldedLinear | FoldedTaskAttention:
     if "weight" in weights:
         weight, bias = weights["weight"], weights["bias"]
         return FoldedLinear(weight_IO=_kept(weight.T, like=weight), bias_O=_kept(bias, like=bias))
     like = weights["query"]
     query, key = like.double(), weights["key"].double()
-    value, bias, scale = weights["value"], weights["value_bias"], weights["scale"]
-    if len(scale) == 1:  # one factor is rounded once in either precision
+    value, bias, scale = (weights[name].double() for name in ("value", "value_bias", "scale"))
+    if len(scale) == 1:
         value, bias, scale = value * scale, bias * scale, torch.ones_like(scale)
-    return FoldedReading(
-        ask_DD=_kept(query.T @ key * len(query) ** -0.5, like=like),
+    return FoldedTaskAttention(
+        query_key_DD=_kept(query.T @ key * len(query) ** -0.5, like=like),
         value_HDE=_kept(value, like=like),
         value_bias_HE=_kept(bias, like=like),
         scale_K=_kept(scale, like=like),
@@ -227,9 +229,10 @@ def _fold_layer(weights: Weights) -> FoldedLinear | FoldedReading:
 
 
 def _kept(tensor: Tensor, *, like: Tensor) -> Tensor:
-    """Rounded to the weights' type, in memory of its own: they can be let go of."""
+    """Round to the type of the weights, in new memory, so that the weights can be released."""
     return tensor.to(dtype=like.dtype, memory_format=torch.contiguous_format, copy=True)
 
 
-def _under(weights: Weights, prefix: str) -> Weights:
+def under(weights: Weights, prefix: str) -> Weights:
+    """Select the weights of a prefix, by their names after it."""
     return {name.removeprefix(prefix): weights[name] for name in weights if name.startswith(prefix)}

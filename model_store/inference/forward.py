@@ -1,7 +1,7 @@
-"""The network for inference: folded experts, all experts of a stage in a few products.
+"""Compute the network for inference: folded experts, all experts of a run in a few products.
 
-Exact: logits agree with the reference (`network.py`) to rounding. Nothing in a stage depends on
-a younger expert, so every version of a lineage can be read off one pass over the longest.
+Logits agree with the reference (`network/network.py`) to rounding. No expert depends on a younger
+one, so one pass over the longest version of a lineage answers for all versions of it.
 
 Shapes: B images, P positions, N = B·P, S experts of a run, C channels of each, K heads of a run,
 H source heads, D channels of a head, E = D · ratio, I numbers of a patch, Y classes.
@@ -15,26 +15,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_store.inference.fold import FoldedExpert, FoldedLinear, fold_expert
-from model_store.inference.matmul import (
-    multiply_each,
-    multiply_each_plus,
-    multiply_onto,
-    multiply_plus,
-    multiplying,
-)
-from model_store.inference.run import First, Part, Run, stack_up
-from model_store.inference.stack import Attention, BlockStack
-from model_store.inference.workspace import Asking, Layout, PartViews, Scratch, Views
-from model_store.network.expert import Left, Older
+from model_store.inference.attention import attend, attend_first
+from model_store.inference.fold import FoldedExpert, FoldedLinear, fold_expert, under
+from model_store.inference.matmul import multiply_onto, multiply_plus, multiplying
+from model_store.inference.stacks import BlockStack, First, Part, RunWeights, stack_up
+from model_store.inference.workspace import Layout, PartViews, Scratch, TaskAttentionViews, Views
+from model_store.network.expert import BlockActivations, FrozenContext
 from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 
+TASK_ATTENTION = ("query_key_DD", "scale_K")
+
 
 class Lineage:
-    """Experts, oldest first. Computes the token, whose first slices are those of older versions.
+    """The experts of a version, oldest first. Computes the token that classifiers read.
 
-    One pass at a time: passes share their memory.
+    The first slices of the token are those of older versions. Passes share their memory, so only
+    one may run at a time.
     """
 
     def __init__(
@@ -48,40 +45,55 @@ class Lineage:
         self.spec = spec
         self._first = first
         self._parts = tuple(parts)
-        self._runs: tuple[Run, ...] = (First(first), *self._parts)
+        self._runs: tuple[RunWeights, ...] = (First(first), *self._parts)
         self._scratch = scratch or Scratch()
 
     @classmethod
     def of(
-        cls, network: Network, *, experts: int | None = None, products: torch.dtype | None = None
+        cls,
+        network: Network,
+        *,
+        experts: int | None = None,
+        matmul_dtype: torch.dtype | None = None,
     ) -> Lineage:
-        """The network's first experts, or all, folded into memory of their own. `products`: the
-        type of the large ones, where it is not the network's."""
+        """Fold the network's first experts, or all, into new memory.
+
+        `matmul_dtype` is the type of large products, if it is not the network's.
+        """
         spec = network.spec if experts is None else network.spec.until(experts)
         weights = network.state_dict()
         with torch.inference_mode(False), torch.no_grad():
             folded = [
                 fold_expert(
-                    _below(weights, f"experts.{index}."), spec=spec, index=index, products=products
+                    under(weights, f"experts.{index}."),
+                    spec=spec,
+                    index=index,
+                    matmul_dtype=matmul_dtype,
                 )
                 for index in range(len(spec.tasks))
             ]
-            return cls(spec, first=folded[0], parts=stack_up(folded))
+            return cls(spec, first=folded[0], parts=stack_up(spec, folded))
 
     def token(self, images_BCHW: Tensor, *, scratch: Scratch | None = None) -> Tensor:
-        """[B, channels of all experts]: the normalised slices, oldest first. `scratch`: memory for
-        this pass, where it is not to be the one that lineages share."""
+        """Compute the normalised slices, oldest first: [B, channels of all experts].
+
+        `scratch` is memory for this pass alone, in place of the memory that lineages share.
+        """
         return self._token(images_BCHW, scratch=scratch or self._scratch)
 
-    def older(self, images_BCHW: Tensor) -> Older:
-        """All that an expert to come needs of these, in memory of its own."""
-        blocks: list[Left] = []
-        token_BC = self._token(images_BCHW, scratch=self._scratch, left=blocks)
-        return Older(blocks=tuple(blocks), token_BC=token_BC)
+    def frozen_context(self, images_BCHW: Tensor) -> FrozenContext:
+        """Compute the features that a younger expert reads, in new memory."""
+        blocks: list[BlockActivations] = []
+        token_BC = self._token(images_BCHW, scratch=self._scratch, kept=blocks)
+        return FrozenContext(blocks=tuple(blocks), token_BC=token_BC)
 
     @torch.no_grad()
     def _token(
-        self, images_BCHW: Tensor, *, scratch: Scratch, left: list[Left] | None = None
+        self,
+        images_BCHW: Tensor,
+        *,
+        scratch: Scratch,
+        kept: list[BlockActivations] | None = None,
     ) -> Tensor:
         eps, in_sequence = self.spec.layer_norm_eps, self.spec.token == "in-sequence"
         if images_BCHW.shape[2:] != (self.spec.image_size, self.spec.image_size):
@@ -91,29 +103,29 @@ class Lineage:
         views = scratch.views(self._layout(rows=rows), like=images_BCHW)
         for layer in range(self.spec.depth - in_sequence):
             for place, run in enumerate(self._runs):
-                streams[place] = _attend(streams[place], run.attention(layer), eps=eps)
+                streams[place] = attend(streams[place], run.attention(layer), eps=eps)
             self._mix(layer, streams, views)
-            if left is not None:
-                left.append(_left(views, images=len(images_BCHW)))
+            if kept is not None:
+                kept.append(_copied(views.block, images=len(images_BCHW)))
         for place, run in enumerate(self._runs):
             x_SBPC = streams[place] if in_sequence else _with_token(run, streams[place])
-            streams[place] = _attend_first(x_SBPC, run.attention(-1), eps=eps)
+            streams[place] = attend_first(x_SBPC, run.attention(-1), eps=eps)
         views = scratch.views(self._layout(rows=len(images_BCHW)), like=images_BCHW)
         self._mix(-1, streams, views)
-        if left is not None:
-            left.append(_left(views, images=len(images_BCHW)))
+        if kept is not None:
+            kept.append(_copied(views.block, images=len(images_BCHW)))
         slices = [_slices(run, x, eps=eps) for run, x in zip(self._runs, streams, strict=True)]
         return torch.cat(slices, dim=-1)
 
     def reserve(self, batch: int) -> None:
-        """Memory for passes of up to `batch` images."""
+        """Reserve memory for passes of up to `batch` images."""
         layout = self._layout(rows=batch * self.spec.positions)
         self._scratch.reserve(layout, like=self._first.edges.token_C)
 
     @property
-    def moves(self) -> tuple[int, ...]:
-        """Changes whenever memory of its experts is given up for other memory."""
-        return tuple(part.stack.moves for part in self._parts)
+    def relocations(self) -> tuple[int, ...]:
+        """Count for each stack how often its experts took new memory."""
+        return tuple(part.stack.relocations for part in self._parts)
 
     def _layout(self, *, rows: int) -> Layout:
         return Layout(
@@ -125,7 +137,7 @@ class Lineage:
         )
 
     def _mix(self, layer: int, streams: list[Tensor], views: Views) -> None:
-        """The second half of a block, added to the streams: all widen, then all narrow."""
+        """Add the second half of a block to the streams: all experts widen, then all narrow."""
         block, later = self._first.blocks[layer], streams[1:]
         widen, narrow = _linear(block.widen), _linear(block.narrow)
         x_NC = streams[0].view(views.first_normed_NC.shape)
@@ -135,14 +147,14 @@ class Lineage:
         )
         for part in views.parts:
             _widen(part, part.part.stack.blocks[layer])
-        torch.ops.aten.gelu_(views.hidden_NHE)
+        torch.ops.aten.gelu_(views.block.hidden)
         multiply_onto(x_NC.add_(narrow.bias_O), views.first_hidden_NE, narrow.weight_IO)
         for part, x_SBPC in zip(views.parts, later, strict=True):
             _narrow(part, part.part.stack.blocks[layer])
             x_SBPC.flatten(1, 2).add_(part.read_SNC)
 
     def _normalise(self, layer: int, streams: list[Tensor], views: Views) -> None:
-        """What is read in a block carries the scale and bias of its source."""
+        """Normalise the streams of all experts, each with the scale and bias of its own."""
         eps, block = self.spec.layer_norm_eps, self._first.blocks[layer]
         x_NC = streams[0].view(views.first_normed_NC.shape)
         views.first_normed_NC.copy_(
@@ -158,7 +170,7 @@ class Lineage:
 
 
 class FoldedNetwork:
-    """A version for inference: a lineage, and a classifier that reads its first slices."""
+    """A version for inference: a lineage and a classifier that reads the lineage's token."""
 
     def __init__(self, lineage: Lineage, *, weight_YC: Tensor, bias_Y: Tensor) -> None:
         self.lineage = lineage
@@ -166,14 +178,16 @@ class FoldedNetwork:
         self._bias_Y = bias_Y
 
     @classmethod
-    def of(cls, network: Network, *, products: torch.dtype | None = None) -> FoldedNetwork:
-        """The folded form of a reference network, in memory of its own. `products`: the type of
-        the large ones, where it is not the network's."""
-        return cls.classified(Lineage.of(network, products=products), network.state_dict())
+    def of(cls, network: Network, *, matmul_dtype: torch.dtype | None = None) -> FoldedNetwork:
+        """Fold a reference network into new memory.
+
+        `matmul_dtype` is the type of large products, if it is not the network's.
+        """
+        return cls.classified(Lineage.of(network, matmul_dtype=matmul_dtype), network.state_dict())
 
     @classmethod
     def classified(cls, lineage: Lineage, weights: Mapping[str, Tensor]) -> FoldedNetwork:
-        """The lineage with the task heads of a version, whose weights have their full names."""
+        """Join a lineage and the task heads of a version, given by their full names."""
         tasks = range(len(lineage.spec.tasks))
         return cls(
             lineage,
@@ -182,17 +196,17 @@ class FoldedNetwork:
         )
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
-        """Logits [B, classes], in the order of `spec.classes`."""
+        """Compute the logits [B, classes], in the order of `spec.classes`."""
         return self.classify(self.lineage.token(images_BCHW))
 
     def classify(self, token_BC: Tensor) -> Tensor:
-        """Logits from the token of this lineage, or of a longer one that begins with it."""
+        """Compute logits from the token of this lineage, or of a longer one that begins with it."""
         return F.linear(token_BC[:, : self._weight_YC.shape[1]], self._weight_YC, self._bias_Y)
 
 
-def _embed(run: Run, images_BCHW: Tensor, *, size: int) -> Tensor:
-    """[S, B, P, C]"""
-    # B, 3, y, x and then inside the patch, in the order of a convolution's weights
+def _embed(run: RunWeights, images_BCHW: Tensor, *, size: int) -> Tensor:
+    """Cut images into patches and embed them: [S, B, P, C]."""
+    # [B, 3, y, x, rows, columns of the patch]: a convolution's weights have the same order
     cut = images_BCHW.unfold(2, size, size).unfold(3, size, size)
     patches_NI = cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, 3 * size * size)
     embed_SIC, position_SPC = run.edge("embed_IC"), run.edge("position_PC")
@@ -204,67 +218,33 @@ def _embed(run: Run, images_BCHW: Tensor, *, size: int) -> Tensor:
     return x_SBPC
 
 
-def _with_token(run: Run, x_SBPC: Tensor) -> Tensor:
+def _with_token(run: RunWeights, x_SBPC: Tensor) -> Tensor:
     token_SB1C = run.edge("token_C")[:, None, None].expand(-1, x_SBPC.shape[1], 1, -1)
     return torch.cat((token_SB1C, x_SBPC), dim=2)
 
 
-def _attend(x_SBPC: Tensor, attention: Attention, *, eps: float) -> Tensor:
-    """Adds what every position reads from all positions of its expert."""
-    experts, batch, positions, width = x_SBPC.shape
-    normed_SNC = F.layer_norm(x_SBPC, (width,), eps=eps).flatten(1, 2)
-    qkv_SNX = multiply_each(normed_SNC, attention.qkv_SCX)
-    qkv_SNX[..., :width].add_(attention.query_bias_SC[:, None])
-    qkv = qkv_SNX.view(experts * batch, positions, 3, attention.heads, -1)
-    q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0)
-    mixed_SNC = mixed.transpose(1, 2).reshape(normed_SNC.shape)
-    x_SNC = x_SBPC.flatten(1, 2).add_(attention.out_bias_SC[:, None])
-    return multiply_each_plus(x_SNC, mixed_SNC, attention.out_SCC).view(x_SBPC.shape)
-
-
-def _attend_first(x_SBPC: Tensor, attention: Attention, *, eps: float) -> Tensor:
-    """As `_attend`, for the first position alone: [S, B, 1, C].
-
-    One query reads the positions as they are, by (W_kᵀ q) · n_p and then W_v Σ_p a_p n_p, so
-    that no position is projected to a key or a value.
-    """
-    experts, batch, _, width = x_SBPC.shape
-    heads, by_head = attention.heads, (experts, width, attention.heads, -1)
-    normed_SBPC = F.layer_norm(x_SBPC, (width,), eps=eps)
-    query_SCC, key_SCC, value_SCC = attention.qkv_SCX.chunk(3, dim=-1)
-    query_SBC = torch.baddbmm(attention.query_bias_SC[:, None], normed_SBPC[:, :, 0], query_SCC)
-    # A product for each expert and head: [S·heads, B, width of a head] and back.
-    query = query_SBC.view(experts, batch, heads, -1).transpose(1, 2).flatten(0, 1)
-    key = key_SCC.view(by_head).permute(0, 2, 3, 1).flatten(0, 1)
-    asked = torch.bmm(query, key).view(experts, heads, batch, width).transpose(1, 2)
-    weights = torch.softmax(asked @ normed_SBPC.transpose(-1, -2), dim=-1)
-    read = (weights @ normed_SBPC).transpose(1, 2).reshape(-1, batch, width)
-    value = value_SCC.view(by_head).transpose(1, 2).flatten(0, 1)
-    mixed = torch.bmm(read, value).view(experts, heads, batch, -1)
-    mixed_SBC = mixed.transpose(1, 2).reshape(query_SBC.shape)
-    x_SBC = x_SBPC[:, :, 0] + attention.out_bias_SC[:, None]
-    return torch.baddbmm(x_SBC, mixed_SBC, attention.out_SCC)[:, :, None]
-
-
-def _weigh(asking: Asking, ask_SDD: Tensor, scale_SK: Tensor) -> None:
-    """How much each head reads of each source head, times its scale, into `weights_NKH`."""
-    heads = asking.own_NKD.shape[1]
-    lone = heads == len(ask_SDD)
-    # Once a head: a product that is broadcast over the rows copies the matrices for every row.
-    ask_KDD = ask_SDD if lone else ask_SDD.repeat_interleave(heads // len(ask_SDD), dim=0)
-    torch.bmm(asking.own_NKD.transpose(0, 1), ask_KDD, out=asking.asked_NKD.transpose(0, 1))
-    torch.bmm(asking.asked_NKD, asking.sources_NDH, out=asking.scores_NKH)
-    asking.scores_NKH.add_(asking.mask_KH)
-    torch.softmax(asking.scores_NKH, dim=-1, out=asking.weights_NKH)
-    if not lone:
-        asking.weights_NKH.mul_(scale_SK.reshape(-1, 1))
+def _weigh(views: TaskAttentionViews, query_key_SDD: Tensor, scale_SK: Tensor) -> None:
+    """Compute the weight of each source head for each own head, times the own head's scale."""
+    heads, experts = views.own_NKD.shape[1], len(query_key_SDD)
+    one_head = heads == experts
+    # A matrix for each head: a product broadcast over the rows would copy it for every row.
+    query_key_KDD = (
+        query_key_SDD if one_head else query_key_SDD.repeat_interleave(heads // experts, dim=0)
+    )
+    projected_KND = views.projected_NKD.transpose(0, 1)
+    torch.bmm(views.own_NKD.transpose(0, 1), query_key_KDD, out=projected_KND)
+    torch.bmm(views.projected_NKD, views.sources_NDH, out=views.scores_NKH)
+    views.scores_NKH.add_(views.mask_KH)
+    torch.softmax(views.scores_NKH, dim=-1, out=views.weights_NKH)
+    if not one_head:
+        views.weights_NKH.mul_(scale_SK.reshape(-1, 1))
 
 
 def _widen(view: PartViews, block: BlockStack) -> None:
-    """Narrow in, wide out: scaling what is read moves less memory than mixing what is written."""
+    """Compute the first linear layer: scale its narrow inputs, then multiply."""
     count = view.part.count
-    _weigh(view.widen, block.equal("widen.ask_DD", count), block.equal("widen.scale_K", count))
+    query_key_SDD, scale_SK = (block.equal(f"widen.{one}", count) for one in TASK_ATTENTION)
+    _weigh(view.widen, query_key_SDD, scale_SK)
     multiply = multiplying(view.normed_SNC, block.widen[0])
     for reader, value in zip(view.readers, block.widen, strict=False):
         torch.mul(reader.weights_NkH.unsqueeze(-1), reader.normed_N1HD, out=reader.scaled_NkHD)
@@ -275,9 +255,10 @@ def _widen(view: PartViews, block: BlockStack) -> None:
 
 
 def _narrow(view: PartViews, block: BlockStack) -> None:
-    """Wide in, narrow out: multiplied first, for all readers of a source, and mixed after."""
+    """Compute the second linear layer: multiply, then mix its narrow outputs."""
     count = view.part.count
-    _weigh(view.narrow, block.equal("narrow.ask_DD", count), block.equal("narrow.scale_K", count))
+    query_key_SDD, scale_SK = (block.equal(f"narrow.{one}", count) for one in TASK_ATTENTION)
+    _weigh(view.narrow, query_key_SDD, scale_SK)
     bias_S1HD = block.narrow_bias(count)[:, None]
     view.read_SkND.copy_(torch.matmul(view.weights_SkNH, bias_S1HD))
     multiply = multiplying(view.normed_SNC, block.narrow[0])
@@ -286,17 +267,16 @@ def _narrow(view: PartViews, block: BlockStack) -> None:
         source.read_NSkD.addcmul_(source.weights_NSk1, source.value_NS1D)
 
 
-def _left(views: Views, *, images: int) -> Left:
-    """Copies: the next block takes the memory."""
+def _copied(block: BlockActivations, *, images: int) -> BlockActivations:
+    """Copy the activations, because the next block overwrites them: [B, P, H·D] and [B, P, H·E]."""
     normed, hidden = (
-        one.reshape(images, len(one) // images, -1).clone()
-        for one in (views.normed_NHD, views.hidden_NHE)
+        one.reshape(images, len(one) // images, -1).clone() for one in (block.normed, block.hidden)
     )
-    return Left(normed=normed, hidden=hidden)
+    return BlockActivations(normed=normed, hidden=hidden)
 
 
-def _slices(run: Run, x_SBPC: Tensor, *, eps: float) -> Tensor:
-    """[B, S·C]: what the classifier reads of these experts."""
+def _slices(run: RunWeights, x_SBPC: Tensor, *, eps: float) -> Tensor:
+    """Normalise the token slices of a run and put them side by side: [B, S·C]."""
     weight_S1C, bias_S1C = run.edge("norm_weight_C")[:, None], run.edge("norm_bias_C")[:, None]
     normed_SBC = F.layer_norm(x_SBPC[:, :, 0], x_SBPC.shape[-1:], eps=eps)
     return torch.addcmul(bias_S1C, normed_SBC, weight_S1C).transpose(0, 1).flatten(1)
@@ -304,13 +284,5 @@ def _slices(run: Run, x_SBPC: Tensor, *, eps: float) -> Tensor:
 
 def _linear(layer: object) -> FoldedLinear:
     if not isinstance(layer, FoldedLinear):
-        raise TypeError("a lineage begins with an expert that reads nobody")
+        raise TypeError("the first expert of a lineage has no linear layers of its own")
     return layer
-
-
-def _below(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in weights.items()
-        if name.startswith(prefix)
-    }

@@ -1,4 +1,4 @@
-"""The one place where a device is chosen."""
+"""Choose the device of torch, for all commands alike."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ DEVICES = ("auto", "cpu", "cuda")
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU when there is one. A device that is asked for and absent is an error."""
+    """Take a GPU for `auto` if there is one. Refuse a named device that is absent."""
     if name not in DEVICES:
         raise WrongUsage(f"device {name!r} is not one of {', '.join(DEVICES)}")
     if name == "cuda" and not torch.cuda.is_available():
         raise WrongUsage("device cuda was asked for, and torch sees no GPU here")
     if name == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    # Else torch may add up parts of a 16-bit product in 16 bits.
+    # Otherwise torch may sum parts of a 16-bit product in 16 bits.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     return torch.device("cuda")

@@ -1,7 +1,7 @@
-"""One expert: a narrow transformer of its own that reads all older experts through task attention.
+"""Define an expert: a narrow transformer that reads all older experts through task attention.
 
-Shapes as in `layers.py`. An expert never sees a younger one, so what it computes is final
-from the moment it is frozen.
+An expert never reads a younger one, so its features are final once it is frozen. Shapes: as in
+`layers.py`.
 """
 
 from __future__ import annotations
@@ -16,36 +16,38 @@ from torch.nn import functional as F
 from model_store.network.layers import SpatialAttention, TaskAttention, start_linear
 from model_store.spec import NetworkSpec
 
-POSITION_STD = 0.5  # of the size of an embedded patch: place must be heard from the first step
+POSITION_STD = 0.5  # of the order of an embedded patch: position counts from the first step
 TOKEN_STD = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """What an expert, or several side by side, leave in a block for younger experts to read."""
+class BlockActivations:
+    """The features of a block that younger experts read, of one expert or several side by side."""
 
     normed: Tensor
     hidden: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixed(Left):
-    """And the block's output."""
+class Mixed(BlockActivations):
+    """Block activations together with the output of the block."""
 
     out: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Older:
-    """All that a younger expert needs of the older ones, for the same images: what they left in
-    each block, the last for the token alone, and their slices of the token, [B, C of all]."""
+class FrozenContext:
+    """The features of all older experts for a batch of images, as input of a younger expert.
 
-    blocks: tuple[Left, ...]
+    The last block's activations are of the token alone. `token_BC` joins the experts' slices.
+    """
+
+    blocks: tuple[BlockActivations, ...]
     token_BC: Tensor
 
 
 class Block(nn.Module):
-    """Spatial attention inside the expert, then two linear layers that read all experts so far."""
+    """Spatial attention inside the expert, then two linear layers across all experts so far."""
 
     def __init__(self, spec: NetworkSpec, *, index: int) -> None:
         super().__init__()
@@ -74,12 +76,12 @@ class Block(nn.Module):
                 start_linear(module)
 
     def attend(self, x_BPC: Tensor, *, queries: int | None = None) -> Tensor:
-        """The block's first half, for all positions or for the first few, which read all."""
+        """Compute the first half of the block, for all positions or only the first `queries`."""
         read: Tensor = self.attention(self.norm1(x_BPC), queries=queries)
         return x_BPC[:, :queries] + read
 
-    def mix(self, s_BPC: Tensor, older: Sequence[Left]) -> Mixed:
-        """The block's second half; `older` is what the older experts' `mix` gave in this block."""
+    def mix(self, s_BPC: Tensor, older: Sequence[BlockActivations]) -> Mixed:
+        """Compute the second half of the block from the older experts' activations in it."""
         normed = self.norm2(s_BPC)
         hidden = F.gelu(_read(self.widen, [*(one.normed for one in older), normed]))
         out = s_BPC + _read(self.narrow, [*(one.hidden for one in older), hidden])
@@ -87,7 +89,7 @@ class Block(nn.Module):
 
 
 def _read(layer: nn.Linear | TaskAttention, sources: list[Tensor]) -> Tensor:
-    # The first expert is an ordinary transformer: it has nobody to read but itself.
+    # The first expert is an ordinary transformer and reads no other expert.
     read: Tensor = layer(sources[-1] if isinstance(layer, nn.Linear) else sources)
     return read
 
@@ -112,7 +114,7 @@ class Expert(nn.Module):
         nn.init.trunc_normal_(self.token, std=TOKEN_STD)
 
     def embed(self, images_BCHW: Tensor) -> Tensor:
-        """What the patch blocks start from; a token in the sequence comes first."""
+        """Embed the patches and add their positions. A token in the sequence comes first."""
         grid: Tensor = self.patch_embed(images_BCHW)
         patches_BPC = grid.flatten(2).transpose(1, 2)
         if self.token_in_sequence:
@@ -126,28 +128,28 @@ class Expert(nn.Module):
 
     @property
     def last_block(self) -> Block:
-        """The block that makes the token's last step."""
+        """Give the last block that changes the token."""
         return self.patch_block(-1) if self.token_in_sequence else self.class_block
 
     def with_token(self, patches_BPC: Tensor) -> Tensor:
-        """The patches after the expert's token."""
+        """Put the expert's token before the patches."""
         token_B1C = self.token.expand(len(patches_BPC), 1, -1)
         return torch.cat((token_B1C, patches_BPC), dim=1)
 
     def freeze(self) -> None:
-        """From now on a constant: no gradients, evaluation mode."""
+        """Make the expert a constant: no gradients, evaluation mode."""
         self.requires_grad_(False)
         self.eval()
 
     def fix(self, *, but_last: int = 0) -> None:
-        """For weights that were learnt elsewhere: learning changes the last few blocks at most."""
+        """Freeze pre-trained weights. The last `but_last` blocks, if any, and the norm learn."""
         self.freeze()
         self._learns_from = len(self.blocks) - but_last
         for parameter in self.learnable():
             parameter.requires_grad_(True)
 
     def learnable(self) -> list[nn.Parameter]:
-        """What learning the expert's own task may change: everything, unless it was fixed."""
+        """List the parameters that learning the expert's task may change: all, unless fixed."""
         if self._learns_from is None:
             return list(self.parameters())
         blocks = self.blocks[self._learns_from :]

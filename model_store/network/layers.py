@@ -1,4 +1,4 @@
-"""The layers of an expert.
+"""Define the layers of an expert: spatial attention and task attention.
 
 Shapes: B images, P positions (patches, or the token), H source heads, K heads of this expert,
 D channels that a head reads, E channels that a head writes, C channels of this expert.
@@ -14,14 +14,14 @@ from torch.nn import functional as F
 
 
 def start_linear(layer: nn.Linear) -> None:
-    """Weights scaled by the layer's own width: experts are as narrow as one head."""
+    """Initialise weights by the width of the layer: experts may be as narrow as one head."""
     nn.init.xavier_uniform_(layer.weight)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
 
 
 class SpatialAttention(nn.Module):
-    """Multi-head attention among the positions of one expert. Queries may be the first few only."""
+    """Multi-head attention among the positions of one expert, for all or the first few queries."""
 
     def __init__(self, *, width: int, heads: int, bias: bool) -> None:
         super().__init__()
@@ -42,16 +42,16 @@ class SpatialAttention(nn.Module):
 class TaskAttention(nn.Module):
     """A linear layer across tasks: each own head attends to the heads of all experts so far.
 
-    Position by position, own head i writes scale_i · Σ_j A_ij (W_j n_j + b_j) over source heads j,
-    with A_i = softmax_j((W_q n_i)·(W_k n_j)/√D). The scores are computed as n_i·(W_qᵀ W_k/√D)·n_j:
-    the same number, and no source head has to be projected to a key.
+    At every position, own head i writes scale_i · Σ_j A_ij (W_j n_j + b_j) over source heads j,
+    with A_i = softmax_j((W_q n_i)·(W_k n_j)/√D). The scores are computed as n_i·(W_qᵀ W_k/√D)·n_j,
+    so that no source head is projected to a key.
     """
 
     def __init__(self, *, sources: int, heads: int, reads: int, writes: int) -> None:
         super().__init__()
         self.heads = heads
         self.reads = reads
-        # No query at the start means equal attention: the layer begins as a plain dense sum.
+        # A zero query means equal attention: the layer begins as a plain dense sum.
         self.query = nn.Parameter(torch.zeros(reads, reads))
         self.key = nn.Parameter(torch.empty(reads, reads))
         self.value = nn.Parameter(torch.empty(sources, reads, writes))
@@ -61,26 +61,26 @@ class TaskAttention(nn.Module):
         nn.init.xavier_uniform_(self.value.data.flatten(0, 1))  # one layer that reads all heads
 
     def forward(self, sources: Sequence[Tensor]) -> Tensor:
-        """[B, P, K·E] from the features [B, P, channels] of every expert, this one's last."""
+        """Compute [B, P, K·E] from the features [B, P, channels] of every expert, this one last."""
         joined = torch.cat(tuple(sources), dim=-1)
         n_BPHD = joined.view(*joined.shape[:2], -1, self.reads)
         attention_BPKH = self.attention(n_BPHD) * self.scale[:, None]
-        # Scaling what is read and multiplying once is one large product for all source heads.
+        # Scaling the sources first makes one large product for all source heads.
         scaled = attention_BPKH.unsqueeze(-1) * n_BPHD.unsqueeze(-3)
         written = _times(scaled.flatten(-2), self.value.flatten(0, 1))
         return (written + _times(attention_BPKH, self.value_bias)).flatten(-2)
 
     def attention(self, n_BPHD: Tensor) -> Tensor:
-        """A: the weight of each source head for each own head, before the scale. [B, P, K, H]"""
+        """Compute A, the weight of each source head for each own head: [B, P, K, H]."""
         own_BPKD = n_BPHD[..., -self.heads :, :]
-        asked_BPKD = _times(own_BPKD, (self.query.T @ self.key) * self.reads**-0.5)
-        return torch.softmax(asked_BPKD @ n_BPHD.transpose(-1, -2), dim=-1)
+        projected_BPKD = _times(own_BPKD, (self.query.T @ self.key) * self.reads**-0.5)
+        return torch.softmax(projected_BPKD @ n_BPHD.transpose(-1, -2), dim=-1)
 
 
 def _times(x: Tensor, matrix: Tensor) -> Tensor:
-    """x @ matrix over the last dimension.
+    """Multiply over the last dimension, as one product of two matrices.
 
-    Explicitly as one product of two matrices: `@` on more dimensions chooses its kernel by
-    whether `matrix` wants a gradient, and then freezing an expert would change its last bits.
+    `@` on more dimensions chooses its kernel by whether `matrix` needs a gradient, and then
+    freezing an expert would change its last bits.
     """
     return (x.reshape(-1, x.shape[-1]) @ matrix).view(*x.shape[:-1], -1)

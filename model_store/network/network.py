@@ -1,6 +1,6 @@
-"""The reference network: for training, and the truth that every other form is measured against.
+"""Define the reference network: for training, and the truth for every other form of it.
 
-`forward` stores nothing on `self`; the caller chooses the device. Shapes as in `layers.py`.
+`forward` stores nothing on `self`. The caller chooses the device. Shapes: as in `layers.py`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from model_store.network.expert import Block, Expert, Left, Older
+from model_store.network.expert import Block, BlockActivations, Expert, FrozenContext
 from model_store.spec import NetworkSpec, TaskSpec
 
 HEAD_STD = 0.02
 
 
 class Network(nn.Module):
-    """One expert a task, oldest first, and one task head a task that reads all experts' tokens."""
+    """One expert for each task, oldest first, and one task head for each that reads all tokens."""
 
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Network(nn.Module):
     def assemble(
         cls, spec: NetworkSpec, experts: Sequence[Expert], heads: Sequence[nn.Linear]
     ) -> Network:
-        """A network of parts that exist already. Experts may be shared with other networks."""
+        """Build a network from existing parts. Experts may be shared with other networks."""
         network = cls(spec.until(0))
         network.spec = spec
         network.experts.extend(experts)
@@ -39,7 +39,7 @@ class Network(nn.Module):
         return network
 
     def expand(self, task: TaskSpec) -> None:
-        """Adds an expert and a task head. Older experts become constants; no old logit moves."""
+        """Add an expert and a task head. Freeze the older experts; no old logit changes."""
         spec = self.spec.expand(task)
         for expert in self._experts():
             expert.freeze()
@@ -51,30 +51,35 @@ class Network(nn.Module):
         self.spec = spec
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        """Logits [B, classes], in the order of `spec.classes`."""
+        """Compute the logits [B, classes], in the order of `spec.classes`."""
         return self.classify(self.token_slices(images_BCHW))
 
-    def token_slices(self, images_BCHW: Tensor, older: Older | None = None) -> list[Tensor]:
-        """Each expert's slice of the token, normalised: [B, C] an expert, oldest first. Where it
-        is known what the `older` ones left, theirs are one, and the newest expert alone runs."""
-        experts = self._experts() if older is None else [self.newest]
+    def token_slices(
+        self, images_BCHW: Tensor, frozen: FrozenContext | None = None
+    ) -> list[Tensor]:
+        """Compute the normalised slices of the token, [B, C] for each expert, oldest first.
+
+        With the context of the `frozen` older experts only the newest expert is computed, and the
+        slices are two: that of all older experts, and the newest.
+        """
+        experts = self._experts() if frozen is None else [self.newest]
         states = [expert.embed(images_BCHW) for expert in experts]
         in_sequence = self.spec.token == "in-sequence"
         for layer in range(self.spec.depth - in_sequence):
             blocks = [expert.patch_block(layer) for expert in experts]
             attended = [block.attend(x_BPC) for block, x_BPC in zip(blocks, states, strict=True)]
-            states = _mix_all(blocks, attended, _left(older, layer))
+            states = _mix_all(blocks, attended, _older_in(frozen, layer))
         if not in_sequence:
             states = [expert.with_token(x) for expert, x in zip(experts, states, strict=True)]
-        # Nobody reads the patches after the last block, so it runs for the token alone.
+        # No block reads the patches after the last one, so the last computes the token alone.
         blocks = [expert.last_block for expert in experts]
         attended = [block.attend(x, queries=1) for block, x in zip(blocks, states, strict=True)]
-        tokens = _mix_all(blocks, attended, _left(older, -1))
+        tokens = _mix_all(blocks, attended, _older_in(frozen, -1))
         slices = [expert.norm(x.squeeze(1)) for expert, x in zip(experts, tokens, strict=True)]
-        return slices if older is None else [older.token_BC, *slices]
+        return slices if frozen is None else [frozen.token_BC, *slices]
 
     def classify(self, slices: Sequence[Tensor], heads: nn.ModuleList | None = None) -> Tensor:
-        """Logits from token slices. The heads of an older version read the slices they know."""
+        """Compute logits from token slices. Heads of an older version read the first slices."""
         chosen = self.heads if heads is None else heads
         token_BC = torch.cat(tuple(slices), dim=-1)
         return torch.cat(
@@ -82,25 +87,22 @@ class Network(nn.Module):
         )
 
     def auxiliary_head(self) -> nn.Linear:
-        """The newest task's classes and, as output 0, "an older class". For training only."""
+        """Create a head for training: "an older class", then the newest task's classes."""
         newest = self.spec.tasks[-1]
         return _task_head(self.spec.token_width, 1 + len(newest.classes)).to(self.device)
 
     def learnable(self) -> list[nn.Parameter]:
-        """What learning a task may change: the newest expert, unless fixed, and all task heads."""
+        """List the parameters that learning a task may change: newest expert and all heads."""
         return [*self.newest.learnable(), *self.heads.parameters()]
 
     def tunable(self) -> list[nn.Parameter]:
-        """What balanced tuning may change: the newest token, its last block, and all heads."""
+        """List the parameters of balanced tuning: newest token, its last block, and all heads."""
         newest = self.newest
         return [newest.token, *newest.last_block.parameters(), *self.heads.parameters()]
 
     @property
     def newest(self) -> Expert:
         return self._experts()[-1]
-
-    def experts_before_newest(self) -> list[Expert]:
-        return self._experts()[:-1]
 
     @property
     def device(self) -> torch.device:
@@ -111,18 +113,18 @@ class Network(nn.Module):
 
 
 def _mix_all(
-    blocks: Iterable[Block], attended: Iterable[Tensor], known: Sequence[Left]
+    blocks: Iterable[Block], attended: Iterable[Tensor], known: Sequence[BlockActivations]
 ) -> list[Tensor]:
-    left, outs = list(known), []
+    older, outs = list(known), []
     for block, s_BPC in zip(blocks, attended, strict=True):
-        mixed = block.mix(s_BPC, left)
-        left.append(mixed)
+        mixed = block.mix(s_BPC, older)
+        older.append(mixed)
         outs.append(mixed.out)
     return outs
 
 
-def _left(older: Older | None, layer: int) -> Sequence[Left]:
-    return () if older is None else (older.blocks[layer],)
+def _older_in(frozen: FrozenContext | None, layer: int) -> Sequence[BlockActivations]:
+    return () if frozen is None else (frozen.blocks[layer],)
 
 
 def _linears(heads: nn.ModuleList) -> list[nn.Linear]:
@@ -137,7 +139,7 @@ def _task_head(width: int, classes: int) -> nn.Linear:
 
 
 def _widened(head: nn.Linear, *, to: int) -> nn.Linear:
-    """The same head on a wider token: zero for the new columns, so that its logits stay."""
+    """Copy a head to a wider token, with zeros for the new columns, so that its logits stay."""
     wider = nn.Linear(to, head.out_features, device=head.weight.device)
     with torch.no_grad():
         wider.weight.zero_()

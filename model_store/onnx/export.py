@@ -1,4 +1,4 @@
-"""Writes a version into a folder, beside others that share its experts."""
+"""Export a version as ONNX files into a folder, where versions share the files of experts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ from model_store.store.store import Store
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """`path` is the graph. `total_bytes`: it and the files that it refers to; `written_bytes`:
-    those of them that were not there before."""
+    """An exported version.
+
+    `path` is the graph. `total_bytes` counts the graph and its data files, `written_bytes` those
+    that were written.
+    """
 
     path: Path
     written_bytes: int
@@ -34,9 +37,10 @@ class Exported:
 def export_onnx(
     store: Store, version: int, *, out: Path, precision: OnnxPrecision = "fp32"
 ) -> Exported:
-    """Writes `out/version-NNNNNNNN.onnx`, in 8 bits `version-NNNNNNNN.int8.onnx`, after the data
-    files that it refers to. Every file is whole or not there, and one that is there already is
-    hashed again, not trusted."""
+    """Write the data files, then `out/version-NNNNNNNN.onnx` (8 bits: `….int8.onnx`).
+
+    A file is either complete or absent. The hash of an existing data file is checked.
+    """
     manifest = store.manifest(version)
     weights = weights_of(load_network(store.read_shard, manifest), precision=precision)
     files = {part: pack(arrays) for part, arrays in weights.parts.items()}
@@ -62,7 +66,7 @@ def export_onnx(
 
 
 def _keep(path: Path, file: DataFile) -> int:
-    """The bytes that had to be written."""
+    """Write a data file unless it exists with the right bytes, and count the bytes written."""
     if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == path.stem:
         return 0
     with _replacing(path) as temporary:
@@ -74,13 +78,13 @@ def _write_graph(path: Path, model: onnx.ModelProto) -> int:
     data = model.SerializeToString(deterministic=True)
     with _replacing(path) as temporary:
         temporary.write_bytes(data)
-        onnx.checker.check_model(temporary)  # by its path: it looks for the data files there
+        onnx.checker.check_model(temporary)  # by its path, because it reads the data files too
     return len(data)
 
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
-    """A file to write that takes the name of `path` when all went well."""
+    """Give a temporary file, and rename it to `path` if all went well."""
     handle, name = tempfile.mkstemp(dir=path.parent)
     temporary = Path(name)
     try:

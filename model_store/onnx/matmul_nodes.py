@@ -1,4 +1,4 @@
-"""Products with weights, in single precision or in 8 bits: the weight's type says which."""
+"""Write products with weights, in single precision or in 8 bits by the type of the weight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model_store.onnx.writer import Writer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """What is multiplied: in 8 bits `value` is (value - zero) · step, with one step for all."""
+    """The rows of a product. In 8 bits they mean (value - zero) · step."""
 
     value: str
     step: str = ""
@@ -19,7 +19,7 @@ class Rows:
 
 
 def rows_for(writer: Writer, x: str, weight: str) -> Rows:
-    """`x` as this weight needs it: quantised when the graph runs, and once for all weights."""
+    """Quantise `x` if this weight is in 8 bits. The node is shared by all weights that read `x`."""
     if not writer.has(f"{weight}.scale"):
         return Rows(value=x)
     value, step, zero = writer.once("DynamicQuantizeLinear", x, count=3)
@@ -27,7 +27,7 @@ def rows_for(writer: Writer, x: str, weight: str) -> Rows:
 
 
 def by_head(writer: Writer, rows: Rows, *, heads: int, width: int) -> Rows:
-    """[N, heads · width] to [heads, N, width]."""
+    """Split the heads: [N, heads · width] to [heads, N, width]."""
     split = writer.reshape(rows.value, -1, heads, width)
     return replace(rows, value=writer.transpose(split, 1, 0, 2))
 
@@ -45,5 +45,5 @@ def multiplied(writer: Writer, rows: Rows, weight: str) -> str:
 
 
 def product(writer: Writer, x: str, weight: str) -> str:
-    """Rows times a matrix."""
+    """Multiply rows with a matrix."""
     return multiplied(writer, rows_for(writer, x, weight), weight)

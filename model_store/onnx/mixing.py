@@ -1,4 +1,4 @@
-"""Task attention of one run of experts, node by node. Shapes: as in `graph.py`."""
+"""Write the task attention of one run of experts as nodes. Shapes: as in `graph.py`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from model_store.onnx.matmul_nodes import Rows, by_head, first_of, multiplied, product, rows_for
-from model_store.onnx.runs import Run
 from model_store.onnx.writer import Writer
-from model_store.spec import NetworkSpec
+from model_store.spec import ExpertRun, NetworkSpec
 
 
 class Mixing:
-    """`weight` gives what all experts of the run have under a name, stacked."""
+    """The two linear layers of a run in one block. `weight` stacks the weights of a name."""
 
     def __init__(
-        self, writer: Writer, spec: NetworkSpec, run: Run, weight: Callable[[Run, str], str]
+        self,
+        writer: Writer,
+        spec: NetworkSpec,
+        run: ExpertRun,
+        weight: Callable[[ExpertRun, str], str],
     ) -> None:
         self._w = writer
         self._run = run
@@ -25,12 +28,12 @@ class Mixing:
         self._wide = spec.hidden_width
 
     def beside(self, x_SNC: str) -> str:
-        """[N, S·C]: the experts of the run side by side."""
+        """Put the experts of the run side by side: [N, S·C]."""
         width = len(self._run.experts) * self._run.width
         return self._w.reshape(self._w.transpose(x_SNC, 1, 0, 2), -1, width)
 
     def widen(self, own_SNC: str, sources: str, name: str) -> str:
-        """[N, K·E]. Narrow in, wide out: what is read is scaled, and multiplied once."""
+        """Compute the first linear layer [N, K·E]: scale the narrow sources, then multiply once."""
         w, run = self._w, self._run
         own = w.reshape(own_SNC, len(run.experts), -1, self._narrow)
         sources_NHD = w.reshape(sources, -1, run.end, self._narrow)
@@ -51,9 +54,10 @@ class Mixing:
         return w.op("Gelu", w.join(written, axis=1))
 
     def narrow(self, own: str, before: str, name: str) -> str:
-        """[S, N, C]. Wide in, narrow out: multiplied first, and mixed after.
+        """Compute the second linear layer [S, N, C]: multiply the wide sources, then mix.
 
-        `own` is of the run, `before` of all that is older: they are never joined, being large.
+        `own` are the heads of the run and `before` all older heads. They are large, so they are
+        not joined.
         """
         w, run, wide = self._w, self._run, self._wide
         experts, heads = len(run.experts), len(run.experts) * run.heads
@@ -70,7 +74,7 @@ class Mixing:
         )
 
     def _read(self, slot: int, older: Rows, inside: Rows, weights_NkH: str, name: str) -> str:
-        """[1, N, C]: what one expert reads of all wide sources."""
+        """Mix the products of all sources for one expert: [1, N, C]."""
         w, run = self._w, self._run
         heads, expert = run.sources(slot), f"experts.{run.experts[slot]}.{name}"
         inside = first_of(w, inside, count=heads - run.before)
@@ -83,14 +87,15 @@ class Mixing:
         return w.reshape(w.op("Sum", *mixed), 1, -1, run.width)
 
     def _weigh(self, own: str, sources_NHD: Sequence[str], name: str, *, width: int) -> list[str]:
-        """For each expert how much its heads read of each source head: [N, k, H of the expert]."""
+        """Compute the weight of each source head, for each expert: [N, k, H of the expert]."""
         w, run = self._w, self._run
         experts = len(run.experts)
-        asked = w.op("MatMul", own, self._weight(run, f"{name}.ask"))
-        asked = w.transpose(w.reshape(asked, experts, -1, run.heads, width), 1, 0, 2, 3)
-        asked_NKD = w.reshape(asked, -1, experts * run.heads, width)
+        projected = w.op("MatMul", own, self._weight(run, f"{name}.query_key"))
+        projected = w.transpose(w.reshape(projected, experts, -1, run.heads, width), 1, 0, 2, 3)
+        projected_NKD = w.reshape(projected, -1, experts * run.heads, width)
         scores_NKH = w.join(
-            [w.op("MatMul", asked_NKD, w.transpose(one, 0, 2, 1)) for one in sources_NHD], axis=2
+            [w.op("MatMul", projected_NKD, w.transpose(one, 0, 2, 1)) for one in sources_NHD],
+            axis=2,
         )
         if experts > 1:
             scores_NKH = w.op("Add", scores_NKH, w.constant(self._mask()))
@@ -102,7 +107,7 @@ class Mixing:
         return [self._up_to(part, run.sources(slot), axis=2) for slot, part in enumerate(by_expert)]
 
     def _bias(self, weights_NkH: str, heads: int, expert: str) -> str:
-        """[N·k, E]: the biases of the values, mixed like the values."""
+        """Mix the biases of the values by the weights: [N·k, E]."""
         return self._w.op("MatMul", self._w.reshape(weights_NkH, -1, heads), f"{expert}.bias")
 
     def _up_to(self, value: str, heads: int, *, axis: int) -> str:
@@ -110,7 +115,7 @@ class Mixing:
         return value if whole else self._w.first(value, end=heads, axis=axis)
 
     def _mask(self) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-        """[1, K, H]: minus infinity where a source is younger than its reader."""
+        """Build [1, K, H]: minus infinity for sources that are younger than their reader."""
         run = self._run
         age_H = (np.arange(run.end) - run.before) // run.heads
         younger = age_H[None, :] > age_H[run.before :, None]

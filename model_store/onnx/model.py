@@ -1,4 +1,4 @@
-"""From arrays to an ONNX model that refers to them."""
+"""Build an ONNX model from the weights of a network."""
 
 from __future__ import annotations
 
@@ -15,18 +15,12 @@ from model_store.inference.fold import fold_expert
 from model_store.network.network import Network
 from model_store.onnx.graph import GraphOf
 from model_store.onnx.quantise import quantised
-from model_store.onnx.runs import runs_of
-from model_store.onnx.weights import (
-    Arrays,
-    DataFile,
-    classifier_arrays,
-    expert_arrays,
-)
+from model_store.onnx.weights import Arrays, DataFile, classifier_arrays, expert_arrays
 from model_store.onnx.writer import Writer
 from model_store.spec import NetworkSpec
 
 OPSET = 20  # the first with Gelu
-IR_VERSION = 10  # what runtimes of the last years read
+IR_VERSION = 10  # readable by runtimes since 2024
 HEADS = "heads"
 
 OnnxPrecision = Literal["fp32", "int8"]
@@ -34,8 +28,10 @@ OnnxPrecision = Literal["fp32", "int8"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The arrays of a version by where they belong: `experts.0`, `experts.1` … and `heads`.
-    Without `heads` they are those of a lineage, which gives the token that classifiers read."""
+    """The arrays of a version by part: `experts.0`, `experts.1` … and `heads`.
+
+    Without `heads` they are a lineage, whose graph computes the token.
+    """
 
     spec: NetworkSpec
     parts: Mapping[str, Arrays]
@@ -45,7 +41,7 @@ class Weights:
         return "logits" if HEADS in self.parts else "token"
 
     def named(self) -> Arrays:
-        """Every array by its name in the graph."""
+        """Give every array by its name in the graph."""
         return {
             f"{part}.{name}": array
             for part, arrays in self.parts.items()
@@ -54,7 +50,7 @@ class Weights:
 
 
 def weights_of(network: Network, *, precision: OnnxPrecision = "fp32") -> Weights:
-    """Folds a network that was loaded."""
+    """Fold a network into arrays."""
     spec = network.spec
     parts = {
         f"experts.{index}": arrays_of_expert(
@@ -69,9 +65,8 @@ def weights_of(network: Network, *, precision: OnnxPrecision = "fp32") -> Weight
 def arrays_of_expert(
     state: Mapping[str, Tensor], *, spec: NetworkSpec, index: int, precision: OnnxPrecision = "fp32"
 ) -> Arrays:
-    """What an expert is in every version that has it: it depends on the expert's own shard, and
-    of `spec` on nothing that is younger."""
-    (run,) = (run for run in runs_of(spec) if index in run.experts)
+    """Fold an expert into arrays. They depend on no younger expert, so versions share them."""
+    run = spec.run_of(index)
     with torch.inference_mode(False), torch.no_grad():
         folded = fold_expert(state, spec=spec, index=index)
         arrays = expert_arrays(folded, before=run.before, token=spec.token)
@@ -79,7 +74,7 @@ def arrays_of_expert(
 
 
 def arrays_of_heads(state: Mapping[str, Tensor], *, spec: NetworkSpec) -> Arrays:
-    """The classifier of all tasks: `weight` [C, Y] and `bias` [Y]."""
+    """Join all task heads: `weight` [C, Y] and `bias` [Y]."""
     tasks = range(len(spec.tasks))
     with torch.no_grad():
         return classifier_arrays(
@@ -95,8 +90,10 @@ def onnx_model(
     metadata: Mapping[str, str],
     places: Sequence[int] | None = None,
 ) -> onnx.ModelProto:
-    """The graph, with every weight in the file of its part. With `places` only those logits are
-    given, in that order."""
+    """Build the graph, with every weight in the file of its part.
+
+    With `places` the graph gives only those logits, in that order.
+    """
     writer = Writer()
     for part, arrays in weights.parts.items():
         for name, array in arrays.items():
@@ -128,7 +125,7 @@ def onnx_model(
 
 
 def in_memory(weights: Weights, *, name: str = "") -> dict[str, DataFile]:
-    """Stands for files where none are written."""
+    """Describe files without bytes, for a model whose weights are given in memory."""
     return {
         part: DataFile(name=name, data=b"", offsets=dict.fromkeys(arrays, 0))
         for part, arrays in weights.parts.items()
@@ -136,7 +133,7 @@ def in_memory(weights: Weights, *, name: str = "") -> dict[str, DataFile]:
 
 
 def inline(model: onnx.ModelProto, arrays: Arrays) -> None:
-    """Puts these weights into the model itself."""
+    """Put these weights into the model itself."""
     for tensor in model.graph.initializer:
         if tensor.name in arrays:
             tensor.CopyFrom(numpy_helper.from_array(arrays[tensor.name], tensor.name))

@@ -1,8 +1,7 @@
-"""Inference sessions of onnxruntime that use weights where they lie.
+"""Run ONNX graphs in onnxruntime, with weights that sessions share.
 
-Sessions of several versions that are given the same arrays hold them once: the runtime reads
-them in the memory of the arrays, and packs no copies of its own unless told to. What a pass needs
-besides is memory that all sessions use in turn.
+The runtime reads weights in the memory of the given arrays, without copies unless told to pack.
+All sessions take the memory of a pass from one arena.
 """
 
 from __future__ import annotations
@@ -24,14 +23,16 @@ STACKING = ("Unsqueeze", "Concat", "Reshape")
 
 
 class Session:
-    """A version, or a lineage, that runs in this process."""
+    """The graph of a version or a lineage, ready to run in this process."""
 
     def __init__(
         self, weights: Weights, *, threads: int | None, device: str = "cpu", pack: bool = False
     ) -> None:
-        """`threads`: None for as many as there are cores. `pack`: the session makes a copy of its
-        own of most weights, in an order that suits products: a tenth faster, and shared with
-        nobody. The arrays must not change any more."""
+        """Open a session over arrays that must not change after.
+
+        `threads` is the number of cores if None. `pack` copies most weights in an order that suits
+        products: about a tenth faster, but not shared with other sessions.
+        """
         self._output = weights.output
         self._arrays = weights.named()
         model = onnx_model(weights, files=in_memory(weights, name="weights"), metadata={})
@@ -43,7 +44,7 @@ class Session:
             self._session = _on_gpu(model, options, self._arrays)
 
     def __call__(self, images: Floats) -> Floats:
-        """Logits [N, classes], or the token [N, channels of all experts]."""
+        """Compute logits [N, classes], or the token [N, channels of all experts]."""
         given: Floats = self._session.run([self._output], {"images": images})[0]
         return given
 
@@ -60,23 +61,23 @@ def _options(threads: int | None) -> Any:
 def _on_cpu(model: onnx.ModelProto, options: Any, *, pack: bool) -> Any:
     import onnxruntime
 
-    # Planning which values share their memory takes most of the time that a session needs to
-    # begin, quadratic in the nodes; memory that goes back to an arena is used again without.
+    # Planning the reuse of memory takes most of the start of a session: its time is quadratic in
+    # the nodes. The arena reuses memory without a plan.
     options.enable_mem_reuse = False
-    options.enable_mem_pattern = False  # would keep a block for every batch size
+    options.enable_mem_pattern = False  # it would keep memory for every batch size
     options.add_session_config_entry("session.disable_prepacking", "0" if pack else "1")
     _one_arena()
     options.add_session_config_entry("session.use_env_allocators", "1")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "graph.onnx")
         path.write_bytes(model.SerializeToString())
-        # The runtime wants a file to be there, and reads nothing that it was given already.
+        # The runtime requires the file, but reads no weight that it was given in memory.
         Path(folder, "weights").touch()
         return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def _on_gpu(model: onnx.ModelProto, options: Any, arrays: Arrays) -> Any:
-    """Weights are copied to the device whatever is done here: each session has its own."""
+    """Open a session on a GPU. Each session copies its weights to the device."""
     import onnxruntime
 
     inline(model, arrays)
@@ -89,7 +90,7 @@ def _on_gpu(model: onnx.ModelProto, options: Any, arrays: Arrays) -> Any:
 
 @cache
 def _one_arena() -> None:
-    """Memory for the values of a pass, for all sessions of this process that ask for it."""
+    """Register one arena for the passes of all sessions of this process."""
     import onnxruntime
 
     place = onnxruntime.OrtMemoryInfo(
@@ -102,9 +103,11 @@ def _one_arena() -> None:
 
 
 def _share(options: Any, model: onnx.ModelProto, arrays: Arrays) -> list[Any]:
-    """Gives the runtime the memory of all weights but for the few that it reads while a session
-    begins, which have to be in the model: what the graph stacks, and single numbers (the bias of
-    a lone class), which its optimiser tries to fold."""
+    """Give the runtime the memory of the weights, and put a few weights into the model itself.
+
+    The runtime reads those while the session starts: weights that the graph stacks, and single
+    numbers such as the bias of a lone class, which its optimiser tries to fold.
+    """
     import onnxruntime
 
     read = {name for node in model.graph.node if node.op_type in STACKING for name in node.input}

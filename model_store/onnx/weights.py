@@ -1,8 +1,7 @@
-"""What an exported expert consists of: arrays with names, and the bytes of a file.
+"""Turn a folded expert into named arrays, and arrays into the bytes of a file.
 
-An expert's arrays follow from its folded form and from how many heads were there before the run
-that it stands in (`network/run.py`), and so from its lineage alone: all versions that have the
-expert have the same arrays.
+The arrays depend on the folded expert and on the heads before its run (`NetworkSpec.runs`). No
+younger expert changes them, so all versions with this expert have the same arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from model_store.inference.fold import (
     FoldedBlock,
     FoldedExpert,
     FoldedLinear,
-    FoldedReading,
+    FoldedTaskAttention,
 )
 from model_store.spec import Token
 
@@ -30,12 +29,12 @@ Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 
 ALIGNMENT = 64
-"""Bytes. Runtimes use an array where it lies in a mapped file if it begins at a cache line."""
+"""In bytes. Runtimes use an array inside a mapped file if it begins at a cache line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """Arrays one after the other. The file is named by the SHA-256 of its bytes."""
+    """A file of arrays one after the other, named by the SHA-256 of its bytes."""
 
     name: str
     data: bytes
@@ -43,7 +42,7 @@ class DataFile:
 
 
 def pack(arrays: Arrays) -> DataFile:
-    """The file that holds these arrays, in this order."""
+    """Pack arrays into one file, in this order."""
     parts: list[bytes] = []
     offsets: dict[str, int] = {}
     end = 0
@@ -61,10 +60,10 @@ def classifier_arrays(weight_YC: Tensor, bias_Y: Tensor) -> Arrays:
 
 
 def expert_arrays(expert: FoldedExpert, *, before: int, token: Token) -> Arrays:
-    """`before`: the heads of the lineage before the run of this expert; 0 for the first."""
+    """Name the arrays of an expert. `before` counts the heads before its run; 0 for the first."""
     arrays = dict(_expert(expert, before=before))
     if token == "in-sequence":
-        del arrays["token"]  # it is in `position`
+        del arrays["token"]  # `position` includes it
     return arrays
 
 
@@ -95,7 +94,7 @@ def _block(
 
 
 def _attention(attention: FoldedAttention) -> Arrays:
-    # Only queries have a bias; with zeros after it the product and the sum are one operation.
+    # Only queries have a bias. Zeros for the rest make product and sum one operation.
     none = torch.zeros(2 * len(attention.query_bias_C), dtype=attention.query_bias_C.dtype)
     return {
         "qkv.weight": _array(attention.qkv_CX),
@@ -106,7 +105,7 @@ def _attention(attention: FoldedAttention) -> Arrays:
 
 
 def _last_attention(attention: FoldedAttention, *, heads: int) -> Arrays:
-    """For one query: keys are read through [heads, width, C], values through [heads, C, width]."""
+    """Split keys [heads, width, C] and values [heads, C, width], for attention of one query."""
     query_CC, key_CC, value_CC = attention.qkv_CX.chunk(3, dim=1)
     by_head = (len(query_CC), heads, -1)
     return {
@@ -119,9 +118,12 @@ def _last_attention(attention: FoldedAttention, *, heads: int) -> Arrays:
     }
 
 
-def _layer(layer: FoldedLinear | FoldedReading, *, before: int | None) -> Arrays:
-    """The values of a reading layer: one matrix for all sources where `before` is None, else a
-    matrix a source, those of sources before the run and in it apart."""
+def _layer(layer: FoldedLinear | FoldedTaskAttention, *, before: int | None) -> Arrays:
+    """Name the arrays of a linear layer.
+
+    The values of task attention are one matrix for all sources if `before` is None. Otherwise
+    they are a matrix for each source, in two arrays: sources before the run, and in the run.
+    """
     if isinstance(layer, FoldedLinear):
         return {"weight": _array(layer.weight_IO), "bias": _array(layer.bias_O)}
     value_HDE = layer.value_HDE
@@ -130,10 +132,10 @@ def _layer(layer: FoldedLinear | FoldedReading, *, before: int | None) -> Arrays
         if before is None
         else {"before": _array(value_HDE[:before]), "own": _array(value_HDE[before:])}
     )
-    # A lone head has its scale in its values.
+    # An expert of one head has its scale in the values.
     scale = {"scale": _array(layer.scale_K)} if len(layer.scale_K) > 1 else {}
     bias = _array(layer.value_bias_HE)
-    return {"ask": _array(layer.ask_DD), **values, "bias": bias, **scale}
+    return {"query_key": _array(layer.query_key_DD), **values, "bias": bias, **scale}
 
 
 def _array(tensor: Tensor) -> Array:

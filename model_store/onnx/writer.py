@@ -1,4 +1,4 @@
-"""Collects the nodes and constants of an ONNX graph, and names what they give."""
+"""Collect the nodes and constants of an ONNX graph, and name their outputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from model_store.onnx.weights import Array
 
 
 class Writer:
-    """Weights are named here and kept elsewhere; constants are small and stand in the graph."""
+    """The nodes of a graph, its small constants, and the names and files of its weights."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -29,19 +29,19 @@ class Writer:
         return name
 
     def ops(self, kind: str, *inputs: str, count: int, **attributes: Any) -> list[str]:
-        """A node that gives several values."""
+        """Add a node with several outputs."""
         names = [f"{kind}_{len(self.nodes)}_{part}" for part in range(count)]
         self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
         return names
 
     def once(self, kind: str, value: str, *, count: int) -> list[str]:
-        """As `ops` without attributes; the same node for the same value."""
+        """Add a node without attributes, or find the same node of the same input."""
         if (kind, value) not in self._once:
             self._once[kind, value] = self.ops(kind, value, count=count)
         return self._once[kind, value]
 
     def declare(self, name: str, array: Array, *, location: str, offset: int) -> None:
-        """A weight: its type, its shape, and the file and place of its bytes."""
+        """Declare a weight: its type and shape, and the file and offset of its bytes."""
         tensor = TensorProto(
             name=name,
             dims=array.shape,
@@ -55,7 +55,7 @@ class Writer:
         self._declared.add(name)
 
     def has(self, name: str) -> bool:
-        """Whether there is a weight of this name."""
+        """Tell if a weight of this name was declared."""
         return name in self._declared
 
     def constant(self, array: NDArray[np.float32] | NDArray[np.int64]) -> str:
@@ -78,19 +78,19 @@ class Writer:
     def split(self, value: str, *, parts: int, axis: int) -> list[str]:
         return self.ops("Split", value, count=parts, axis=axis, num_outputs=parts)
 
-    def first(self, value: str, *, end: int, axis: int, begin: int = 0) -> str:
-        """The places from `begin` to `end` on an axis."""
-        bounds = (self.integers(one) for one in (begin, end, axis))
+    def first(self, value: str, *, end: int, axis: int) -> str:
+        """Keep the places before `end` on an axis."""
+        bounds = (self.integers(one) for one in (0, end, axis))
         return self.op("Slice", value, *bounds)
 
-    def stack(self, values: Sequence[str], *, axis: int = 0) -> str:
-        """Values of equal shape along a new axis."""
-        return self.join([self.op("Unsqueeze", v, self.integers(axis)) for v in values], axis=axis)
+    def stack(self, values: Sequence[str]) -> str:
+        """Stack values of equal shape along a new first axis."""
+        return self.join([self.op("Unsqueeze", v, self.integers(0)) for v in values], axis=0)
 
     def join(self, values: Sequence[str], *, axis: int) -> str:
         return values[0] if len(values) == 1 else self.op("Concat", *values, axis=axis)
 
     def normalised(self, value: str, *, width: int, eps: float) -> str:
-        """Without scale and bias."""
+        """Apply a LayerNorm without scale and bias."""
         ones = self.constant(np.ones(width, dtype=np.float32))
         return self.op("LayerNormalization", value, ones, axis=-1, epsilon=eps)

@@ -12,7 +12,7 @@ from dne_serve.engines.base import finish
 from dne_serve.engines.device import Cpu
 from dne_serve.engines.torch_bank import MOST_ROOM, BankedVersion, ExpertBank, Held
 from model_store.codec import load_network
-from model_store.inference.stack import Stack
+from model_store.inference.stacks import Stack
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.tiny_versions import IMAGE_SIZE, publish_tiny

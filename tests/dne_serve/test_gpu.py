@@ -191,7 +191,7 @@ def test_whatever_the_bank_does_a_graph_that_is_in_date_points_into_living_memor
             assert isinstance(one.model, BankedVersion)
             lineage = one.model.network.lineage
             for captured in one.model.passes._captured.values():
-                if captured.moves == lineage.moves:
+                if captured.relocations == lineage.relocations:
                     assert not captured.graph.points_into_freed_memory
             finish(one.model.passes.renew())  # so that there is a graph from every step
 

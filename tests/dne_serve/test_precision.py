@@ -159,6 +159,6 @@ def test_the_trial_is_on_the_device_that_will_compute(
     TorchEngine(device="cpu", threads=1, precision="bf16")
     TorchEngine(device="cpu", threads=1, precision="bf16")  # remembered
     assert asked == [
-        ["model_store.inference.trial", "bf16", "cuda"],
-        ["model_store.inference.trial", "bf16"],
+        ["model_store.inference.bf16_trial", "bf16", "cuda"],
+        ["model_store.inference.bf16_trial", "bf16"],
     ]

@@ -13,13 +13,12 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.literal import literal
+from benchmarks.literal import literal, literal_flops
 from model_store.inference.fold import FoldedExpert, fold_expert
 from model_store.inference.forward import FoldedNetwork, Lineage
-from model_store.inference.run import Part, stack_up
-from model_store.inference.stack import Stack
+from model_store.inference.stacks import Part, Stack, stack_up
 from model_store.inference.workspace import Scratch
-from model_store.network.flops import folded_flops, reference_flops
+from model_store.network.flops import folded_flops
 from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 from tests.model_store.networks import GEOMETRY, IN_SEQUENCE, grown, images, task
@@ -97,7 +96,7 @@ def test_an_expert_learns_the_same_from_older_ones_in_folded_form(
 ) -> None:
     network = random_network(geometry, heads, seed).double()
     x = images(batch, seed=seed).double()
-    older = Lineage.of(network, experts=len(heads) - 1).older(x)
+    older = Lineage.of(network, experts=len(heads) - 1).frozen_context(x)
     parameters = network.learnable()
     found = network.classify(network.token_slices(x, older))
     expected = network(x)
@@ -166,7 +165,7 @@ def test_old_slices_stay_when_an_expert_is_written_next_to_them() -> None:
     network = grown([2, 1, 1, 1], noise=0.1)
     experts = folded_experts(network)
     x = images(3)
-    (part,) = stack_up(experts[:2])
+    (part,) = stack_up(network.spec.until(2), experts)
     older = Lineage(network.spec, first=experts[0], parts=[part])
     before = older.token(x)
     for expert in experts[2:]:
@@ -194,11 +193,26 @@ def test_room_is_made_once_for_several_experts() -> None:
     assert places[3] != places[2]
 
 
+def test_the_views_of_a_part_have_the_shapes_of_the_worked_example() -> None:
+    geometry = replace(IN_SEQUENCE, head_width=4, mlp_ratio=4)  # 5 positions
+    layout = Lineage.of(grown([3, 2, 2, 2], geometry=geometry))._layout(rows=2 * 5)
+    (view,) = Scratch().views(layout, like=images(1)).parts
+    reader, source = view.readers[1], view.sources[5]
+    found = [view.normed_SNC, view.narrow.own_NKD, view.widen.sources_NDH, view.widen.weights_NKH]
+    assert [one.shape for one in found] == [(3, 10, 8), (10, 6, 16), (10, 4, 9), (10, 6, 9)]
+    found = [view.weights_SkNH, view.read_SkND, view.read_SNC, view.widen.mask_KH]
+    assert [one.shape for one in found] == [(3, 2, 10, 9), (3, 2, 10, 4), (3, 10, 8), (6, 9)]
+    found = [reader.weights_NkH, reader.normed_N1HD, reader.scaled_NkHD, reader.matrix]
+    assert [one.shape for one in found] == [(10, 2, 7), (10, 1, 7, 4), (10, 2, 7, 4), (20, 35)]
+    found = [source.value, source.weights_NSk1, source.value_NS1D, source.read_NSkD]
+    assert [one.shape for one in found] == [(10, 8), (10, 2, 2, 1), (10, 2, 1, 4), (10, 2, 2, 4)]
+
+
 def test_branches_share_the_experts_before_the_fork() -> None:
     trunk = grown([2, 1], noise=0.1)
     x, scratch = images(3), Scratch()
     experts = folded_experts(trunk)
-    (shared,) = stack_up(experts)
+    (shared,) = stack_up(trunk.spec, experts)
     lineages = []
     for seed, heads in ((1, 1), (2, 2)):
         branch = Network.assemble(trunk.spec, list(trunk.experts), list(trunk.heads))
@@ -220,7 +234,7 @@ def test_an_expert_that_was_not_finished_leaves_no_trace() -> None:
     network = grown([2, 1, 1], noise=0.1)
     experts = folded_experts(network)
     stranger = folded_experts(grown([2, 1, 1], seed=9))[-1]
-    (part,) = stack_up(experts[:2])
+    (part,) = stack_up(network.spec.until(2), experts)
     half = part.stack.appending(stranger.edges, stranger.blocks, room=1)
     next(half)
     part.stack.append(experts[2])
@@ -280,7 +294,7 @@ def test_flops_are_those_that_torch_counts(geometry: NetworkSpec, heads: list[in
     sources, own = sum(heads), heads[-1]
     rows = geometry.positions * (geometry.depth - (geometry.token == "in-sequence")) + 1
     elementwise = rows * 3 * own * sources * geometry.head_width if len(heads) > 1 else 0
-    assert reference_flops(network.spec) == counts[0]
+    assert literal_flops(network.spec) == counts[0]
     assert folded_flops(network.spec) == counts[1] + elementwise
 
 
@@ -288,7 +302,7 @@ def test_the_folded_form_needs_less_than_half_at_26_tasks() -> None:
     spec = NetworkSpec(image_size=32, patch_size=4, depth=5)
     for index in range(26):
         spec = spec.expand(task(f"task{index}", heads=1 if index else 12))
-    assert folded_flops(spec) <= 0.5 * reference_flops(spec)
+    assert folded_flops(spec) <= 0.5 * literal_flops(spec)
 
 
 @pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
@@ -296,7 +310,7 @@ def test_large_products_in_16_bits_stay_close_to_the_reference(geometry: Network
     network = grown([3, 1, 1, 2], geometry=geometry)
     with torch.no_grad():
         expected = network(images(5))
-    found = FoldedNetwork.of(network, products=torch.bfloat16)(images(5))
+    found = FoldedNetwork.of(network, matmul_dtype=torch.bfloat16)(images(5))
     assert found.dtype == torch.float32
     assert 0 < relative_error(found, expected) < 0.03
 
@@ -304,7 +318,7 @@ def test_large_products_in_16_bits_stay_close_to_the_reference(geometry: Network
 def test_only_weights_of_large_products_are_kept_in_16_bits() -> None:
     network = grown([2, 1])
     experts = [
-        fold_expert(one.state_dict(), spec=network.spec, index=index, products=torch.bfloat16)
+        fold_expert(one.state_dict(), spec=network.spec, index=index, matmul_dtype=torch.bfloat16)
         for index, one in enumerate(network.experts)
     ]
     halved = [
@@ -319,7 +333,7 @@ def test_only_weights_of_large_products_are_kept_in_16_bits() -> None:
         {f"blocks.{number}.{name}" for number in blocks for name in names}
         for names in (first, later)
     ]
-    (part,) = stack_up(experts)
+    (part,) = stack_up(network.spec, experts)
     block = part.stack.blocks[0]
     assert {one.dtype for one in (*block.widen, *block.narrow)} == {torch.bfloat16}
     assert block.narrow_bias(1).dtype == torch.float32

@@ -171,12 +171,22 @@ def test_with_the_token_in_the_sequence_tuning_may_change_the_last_block() -> No
     }
 
 
+def test_neighbouring_experts_of_equal_shape_are_a_run_and_the_first_stands_alone() -> None:
+    spec = grown([1, 1, 1, 2, 2, 1]).spec
+    runs = spec.runs()
+    assert [tuple(run.experts) for run in runs] == [(0,), (1, 2), (3, 4), (5,)]
+    assert [(run.before, run.end) for run in runs] == [(0, 1), (1, 3), (3, 7), (7, 8)]
+    assert [run.sources(0) for run in runs] == [spec.source_heads(run.experts[0]) for run in runs]
+    assert spec.run_of(4) == runs[2]
+    assert spec.until(0).runs() == ()
+
+
 def test_an_expert_may_cut_its_own_attention_in_another_way_than_it_is_read() -> None:
     network = Network(IN_SEQUENCE)
     network.expand(task("first", heads=6, attention_heads=3))
     network.expand(task("second", heads=1))
     network, batch = network.double().eval(), images(1).double()
-    assert network.experts_before_newest()[0].patch_block(0).attention.heads == 3
+    assert network._experts()[0].patch_block(0).attention.heads == 3
     assert network.spec.source_heads(1) == 7
     torch.set_default_dtype(torch.float64)
     try:

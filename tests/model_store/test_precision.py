@@ -172,4 +172,4 @@ def test_eight_bits_are_tried_on_the_processor_whatever_the_device(
 
     monkeypatch.setattr(precision, "try_in_child", child)
     try_out("int8", device="cuda")
-    assert asked == [["model_store.onnx.session_trial", "int8"]]
+    assert asked == [["model_store.onnx.int8_trial", "int8"]]

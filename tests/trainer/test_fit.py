@@ -16,7 +16,14 @@ from tests.trainer.folders import Listening, labelled
 from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import balanced, can_be_balanced, evened
-from trainer.learning.fit import Plan, every_image, fit, parameter_groups, rate_share, standardise
+from trainer.learning.fit import (
+    Plan,
+    every_image,
+    fit,
+    normalisation_on,
+    parameter_groups,
+    rate_share,
+)
 from trainer.learning.losses import Objective, Step, cross_entropy
 from trainer.learning.plan import MAX_EPOCHS, MIN_EPOCHS, Effort
 
@@ -102,9 +109,9 @@ def test_other_faults_are_not_taken_for_exhausted_memory() -> None:
 
 def test_training_sees_pixels_as_the_server_does() -> None:
     pixels = labelled([3]).pixels_NHWC
-    scaled = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
     odd = Preprocessing(image_size=8, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
-    np.testing.assert_allclose(standardise(scaled, odd), normalise(pixels, odd), atol=1e-6)
+    found = normalisation_on(torch.device("cpu"), odd)(torch.from_numpy(pixels).permute(0, 3, 1, 2))
+    assert np.array_equal(found, normalise(pixels, odd))
 
 
 def test_an_epoch_is_every_image_once() -> None:

@@ -82,7 +82,7 @@ def _in_int8(network: Network) -> Forward:
 
 
 def _in_bf16(network: Network) -> Forward:
-    folded = FoldedNetwork.of(network, products=torch.bfloat16)
+    folded = FoldedNetwork.of(network, matmul_dtype=torch.bfloat16)
 
     def forward(images: Floats) -> Floats:
         with torch.inference_mode():

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from model_store.errors import DneError
 from model_store.network.network import Network
+from model_store.preprocess import Normalisation
 from model_store.records.manifest import Preprocessing
 from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
@@ -74,11 +75,14 @@ def fit(
     done = checkpoint.restore(name, state) if checkpoint is not None else 0
     if done >= plan.epochs:
         return
+    normalisation = normalisation_on(network.device, preprocessing)
     take_step = _Stepper(
         state=state,
         objective=objective,
         images=images,
-        prepare=lambda clean: standardise(augment(clean, changes), preprocessing),
+        prepare=lambda pixels: normalisation.standardise(
+            augment(normalisation.scale(pixels.permute(0, 3, 1, 2).float()), changes)
+        ),
         rate=plan.learning_rate,
         steps=sum(map(len, epochs)),
         taken=sum(map(len, epochs[:done])),
@@ -141,16 +145,15 @@ class _Stepper:
 
     def _forward(self, rows: NDArray[np.int64]) -> Step:
         chosen = torch.from_numpy(rows).to(self._device)
-        clean = self._pixels[chosen].permute(0, 3, 1, 2).float() / 255
-        return self._objective(self._state.network, self._prepare(clean), self._labels[chosen])
+        images_BCHW = self._prepare(self._pixels[chosen])
+        return self._objective(self._state.network, images_BCHW, self._labels[chosen])
 
 
-def standardise(images_BCHW: Tensor, preprocessing: Preprocessing) -> Tensor:
-    mean, std = (
-        torch.tensor(values, device=images_BCHW.device)[:, None, None]
-        for values in (preprocessing.mean, preprocessing.std)
+def normalisation_on(device: torch.device, preprocessing: Preprocessing) -> Normalisation[Tensor]:
+    """Build the normalisation of images [B, 3, S, S] on a device."""
+    return Normalisation.of(
+        preprocessing, lambda values: torch.tensor(values, device=device)[:, None, None]
     )
-    return (images_BCHW - mean) / std
 
 
 def every_image(images: LabelledImages) -> DrawEpoch:

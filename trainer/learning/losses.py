@@ -108,7 +108,7 @@ class Objective:
             return network.token_slices(images_BCHW)
         if len(self.frozen.spec.tasks) == len(network.spec.tasks):
             return [self.frozen.token(images_BCHW)]
-        return network.token_slices(images_BCHW, self.frozen.older(images_BCHW))
+        return network.token_slices(images_BCHW, self.frozen.frozen_context(images_BCHW))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Runs 16-bit products once, in a process of its own that may die of it.
+"""Try 16-bit products in a child process, which a missing instruction may kill.
 
-`python -m model_store.inference.trial bf16 [DEVICE]` ends with the speed-up over single precision
-of the same device, on a CPU by one thread, on the last line.
+`python -m model_store.inference.bf16_trial bf16 [DEVICE]` prints the speed-up over single
+precision on the last line. A CPU is tried with one thread.
 """
 
 from __future__ import annotations
@@ -18,33 +18,30 @@ from model_store.network.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 
 BATCH = 8
-RUNS = 7
+REPEATS = 7
 LONG_S = 0.5
-"""A run that takes longer is not repeated: whatever it is, it is not the fastest."""
-
-Run = Callable[[], object]
+"""A pass that takes longer is not repeated, because it cannot be the faster one."""
 
 
 def main(precision: str, device: str = "cpu") -> float:
     if precision != "bf16":
-        raise SystemExit(f"there is no precision {precision} to try")
+        raise SystemExit(f"precision {precision} cannot be tried here: only bf16")
     torch.set_num_threads(1)
     place = choose_device(device)
     network = paper_like().to(place)
     size = network.spec.image_size
     images = torch.zeros(BATCH, 3, size, size, device=place)
 
-    def running(products: torch.dtype | None) -> Run:
-        folded = FoldedNetwork.of(network, products=products)
-        return lambda: folded(images).cpu()  # which waits for a GPU
+    def seconds(matmul_dtype: torch.dtype | None) -> float:
+        folded = FoldedNetwork.of(network, matmul_dtype=matmul_dtype)
+        return least_seconds(lambda: folded(images).cpu())  # the copy waits for a GPU
 
     with torch.inference_mode():
-        whole, reduced = (running(products) for products in (None, torch.bfloat16))
-        return least_seconds(whole) / least_seconds(reduced)
+        return seconds(None) / seconds(torch.bfloat16)
 
 
 def paper_like() -> Network:
-    """As wide as the `paper` preset, and less deep."""
+    """Build a network as wide as the `paper` preset, with one patch block."""
     torch.manual_seed(0)
     network = Network(NetworkSpec(image_size=32, patch_size=4, depth=1))
     for index, heads in enumerate((12, 1, 1)):
@@ -53,10 +50,10 @@ def paper_like() -> Network:
     return network.eval()
 
 
-def least_seconds(run: Run) -> float:
-    """The least of a few runs: others on the machine only ever add."""
+def least_seconds(run: Callable[[], object]) -> float:
+    """Time a few passes and take the least: other load on the machine only adds."""
     found: list[float] = []
-    for _ in range(1 + RUNS):
+    for _ in range(1 + REPEATS):
         started = time.perf_counter()
         run()
         found.append(time.perf_counter() - started)

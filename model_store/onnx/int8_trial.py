@@ -1,7 +1,7 @@
-"""Runs 8-bit products once, in a process of its own that may die of it.
+"""Try 8-bit products in a child process, which a missing instruction may kill.
 
-`python -m model_store.onnx.session_trial int8` ends with the speed-up over single precision of the
-same backend, one thread, on the last line.
+`python -m model_store.onnx.int8_trial int8` prints the speed-up over single precision in
+onnxruntime with one thread on the last line.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import sys
 import numpy as np
 import torch
 
-from model_store.inference.trial import BATCH, least_seconds, paper_like
+from model_store.inference.bf16_trial import BATCH, least_seconds, paper_like
 from model_store.onnx.model import weights_of
 from model_store.onnx.session import Session
 
 
 def main(precision: str) -> float:
     if precision != "int8":
-        raise SystemExit(f"there is no precision {precision} to try")
+        raise SystemExit(f"precision {precision} cannot be tried here: only int8")
     torch.set_num_threads(1)
     network = paper_like()
     size = network.spec.image_size

@@ -1,0 +1,77 @@
+"""Compute the spatial attention of several experts of equal shape in the same products.
+
+Shapes: S experts of a run, B images, P positions, N = B·P, C channels of an expert, X = 3C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_store.inference.matmul import multiply_each, multiply_each_plus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackedAttention:
+    """The `FoldedAttention` of S experts."""
+
+    heads: int
+    qkv_SCX: Tensor
+    query_bias_SC: Tensor
+    out_SCC: Tensor
+    out_bias_SC: Tensor
+
+
+def attend(x_SBPC: Tensor, attention: StackedAttention, *, eps: float) -> Tensor:
+    """Add the output of attention among the positions of each expert to every position."""
+    experts, batch, positions, width = x_SBPC.shape
+    normed_SNC = F.layer_norm(x_SBPC, (width,), eps=eps).flatten(1, 2)
+    qkv_SNX = multiply_each(normed_SNC, attention.qkv_SCX)
+    qkv_SNX[..., :width].add_(attention.query_bias_SC[:, None])
+    qkv = qkv_SNX.view(experts * batch, positions, 3, attention.heads, -1)
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0)
+    mixed_SNC = mixed.transpose(1, 2).reshape(normed_SNC.shape)
+    x_SNC = x_SBPC.flatten(1, 2).add_(attention.out_bias_SC[:, None])
+    return multiply_each_plus(x_SNC, mixed_SNC, attention.out_SCC).view(x_SBPC.shape)
+
+
+def attend_first(x_SBPC: Tensor, attention: StackedAttention, *, eps: float) -> Tensor:
+    """Add the output of attention to the first position alone, the token: [S, B, 1, C].
+
+    A single query needs neither keys nor values of the positions. Each head h projects its query
+    instead, and reads the normalised positions n_p as they are::
+
+                plain attention                         here
+        score   q · (W_k n_p)                           (W_kᵀ q) · n_p
+        read    Σ_p a_p (W_v n_p)                       W_v (Σ_p a_p n_p)
+        cost    2·P products of C×C and a vector        2 products of C×C and a vector
+
+    Example of 3 experts, 2 images, 5 positions, 8 channels in 2 attention heads of 4 channels::
+
+        n_p                     normed_SBPC   [3, 2, 5, 8]
+        q        token only     query         [3·2, 2, 4]       a matrix for each expert and head
+        W_kᵀ q   × [3·2, 4, 8]  projected     [3, 2, 2, 8]      expert, image, head, channel
+        a        × n_p, softmax weights       [3, 2, 2, 5]      one weight a position
+        Σ a n_p  × n_p          read          [3·2, 2, 8]
+        W_v …    × [3·2, 8, 4]  mixed         [3, 2, 2, 4]      expert, head, image, channel
+        heads side by side      mixed_SBC     [3, 2, 8]         then the output projection
+    """
+    experts, batch, _, width = x_SBPC.shape
+    heads, by_head = attention.heads, (experts, width, attention.heads, -1)
+    normed_SBPC = F.layer_norm(x_SBPC, (width,), eps=eps)
+    query_SCC, key_SCC, value_SCC = attention.qkv_SCX.chunk(3, dim=-1)
+    query_SBC = torch.baddbmm(attention.query_bias_SC[:, None], normed_SBPC[:, :, 0], query_SCC)
+    query = query_SBC.view(experts, batch, heads, -1).transpose(1, 2).flatten(0, 1)
+    key = key_SCC.view(by_head).permute(0, 2, 3, 1).flatten(0, 1)
+    projected = torch.bmm(query, key).view(experts, heads, batch, width).transpose(1, 2)
+    weights = torch.softmax(projected @ normed_SBPC.transpose(-1, -2), dim=-1)
+    read = (weights @ normed_SBPC).transpose(1, 2).reshape(-1, batch, width)
+    value = value_SCC.view(by_head).transpose(1, 2).flatten(0, 1)
+    mixed = torch.bmm(read, value).view(experts, heads, batch, -1)
+    mixed_SBC = mixed.transpose(1, 2).reshape(query_SBC.shape)
+    x_SBC = x_SBPC[:, :, 0] + attention.out_bias_SC[:, None]
+    return torch.baddbmm(x_SBC, mixed_SBC, attention.out_SCC)[:, :, None]
