@@ -6,7 +6,7 @@ from dne_serve.access.audit import Audit
 from dne_serve.access.auth import Door
 from dne_serve.access.tokens import TokenSource
 from dne_serve.engines.base import Engine, joined
-from dne_serve.http.problems import NotServed, tell
+from dne_serve.errors import NotServed, tell
 from dne_serve.http.schemas import MovedAnswer
 from dne_serve.inference.answers import AnswerBuilder
 from dne_serve.inference.decoding import Decoder

@@ -17,7 +17,7 @@ from enum import StrEnum
 from fastapi import Request
 
 from dne_serve.access.guesses import Guesses
-from dne_serve.http.problems import RateExceeded, TokenMissing, TokenRefused
+from dne_serve.errors import RateExceeded, TokenMissing, TokenRefused
 
 TOKEN = "dne.token"
 """Where a request keeps the token that opened the door to it."""

@@ -13,9 +13,10 @@ from starlette.types import Scope as Message
 
 from dne_serve.access.audit import FACTS
 from dne_serve.access.auth import Scope, actor_of
+from dne_serve.errors import NotReady, TypeNotAccepted
 from dne_serve.http import versions
 from dne_serve.http.openapi import IMAGES_SCHEMA, problems
-from dne_serve.http.problems import NotReady, TypeNotAccepted, problem
+from dne_serve.http.problems import problem
 from dne_serve.http.schemas import (
     ClassesAnswer,
     HealthAnswer,

@@ -13,7 +13,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from dne_serve.http.problems import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
+from dne_serve.errors import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
 from dne_serve.http.schemas import JsonImage, JsonImages
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Preprocessing, first_reason

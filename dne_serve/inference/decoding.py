@@ -12,7 +12,7 @@ import queue
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from dne_serve.engines.batcher import QueueFull
+from dne_serve.errors import QueueFull
 from dne_serve.inference.decode_process import DecodeProcess
 from dne_serve.inference.image_outline import Outline, read_outline
 from model_store.errors import ImageTooLarge

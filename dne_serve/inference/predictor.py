@@ -9,8 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from dne_serve.engines.base import Answers, Floats, Query, Resident, joined
-from dne_serve.engines.batcher import QueueFull
-from dne_serve.http.problems import NotReady
+from dne_serve.errors import NotReady, QueueFull
 from dne_serve.http.uploads import Picture
 from dne_serve.inference.answers import is_unknown
 from dne_serve.inference.deadline import Patience

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from dne_serve.access.auth import Scope
 from dne_serve.engines.base import Resident
-from dne_serve.http.problems import StoreBusy
+from dne_serve.errors import StoreBusy
 from dne_serve.inference.deadline import Patience
 
 MAX_LOADS = 8

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.http.problems import Malformed, TooLarge
+from dne_serve.errors import Malformed, TooLarge
 from dne_serve.http.uploads import Picture, Upload
 from dne_serve.inference.decoding import Decoder
 from dne_serve.protocol_v2.schemas import Datatype

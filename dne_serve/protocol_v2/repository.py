@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Request
 
 from dne_serve.access.auth import actor_of
-from dne_serve.http.problems import Malformed
+from dne_serve.errors import Malformed
 from dne_serve.http.routes import Parts
 from dne_serve.protocol_v2 import describe, scopes
 from dne_serve.protocol_v2.body import Model, parse

@@ -13,7 +13,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path
 
 from dne_serve.access.auth import Scope
-from dne_serve.http.problems import NotOffered
+from dne_serve.errors import NotOffered
 from dne_serve.http.routes import Parts
 from dne_serve.http.scoped_route import scoped
 from dne_serve.protocol_v2.errors import PREFIX

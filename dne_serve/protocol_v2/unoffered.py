@@ -5,7 +5,7 @@ Asking how things stand is answered; asking for a change is refused with what to
 
 from __future__ import annotations
 
-from dne_serve.http.problems import Malformed, NotOffered
+from dne_serve.errors import Malformed, NotOffered
 from dne_serve.http.routes import Parts
 from dne_serve.protocol_v2 import describe, scopes
 from dne_serve.protocol_v2.openapi import refusals

@@ -8,7 +8,7 @@ import pytest
 from dne_serve.access import auth
 from dne_serve.access.auth import Door, Scope, Token, digest_of, find
 from dne_serve.access.guesses import MAX_ADDRESSES, MAX_KNOWN, Guesses
-from dne_serve.http.problems import RateExceeded, TokenMissing, TokenRefused
+from dne_serve.errors import RateExceeded, TokenMissing, TokenRefused
 
 PREDICT = Token(name="shop", scopes=frozenset({Scope.PREDICT}), digest=digest_of("shop-token"))
 READ = Token(name="grafana", scopes=frozenset({Scope.READ}), digest=digest_of("read-token"))

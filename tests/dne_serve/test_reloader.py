@@ -19,8 +19,9 @@ from dne_serve.engines.base import (
     Resident,
     Steps,
 )
+from dne_serve.errors import NoRoom
 from dne_serve.rollout.reloader import MAX_FALLBACKS, NICENESS, Reloader
-from dne_serve.rollout.residents import ImageBatcher, Limits, NoRoom, Residents, bytes_of
+from dne_serve.rollout.residents import ImageBatcher, Limits, Residents, bytes_of
 from model_store.errors import ShardCorrupt, StoreNotFound
 from model_store.records.manifest import Manifest, ShardRef
 from model_store.store.store import Store
