@@ -8,15 +8,16 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from dne_serve import protocol_v2
 from dne_serve.engines.base import Engine
 from dne_serve.http import pages, problems, routes
 from dne_serve.http.body_room import Room
 from dne_serve.http.hosts import KnownHosts
 from dne_serve.http.inflate import Inflated
 from dne_serve.http.middleware import BodyLimit, Observed, Packed
-from dne_serve.http.scoped_route import check_scopes
+from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
+from dne_serve.protocol_v2 import infer, models, repository, unoffered
+from dne_serve.protocol_v2.routers import ErrorForm
 from dne_serve.server import Serving
 from dne_serve.settings import Settings, listed
 from model_store import __version__
@@ -26,6 +27,14 @@ DESCRIPTION = (
     "An image classifier that grows task by task. A request is answered by one version, and the "
     "answer names it."
 )
+PROTOCOL_V2 = (
+    models.health,
+    models.read,
+    infer.router,
+    repository.read,
+    repository.admin,
+    unoffered.read,
+)
 
 
 def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
@@ -34,7 +43,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        check_scopes(app.routes)  # also those that were added since
+        check_permissions(app.routes)  # also those that were added since
         serving.start()
         yield
         await run_in_threadpool(serving.stop)
@@ -53,7 +62,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     problems.install(app)
     # First, and not through a router in between: what is asked most is found soonest.
     app.router.routes.extend(routes.predicting.routes)
-    for router in (*routes.ROUTERS, protocol_v2.router):
+    for router in (*routes.ROUTERS, *PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
     room = Room(settings.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)
@@ -66,5 +75,5 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, room=room)
     app.add_middleware(Observed, metrics=serving.metrics)
-    app.add_middleware(protocol_v2.ErrorForm)
+    app.add_middleware(ErrorForm)
     return app

@@ -6,8 +6,8 @@ from dne_serve.access.audit import Audit
 from dne_serve.access.auth import Door
 from dne_serve.access.tokens import TokenSource
 from dne_serve.engines.base import Engine, joined
-from dne_serve.http.problems import NotServed, tell
-from dne_serve.http.schemas import MovedAnswer
+from dne_serve.errors import NotServed, tell
+from dne_serve.guard_rules import parse_rules
 from dne_serve.inference.answers import AnswerBuilder
 from dne_serve.inference.decoding import Decoder
 from dne_serve.inference.predictor import Predictor
@@ -21,7 +21,6 @@ from dne_serve.rollout.metrics import Metrics
 from dne_serve.rollout.promote import Moved, Mover, RecordMover
 from dne_serve.rollout.reloader import Reloader
 from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
-from dne_serve.rollout.rules import parse_rules
 from dne_serve.rollout.statistics import Statistics
 from dne_serve.settings import Settings, listed
 from model_store.cli.command import current_actor
@@ -186,8 +185,8 @@ class Serving:
         self.reloader.withdraw()
         self.metrics.served_version.set(0)
 
-    def follow(self, moved: Moved) -> MovedAnswer:
-        """Serves what the channel names now that a record was appended to it."""
+    def follow(self, moved: Moved) -> int:
+        """Serve what the channel names now that a record was appended. Return the version."""
         record = moved.record
         try:
             self.reloader.follow(loaded=moved.resident)
@@ -197,5 +196,4 @@ class Serving:
                 f"and this server cannot follow it: {tell(error)}"
             ) from error
         served = self.residents.served
-        version = served.version if served else record.target
-        return MovedAnswer(version=version, channel=record.channel, record=record)
+        return served.version if served else record.target

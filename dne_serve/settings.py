@@ -17,7 +17,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from dne_serve.rollout.rules import parse_rules
+from dne_serve.guard_rules import parse_rules
 from model_store.errors import WrongUsage
 from model_store.precision import Asked
 from model_store.records.channel import ChannelName

@@ -9,22 +9,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from starlette.types import Message, Scope, Send
-
-from dne_serve.access.auth import TOKEN
 from dne_serve.access.brake import Brake
 from dne_serve.access.line_file import LineFile
-from dne_serve.http.problems import answer_to
 from model_store.errors import WrongUsage
 from model_store.records.sealing import timestamp
 
-FACTS = "dne.audit"
-"""Where a request keeps what its route knows of the change: `to`, `reason`, `record`."""
 MAX_TEXT = 1000
 
 log = logging.getLogger("dne_serve.audit")
@@ -78,34 +70,3 @@ class Audit:
 
 def _bounded(value: Any) -> Any:
     return f"{value[:MAX_TEXT]} …" if isinstance(value, str) and len(value) > MAX_TEXT else value
-
-
-@asynccontextmanager
-async def audited(scope: Scope, send: Send, *, route: str) -> AsyncIterator[Send]:
-    """Inside, answers go through what is yielded; at the end the request is in the audit log, by
-    the template of its route: a path may have any length."""
-    status: int | None = None
-
-    async def watched(message: Message) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        await send(message)
-
-    facts: dict[str, Any] = scope.setdefault(FACTS, {})
-    try:
-        yield watched
-    except Exception as error:
-        status = status or answer_to(error).status
-        raise
-    finally:
-        audit: Audit = scope["app"].state.serving.audit
-        token = scope.get(TOKEN)
-        note = audit.note if token else audit.note_refused
-        note(
-            f"{scope['method']} {route}",
-            who=token.name if token else None,
-            address=scope["client"][0] if scope.get("client") else None,
-            status=status,
-            **facts,
-        )

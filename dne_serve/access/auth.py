@@ -1,57 +1,19 @@
-"""Tokens and what they open. Of a token only its SHA-256 is kept.
-
-A route needs one of four scopes. `predict` and `read` are open until some token names them;
-`admin` is closed until one does. A token with `admin` opens the other doors too, and closes none.
-"""
+"""Judge the Authorization header of a request, and hold each token to its rate."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-
-from fastapi import Request
 
 from dne_serve.access.guesses import Guesses
-from dne_serve.http.problems import RateExceeded, TokenMissing, TokenRefused
-
-TOKEN = "dne.token"
-"""Where a request keeps the token that opened the door to it."""
-
-
-class Scope(StrEnum):
-    OPEN = "open"
-    """Pages and health: for everybody, whatever tokens there are."""
-    PREDICT = "predict"
-    READ = "read"
-    ADMIN = "admin"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
-    """`name` is what the log calls its holder; several tokens may share one while they change."""
-
-    name: str
-    scopes: frozenset[Scope]
-    digest: bytes
-    rate: float | None = None
-    """Requests a second; None: what the server allows any token."""
-
-    def opens(self, scope: Scope) -> bool:
-        return scope in self.scopes or Scope.ADMIN in self.scopes
-
-
-def digest_of(token: str) -> bytes:
-    """Plain SHA-256: tokens are long and random, so there is nothing that guessing could find."""
-    return hashlib.sha256(token.encode()).digest()
+from dne_serve.access.permission import Permission, Token, digest_of, find
+from dne_serve.errors import RateExceeded, TokenMissing, TokenRefused
 
 
 class Door:
-    """Judges the Authorization header of a request. Used on the event loop only."""
+    """Lets a request in or refuses it. Used on the event loop only."""
 
     def __init__(
         self,
@@ -65,17 +27,19 @@ class Door:
         self._clock = clock
         self._guesses = Guesses(clock)
         self._spent: dict[bytes, Allowance] = {}
-        self._closed = {Scope.ADMIN}
+        self._closed = {Permission.ADMIN}
 
-    def is_closed(self, scope: Scope) -> bool:
-        """Whether a token is needed. A door that was closed once stays so while the server runs:
-        a token file that is empty for a moment, as it is written anew, must not open it."""
-        if any(scope in token.scopes for token in self._tokens()):
-            self._closed.add(scope)
-        return scope in self._closed
+    def is_closed(self, needed: Permission) -> bool:
+        """Say whether a token is needed. A door that was closed once stays closed while the server
+        runs: a token file is empty for a moment while it is rewritten, and must not open it."""
+        if any(needed in token.permissions for token in self._tokens()):
+            self._closed.add(needed)
+        return needed in self._closed
 
-    def judge(self, authorization: str | None, *, needs: Scope, address: str = "") -> Token | None:
-        """The token that opened the door; None where it stands open."""
+    def judge(
+        self, authorization: str | None, *, needs: Permission, address: str = ""
+    ) -> Token | None:
+        """Return the token that opens the door, or None if it stands open."""
         if not self.is_closed(needs):
             return None
         tokens = self._tokens()
@@ -103,8 +67,8 @@ class Door:
         rate = token.rate if token.rate is not None else self._rate
         if rate is None:
             return
-        before = self._spent.get(token.digest) or Allowance(left=max(rate, 1.0), at=self._clock())
         now = self._clock()
+        before = self._spent.get(token.digest) or Allowance(left=max(rate, 1.0), at=now)
         left = min(max(rate, 1.0), before.left + rate * (now - before.at))
         if left < 1:
             raise RateExceeded(
@@ -116,23 +80,7 @@ class Door:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allowance:
-    """How many requests a token had left at a moment: at most those of one second."""
+    """Requests that a token had left at a moment: at most those of one second."""
 
     left: float
     at: float
-
-
-def find(tokens: Sequence[Token], digest: bytes) -> Token | None:
-    """Compares with every token, so that the time it takes says nothing about any of them."""
-    found = None
-    for token in tokens:
-        if hmac.compare_digest(token.digest, digest):
-            found = token
-    return found
-
-
-def actor_of(request: Request) -> str:
-    """How a channel record names who asked over HTTP."""
-    address = request.client.host if request.client else "unknown"
-    token: Token | None = request.scope.get(TOKEN)
-    return f"http:{token.name}@{address}" if token and token.name else f"http:{address}"

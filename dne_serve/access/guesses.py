@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dne_serve.http.problems import RateExceeded
+from dne_serve.errors import RateExceeded
 
 MOST = 20
 WINDOW_S = 60.0

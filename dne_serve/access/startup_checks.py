@@ -7,7 +7,7 @@ import logging
 import ssl
 from collections.abc import Sequence
 
-from dne_serve.access.auth import Scope, Token
+from dne_serve.access.permission import Permission, Token
 from dne_serve.settings import Settings
 from model_store.errors import WrongUsage
 
@@ -27,8 +27,8 @@ def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
             f"whoever reaches {settings.host or 'this machine'} could use this server: make a "
             "token (--new-token), or say that it is meant (--allow-open)"
         )
-    closed = {scope for token in tokens for scope in token.scopes}
-    still_open = [scope.value for scope in (Scope.PREDICT, Scope.READ) if scope not in closed]
+    closed = {one for token in tokens for one in token.permissions}
+    still_open = [one.value for one in (Permission.PREDICT, Permission.READ) if one not in closed]
     if still_open:
         log.warning(
             "the %s routes are open to whoever reaches %s", " and ".join(still_open), settings.host

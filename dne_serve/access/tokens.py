@@ -20,14 +20,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dne_serve.access.auth import Scope, Token, digest_of
+from dne_serve.access.permission import Permission, Token, digest_of
 from dne_serve.access.startup_checks import check_length
 from dne_serve.settings import Settings
 from model_store.errors import WrongUsage
 
 UNNAMED = ""
 """Who holds the token of DNE_ADMIN_TOKEN or --admin-token-file."""
-GRANTED = (Scope.PREDICT, Scope.READ, Scope.ADMIN)
+GRANTED = (Permission.PREDICT, Permission.READ, Permission.ADMIN)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 RATE = re.compile(r"rate=([0-9]{1,6}(?:\.[0-9]{1,3})?)")
@@ -66,7 +66,7 @@ def parse_line(line: str) -> Token:
         raise WrongUsage("the token itself is not written down: sha256: and 64 hex digits are")
     return Token(
         name=name,
-        scopes=_scopes(scopes),
+        permissions=_permissions(scopes),
         digest=bytes.fromhex(found[1]),
         rate=_rate(words[3]) if len(words) == 4 else None,
     )
@@ -83,8 +83,8 @@ def parse_lines(text: str, *, source: str) -> list[Token]:
     return tokens
 
 
-def _scopes(text: str) -> frozenset[Scope]:
-    granted = {scope.value: scope for scope in GRANTED}
+def _permissions(text: str) -> frozenset[Permission]:
+    granted = {one.value: one for one in GRANTED}
     names = text.split(",")
     if unknown := [name for name in names if name not in granted]:
         raise WrongUsage(f"{unknown[0]!r} is not one of the scopes {', '.join(granted)}")
@@ -104,8 +104,8 @@ def read_tokens(settings: Settings) -> list[Token]:
     admin = settings.read_admin_token()
     if admin is not None:
         check_length(admin, settings)
-        scopes = frozenset({Scope.ADMIN})
-        tokens.append(Token(name=UNNAMED, scopes=scopes, digest=digest_of(admin)))
+        permissions = frozenset({Permission.ADMIN})
+        tokens.append(Token(name=UNNAMED, permissions=permissions, digest=digest_of(admin)))
     if settings.tokens is not None:
         lines = settings.tokens.get_secret_value().replace(";", "\n")
         tokens += parse_lines(lines, source="DNE_TOKENS")

@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import StoreError, WrongUsage
+from dne_serve.errors import ModelUnusable
+from model_store.errors import WrongUsage
 from model_store.precision import Asked
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Manifest, ShardRef
@@ -24,10 +25,6 @@ ReadShard = Callable[[ShardRef], bytes]
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 """Work in short steps, with its result at the end."""
-
-
-class ModelUnusable(StoreError):
-    """A version whose bytes are in order and whose answers are not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,20 +19,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from model_store.errors import DneError
+from dne_serve.errors import QueueFull, Stopped
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
-
-
-class QueueFull(DneError):
-    """There is no room for the tickets; none of them was taken."""
-
-
-class Stopped(DneError):
-    """The batcher ended before it came to this ticket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,7 +15,8 @@ from functools import lru_cache
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dne_serve.http.problems import HostUnknown, Malformed, OriginRefused, Refused, problem_of
+from dne_serve.errors import HostUnknown, Malformed, OriginRefused, Refused
+from dne_serve.http.problems import problem_of
 
 ANY = "*"
 MAX_HOST = 300

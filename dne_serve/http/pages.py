@@ -9,9 +9,9 @@ from fastapi import APIRouter, FastAPI
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from dne_serve.access.auth import Scope
+from dne_serve.access.permission import Permission
 from dne_serve.http.openapi import document
-from dne_serve.http.scoped_route import OpenFiles, scoped
+from dne_serve.http.scoped_route import OpenFiles, needing
 
 CONSOLE = Path(__file__).parent.parent / "console"
 POLICY = (
@@ -35,7 +35,7 @@ class Files(StaticFiles):
 
 
 def install(app: FastAPI) -> None:
-    pages = APIRouter(route_class=scoped(Scope.OPEN))
+    pages = APIRouter(route_class=needing(Permission.OPEN))
 
     @pages.get("/", include_in_schema=False)
     async def console() -> FileResponse:

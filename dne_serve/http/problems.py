@@ -1,23 +1,4 @@
-"""Errors as RFC 9457 problem documents: one table from error to status.
-
-Refused (DneError)
-├── Malformed            400
-├── TokenMissing         401
-├── TokenRefused         403
-├── OriginRefused        403
-├── NotOffered           404
-├── NotInMemory          404
-├── NotAcceptable        406
-├── TooLarge             413
-├── TypeNotAccepted      415
-├── HostUnknown          421
-├── RateExceeded         429
-├── WaitedTooLong        503
-├── StoreBusy            503
-├── NotReady             503
-├── NotMoved             503
-└── NotServed            503
-"""
+"""Map errors to RFC 9457 problem documents: one table from error to status."""
 
 from __future__ import annotations
 
@@ -33,155 +14,64 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from dne_serve.engines.base import ModelUnusable
-from dne_serve.engines.batcher import QueueFull, Stopped
-from dne_serve.inference.decode_process import DecoderUnavailable
-from dne_serve.rollout.followed_store import ChannelWentBack, StoreChanged
-from dne_serve.rollout.memory import NotEnoughMemory
-from dne_serve.rollout.residents import NoRoom
-from model_store import errors
+from dne_serve import errors
+from model_store import errors as store_errors
+from model_store.errors import DneError
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
 MAX_DETAIL = 1000  # a client may send names of any length
 
 
-class Refused(errors.DneError):
-    """A request that the server turns down by its own rules."""
-
-
-class Malformed(Refused):
-    pass
-
-
-class TokenMissing(Refused):
-    pass
-
-
-class TokenRefused(Refused):
-    pass
-
-
-class OriginRefused(Refused):
-    """A page of another site asks through the browser of somebody here."""
-
-
-class NotOffered(Refused):
-    """A name that means nothing to this server."""
-
-
-class NotInMemory(Refused):
-    """A version that is not ready: the Open Inference Protocol says so with a 4xx."""
-
-
-class NotAcceptable(Refused):
-    pass
-
-
-class HostUnknown(Refused):
-    """A Host header that does not name this server."""
-
-
-class RateExceeded(Refused):
-    def __init__(self, message: str, *, retry_after_s: int) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
-
-
-class TooLarge(Refused):
-    pass
-
-
-class TypeNotAccepted(Refused):
-    pass
-
-
-class WaitedTooLong(Refused):
-    pass
-
-
-class StoreBusy(Refused):
-    """More wait for the store than may."""
-
-
-class NotReady(Refused):
-    pass
-
-
-class NotMoved(Refused):
-    """The channel stays where it is, because this server cannot load what it was to name."""
-
-
-class NotServed(Refused):
-    """The channel was moved, and this server could not follow."""
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How an error is told. `detail` replaces messages that name files of this machine."""
+    """Status of an error, whether the client may try again, and whether the server is at fault."""
 
     status: int
-    detail: str | None = None
     retry: bool = False
     logged: bool = False
 
 
 # The nearest base class counts, so a new error has the status of its family until it is listed.
-ANSWERS: dict[type[errors.DneError], Answer] = {
-    Malformed: Answer(400),
-    TokenMissing: Answer(401),
-    TokenRefused: Answer(403),
-    OriginRefused: Answer(403),
-    NotOffered: Answer(404),
-    NotInMemory: Answer(404),
-    NotAcceptable: Answer(406),
-    HostUnknown: Answer(421),
-    RateExceeded: Answer(429, retry=True),
-    TooLarge: Answer(413),
-    TypeNotAccepted: Answer(415),
-    WaitedTooLong: Answer(503, retry=True),
-    StoreBusy: Answer(503, retry=True),
-    NotReady: Answer(503, retry=True),
-    NotMoved: Answer(503, logged=True),
-    NotServed: Answer(503, logged=True),
-    NoRoom: Answer(503),
-    QueueFull: Answer(503, retry=True),
-    Stopped: Answer(503, retry=True),
-    DecoderUnavailable: Answer(503, retry=True),
-    StoreChanged: Answer(503, retry=True),
-    ChannelWentBack: Answer(503, retry=True),
-    errors.WrongUsage: Answer(400),
-    errors.ImageRejected: Answer(422),
-    errors.ImageTooLarge: Answer(413),
-    errors.VersionNotFound: Answer(404),
-    errors.ChannelNotFound: Answer(404),
-    errors.ChannelMoved: Answer(409),
-    errors.NothingToRollBack: Answer(409),
-    errors.StoreNotFound: Answer(503, "there is no store yet", retry=True),
-    errors.WriteFailed: Answer(
-        503, "the store refused the write; the server's log says why", logged=True
-    ),
-    errors.RecordInvalid: Answer(503, logged=True),
-    errors.ShardMissing: Answer(503, logged=True),
-    errors.ShardCorrupt: Answer(503, logged=True),
-    errors.StoreUnsupported: Answer(503, logged=True),
-    ModelUnusable: Answer(503, logged=True),
-    NotEnoughMemory: Answer(503, retry=True, logged=True),
-    # Any other says where the store is.
-    errors.StoreError: Answer(
-        503, "the store cannot be read; the server's log says why", logged=True
-    ),
+ANSWERS: dict[type[DneError], Answer] = {
+    errors.Malformed: Answer(400),
+    errors.TokenMissing: Answer(401),
+    errors.TokenRefused: Answer(403),
+    errors.OriginRefused: Answer(403),
+    errors.NotOffered: Answer(404),
+    errors.NotInMemory: Answer(404),
+    errors.NotAcceptable: Answer(406),
+    errors.TooLarge: Answer(413),
+    errors.TypeNotAccepted: Answer(415),
+    errors.HostUnknown: Answer(421),
+    errors.RateExceeded: Answer(429, retry=True),
+    errors.WaitedTooLong: Answer(503, retry=True),
+    errors.QueueFull: Answer(503, retry=True),
+    errors.StoreBusy: Answer(503, retry=True),
+    errors.Stopped: Answer(503, retry=True),
+    errors.DecoderUnavailable: Answer(503, retry=True),
+    errors.NotReady: Answer(503, retry=True),
+    errors.NotMoved: Answer(503, logged=True),
+    errors.NotServed: Answer(503, logged=True),
+    errors.NoRoom: Answer(503),
+    errors.NotEnoughMemory: Answer(503, retry=True, logged=True),
+    errors.StoreChanged: Answer(503, retry=True),
+    errors.ChannelWentBack: Answer(503, retry=True),
+    store_errors.WrongUsage: Answer(400),
+    store_errors.ImageRejected: Answer(422),
+    store_errors.ImageTooLarge: Answer(413),
+    store_errors.VersionNotFound: Answer(404),
+    store_errors.ChannelNotFound: Answer(404),
+    store_errors.ChannelMoved: Answer(409),
+    store_errors.NothingToRollBack: Answer(409),
+    store_errors.StoreNotFound: Answer(503, retry=True),
+    store_errors.StoreError: Answer(503, logged=True),
 }
-UNEXPECTED = Answer(500, "the server failed; its log says why", logged=True)
+UNEXPECTED = Answer(500, logged=True)
 
 
 def answer_to(error: Exception) -> Answer:
     return next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), UNEXPECTED)
-
-
-def tell(error: Exception) -> str:
-    """The error as one sentence that may leave this machine."""
-    return answer_to(error).detail or str(error)
 
 
 @dataclass(slots=True)
@@ -240,7 +130,7 @@ def problem_of(error: Exception) -> JSONResponse:
         headers["WWW-Authenticate"] = 'Bearer realm="dne-serve"'
     return problem(
         answer.status,
-        detail=tell(error),
+        detail=errors.tell(error),
         kind=_kind(error),
         headers=headers,
         cause=error if answer.logged else error.__cause__,
@@ -249,7 +139,7 @@ def problem_of(error: Exception) -> JSONResponse:
 
 
 def install(app: FastAPI) -> None:
-    app.add_exception_handler(errors.DneError, _on_error)
+    app.add_exception_handler(DneError, _on_error)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
 

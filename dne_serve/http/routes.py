@@ -8,14 +8,13 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Send
-from starlette.types import Scope as Message
+from starlette.types import Receive, Scope, Send
 
-from dne_serve.access.audit import FACTS
-from dne_serve.access.auth import Scope, actor_of
+from dne_serve.access.permission import Permission
+from dne_serve.errors import NotReady, TypeNotAccepted
 from dne_serve.http import versions
 from dne_serve.http.openapi import IMAGES_SCHEMA, problems
-from dne_serve.http.problems import NotReady, TypeNotAccepted, problem
+from dne_serve.http.problems import problem
 from dne_serve.http.schemas import (
     ClassesAnswer,
     HealthAnswer,
@@ -28,7 +27,7 @@ from dne_serve.http.schemas import (
     VersionAnswer,
     VersionsAnswer,
 )
-from dne_serve.http.scoped_route import ScopedRoute, scoped
+from dne_serve.http.scoped_route import FACTS, Parts, ScopedRoute, actor_of, needing
 from dne_serve.http.uploads import FIELD, read_uploads
 from dne_serve.inference.answers import MAX_TOP_K, prediction_json, work_of
 from dne_serve.inference.deadline import ARRIVED
@@ -63,15 +62,7 @@ PREDICT_BODY = {
 }
 
 
-# Dependencies are coroutines although they wait for nothing: plain functions would each cost a
-# trip to the thread pool.
-
-
-async def serving_of(request: Request) -> Serving:
-    serving: Serving = request.app.state.serving
-    return serving
-
-
+# A coroutine although it waits for nothing: a plain function would cost a trip to the thread pool.
 async def json_only(request: Request) -> None:
     """A body of another type is refused for its type, not for what it says."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -80,7 +71,6 @@ async def json_only(request: Request) -> None:
         raise TypeNotAccepted(f"Content-Type {kind[:100]!r} is not accepted: send application/json")
 
 
-Parts = Annotated[Serving, Depends(serving_of)]
 AnyVersion = Annotated[
     int | None,
     Query(ge=1, le=MAX_VERSION, description="A version in the store; without it the served one."),
@@ -95,9 +85,9 @@ class Direct(ScopedRoute):
     """For an endpoint that reads its body itself and whose parameters all have defaults: without
     a query there is nothing to find out about it, which takes as long as the rest of the way."""
 
-    needs = Scope.PREDICT
+    needs = Permission.PREDICT
 
-    async def _answer(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["query_string"]:
             await super()._answer(scope, receive, send)
             return
@@ -106,10 +96,10 @@ class Direct(ScopedRoute):
 
 
 predicting = APIRouter(route_class=Direct, tags=["predict"])
-reading = APIRouter(route_class=scoped(Scope.READ), tags=["read"])
-health = APIRouter(route_class=scoped(Scope.OPEN), tags=["health"])
+reading = APIRouter(route_class=needing(Permission.READ), tags=["read"])
+health = APIRouter(route_class=needing(Permission.OPEN), tags=["health"])
 admin = APIRouter(
-    route_class=scoped(Scope.ADMIN),
+    route_class=needing(Permission.ADMIN),
     dependencies=[Depends(json_only)],
     responses=problems(400, 404, 409, 413, 415, 503),
     tags=["admin"],
@@ -192,11 +182,11 @@ def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
     return versions.classes(serving.residents.served.manifest)
 
 
-def _moved(request: Request, moved: Moved) -> MovedAnswer:
-    serving: Serving = request.app.state.serving
+def _moved(request: Request, serving: Serving, moved: Moved) -> MovedAnswer:
     record = moved.record
     request.scope[FACTS].update(to=record.target, record=record.number, reason=record.reason)
-    return serving.follow(moved)
+    version = serving.follow(moved)
+    return MovedAnswer(version=version, channel=record.channel, record=record)
 
 
 @admin.post("/rollback")
@@ -205,7 +195,7 @@ def rollback(request: Request, serving: Parts, move: RollbackMove | None = None)
     that it cannot load is not recorded."""
     asked = move or RollbackMove()
     moved = serving.mover.rollback(to=asked.to, actor=actor_of(request), reason=asked.reason)
-    return _moved(request, moved)
+    return _moved(request, serving, moved)
 
 
 @admin.post("/promote")
@@ -213,7 +203,7 @@ def promote(request: Request, serving: Parts, move: PromoteMove) -> MovedAnswer:
     """On to a version, following from there. Answers when this server serves it; one that it
     cannot load is not recorded."""
     moved = serving.mover.promote(move.to, actor=actor_of(request), reason=move.reason)
-    return _moved(request, moved)
+    return _moved(request, serving, moved)
 
 
 @admin.post("/resume")
@@ -221,7 +211,8 @@ def resume(request: Request, serving: Parts, move: Move | None = None) -> MovedA
     """Undoes the rollback: the version followed last. Answers when this server serves it; one that
     it cannot load is not recorded."""
     reason = move.reason if move else ""
-    return _moved(request, serving.mover.resume(actor=actor_of(request), reason=reason))
+    moved = serving.mover.resume(actor=actor_of(request), reason=reason)
+    return _moved(request, serving, moved)
 
 
 @health.get("/healthz")

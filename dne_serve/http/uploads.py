@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from python_multipart.exceptions import FormParserError
@@ -13,8 +13,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
-from dne_serve.http.problems import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
+from dne_serve.errors import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
 from dne_serve.http.schemas import JsonImage, JsonImages
+from dne_serve.inference.decoding import Decoder
 from model_store.preprocess import Pixels
 from model_store.records.fields import first_reason
 from model_store.records.manifest import Preprocessing
@@ -22,24 +23,12 @@ from model_store.records.manifest import Preprocessing
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
-    from dne_serve.inference.decoding import Decoder
-
 FIELD = "files"
 AT_ONCE_BYTES = 64 << 10  # JSON that is larger is read in a thread
 COMMAS_AN_IMAGE = 64
 SPACES = b" \t\n\r\v\f"
 JSON_RANGES = frozenset({"application/json", "application/*", "*/*"})
 REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
-
-
-class Picture(Protocol):
-    """One image of a request, in whatever form it came."""
-
-    @property
-    def filename(self) -> str | None: ...
-
-    async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
-        """The pixels that the network sees; ImageRejected when there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

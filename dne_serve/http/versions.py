@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dne_serve.http.problems import tell
+from dne_serve.errors import tell
 from dne_serve.http.schemas import (
     ClassAnswer,
     ClassesAnswer,

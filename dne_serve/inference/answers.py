@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic_core import to_json
 
 from dne_serve.engines.base import Floats, Resident
-from dne_serve.engines.batcher import QueueFull
+from dne_serve.errors import QueueFull
 
 MAX_TOP_K = 1000
 """Classes that a client may have listed for each image. A version may have more."""

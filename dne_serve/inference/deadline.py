@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from dne_serve.http.problems import WaitedTooLong
+from dne_serve.errors import WaitedTooLong
 
 Answer = TypeVar("Answer")
 

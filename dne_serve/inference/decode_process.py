@@ -15,6 +15,7 @@ from typing import IO
 
 import numpy as np
 
+from dne_serve.errors import DecoderUnavailable
 from dne_serve.inference import decode_worker
 from dne_serve.inference.decode_worker import ANSWERED, ASKED, PIXELS, READY, TOO_LARGE
 from model_store.errors import DneError, ImageRejected, ImageTooLarge
@@ -37,11 +38,6 @@ log = logging.getLogger("dne_serve.decoding")
 
 class ImageTooSlow(ImageRejected):
     """It was not decoded in time, and its process was ended."""
-
-
-class DecoderUnavailable(DneError):
-    """The machine has no process to decode with: it cannot be started, or was killed from outside.
-    The image and the version have no part in it."""
 
 
 class DecodeProcess:

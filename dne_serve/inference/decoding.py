@@ -11,8 +11,9 @@ import asyncio
 import queue
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
-from dne_serve.engines.batcher import QueueFull
+from dne_serve.errors import QueueFull
 from dne_serve.inference.decode_process import DecodeProcess
 from dne_serve.inference.image_outline import Outline, read_outline
 from model_store.errors import ImageTooLarge
@@ -25,6 +26,16 @@ LONG_SIDE = 1 << 15
 """Each row has a cost of its own beside that of its pixels."""
 ODD_NICENESS = 5
 """Odd images give way to the network and to all others."""
+
+
+class Picture(Protocol):
+    """One image of a request: a file or pixels."""
+
+    @property
+    def filename(self) -> str | None: ...
+
+    async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
+        """Return the pixels that the network sees, or raise ImageRejected."""
 
 
 class Decoder:

@@ -9,12 +9,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from dne_serve.engines.base import Answers, Floats, Query, Resident, joined
-from dne_serve.engines.batcher import QueueFull
-from dne_serve.http.problems import NotReady
-from dne_serve.http.uploads import Picture
+from dne_serve.errors import NotReady, QueueFull
 from dne_serve.inference.answers import is_unknown
 from dne_serve.inference.deadline import Patience
-from dne_serve.inference.decoding import Decoder
+from dne_serve.inference.decoding import Decoder, Picture
 from dne_serve.inference.store_threads import Loads
 from dne_serve.rollout.canary import By, Chosen, Companions
 from dne_serve.rollout.guard import Guard

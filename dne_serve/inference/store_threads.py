@@ -5,18 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
-import inspect
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
-from starlette.responses import Response
-
-from dne_serve.access.auth import Scope
 from dne_serve.engines.base import Resident
-from dne_serve.http.problems import StoreBusy
+from dne_serve.errors import StoreBusy
 from dne_serve.inference.deadline import Patience
 
 MAX_LOADS = 8
@@ -91,26 +85,3 @@ def _look_at(outcome: asyncio.Future[Any]) -> None:
     """Asyncio complains of failures that nobody has seen, and everybody may have gone."""
     if not outcome.cancelled():
         outcome.exception()
-
-
-def on_store_threads(endpoint: Callable[..., Any], *, needs: Scope) -> Callable[..., Any]:
-    """The endpoint as a coroutine that runs on the server's store threads, if it is a plain
-    function that takes `serving`: the framework would run it on the threads that all share. Moves
-    do not wait behind reads. The answer is written there too."""
-    parameters = inspect.signature(endpoint).parameters
-    if inspect.iscoroutinefunction(endpoint) or "serving" not in parameters:
-        return endpoint
-
-    @functools.wraps(endpoint)
-    async def run(**given: Any) -> Any:
-        serving = given["serving"]
-        threads: StoreThreads = serving.movers if needs is Scope.ADMIN else serving.readers
-        return await threads.run(lambda: _written(endpoint(**given)))
-
-    return run
-
-
-def _written(answer: object) -> object:
-    if not isinstance(answer, BaseModel):
-        return answer
-    return Response(answer.model_dump_json(by_alias=True), media_type="application/json")

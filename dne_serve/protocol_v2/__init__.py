@@ -1,24 +1,6 @@
-"""The Open Inference Protocol, version 2, at `/v2`: what Triton's and KServe's clients speak.
+"""Speak the Open Inference Protocol, version 2, at `/v2`, as Triton's and KServe's clients do.
 
-scopes.py says who may ask; infer.py, models.py, repository.py and unoffered.py are the routes;
-body.py is bytes to requests and back, tensors.py the values in them, images.py and answers.py what
-they mean to a classifier, describe.py what the server says of itself, errors.py how it refuses.
+Routes: infer, models, repository, unoffered. routers says who may ask. body reads and writes bytes,
+tensors the values in them, images the inputs and answers the outputs of the classifier. describe
+tells what the server is and has.
 """
-
-from fastapi import APIRouter
-
-from dne_serve.protocol_v2 import infer, models, repository, unoffered
-from dne_serve.protocol_v2.errors import ErrorForm
-
-__all__ = ["ErrorForm", "router"]
-
-router = APIRouter()
-for _part in (
-    models.health,
-    models.read,
-    infer.router,
-    repository.read,
-    repository.admin,
-    unoffered.read,
-):
-    router.include_router(_part)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.engines.base import Floats, Resident
-from dne_serve.http.problems import Malformed
+from dne_serve.errors import Malformed
 from dne_serve.inference.answers import best_of, is_unknown, probabilities_of
 from dne_serve.protocol_v2.schemas import MAX_JSON_VALUES, Datatype, RequestOutput
 from dne_serve.protocol_v2.tensors import Output

@@ -9,7 +9,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
-from dne_serve.http.problems import Malformed, TooLarge
+from dne_serve.errors import Malformed, TooLarge
 from dne_serve.inference.answers import list_json
 from dne_serve.protocol_v2.schemas import (
     MAX_JSON_VALUES,

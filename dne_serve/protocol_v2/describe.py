@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from dne_serve.http.problems import NotInMemory, NotReady, tell
+from dne_serve.errors import NotInMemory, NotReady, tell
 from dne_serve.protocol_v2.answers import OUTPUTS
 from dne_serve.protocol_v2.images import ANY, INPUTS
 from dne_serve.protocol_v2.schemas import (

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.http.problems import Malformed, TooLarge
-from dne_serve.http.uploads import Picture, Upload
-from dne_serve.inference.decoding import Decoder
+from dne_serve.errors import Malformed, TooLarge
+from dne_serve.http.uploads import Upload
+from dne_serve.inference.decoding import Decoder, Picture
 from dne_serve.protocol_v2.schemas import Datatype
 from dne_serve.protocol_v2.tensors import Tensor, check_size, elements_of, floats_of, uint8_of
 from model_store.preprocess import FORMATS, Pixels

@@ -11,11 +11,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dne_serve.engines.base import Floats, Resident
-from dne_serve.http.routes import Parts
-from dne_serve.http.uploads import Picture
+from dne_serve.http.scoped_route import Parts
 from dne_serve.inference.answers import SCORE_WORK, work_of
 from dne_serve.inference.deadline import ARRIVED
-from dne_serve.protocol_v2 import describe, scopes
+from dne_serve.inference.decoding import Picture
+from dne_serve.protocol_v2 import describe, routers
 from dne_serve.protocol_v2.answers import (
     EVERY_OUTPUT,
     Answers,
@@ -27,8 +27,8 @@ from dne_serve.protocol_v2.answers import (
 from dne_serve.protocol_v2.body import HEADER_LENGTH, Asked, pack, unpack
 from dne_serve.protocol_v2.images import pictures_of
 from dne_serve.protocol_v2.openapi import INFER_ANSWER, INFER_BODY, refusals
+from dne_serve.protocol_v2.routers import ThisModel, Version
 from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
-from dne_serve.protocol_v2.scopes import ThisModel, Version
 from dne_serve.protocol_v2.tensors import encode
 from dne_serve.rollout.canary import Chosen
 from dne_serve.server import Serving
@@ -37,7 +37,7 @@ from model_store.records.manifest import Preprocessing
 SMALL_BYTES = 32 << 10
 """A body up to this size is read on the event loop: a trip to a thread would take longer."""
 
-router = scopes.predict()
+router = routers.predict()
 
 
 @router.post(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dne_serve.http.routes import Parts
-from dne_serve.protocol_v2 import describe, scopes
+from dne_serve.http.scoped_route import Parts
+from dne_serve.protocol_v2 import describe, routers
 from dne_serve.protocol_v2.openapi import refusals
+from dne_serve.protocol_v2.routers import ThisModel, Version
 from dne_serve.protocol_v2.schemas import (
     ConfigAnswer,
     LiveAnswer,
@@ -14,11 +15,10 @@ from dne_serve.protocol_v2.schemas import (
     ServerReadyAnswer,
     StatisticsAnswer,
 )
-from dne_serve.protocol_v2.scopes import ThisModel, Version
 from dne_serve.server import Serving
 
-health = scopes.anyone()
-read = scopes.read()
+health = routers.anyone()
+read = routers.read()
 
 
 @health.get("/health/live")

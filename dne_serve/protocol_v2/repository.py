@@ -7,12 +7,12 @@ from typing import Any
 
 from fastapi import Request
 
-from dne_serve.access.auth import actor_of
-from dne_serve.http.problems import Malformed
-from dne_serve.http.routes import Parts
-from dne_serve.protocol_v2 import describe, scopes
+from dne_serve.errors import Malformed
+from dne_serve.http.scoped_route import Parts, actor_of
+from dne_serve.protocol_v2 import describe, routers
 from dne_serve.protocol_v2.body import Model, parse
 from dne_serve.protocol_v2.openapi import INDEX_BODY, LOAD_BODY, refusals
+from dne_serve.protocol_v2.routers import ThisModel
 from dne_serve.protocol_v2.schemas import (
     IndexRequest,
     IndexRow,
@@ -20,12 +20,11 @@ from dne_serve.protocol_v2.schemas import (
     LoadRequest,
     StateAnswer,
 )
-from dne_serve.protocol_v2.scopes import ThisModel
 
 log = logging.getLogger("dne_serve.protocol_v2")
 
-read = scopes.read()
-admin = scopes.admin()
+read = routers.read()
+admin = routers.admin()
 
 
 @read.post("/repository/index", openapi_extra=INDEX_BODY, responses=refusals(400, 413, 503))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.http.problems import Malformed
+from dne_serve.errors import Malformed
 from dne_serve.protocol_v2.schemas import Datatype
 
 PREFIX_BYTES = 4

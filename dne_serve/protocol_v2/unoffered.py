@@ -5,14 +5,14 @@ Asking how things stand is answered; asking for a change is refused with what to
 
 from __future__ import annotations
 
-from dne_serve.http.problems import Malformed, NotOffered
-from dne_serve.http.routes import Parts
-from dne_serve.protocol_v2 import describe, scopes
+from dne_serve.errors import Malformed, NotOffered
+from dne_serve.http.scoped_route import Parts
+from dne_serve.protocol_v2 import describe, routers
 from dne_serve.protocol_v2.openapi import refusals
+from dne_serve.protocol_v2.routers import ThisModel
 from dne_serve.protocol_v2.schemas import LogAnswer, TraceAnswer
-from dne_serve.protocol_v2.scopes import ThisModel
 
-read = scopes.read()
+read = routers.read()
 
 
 @read.get("/trace/setting")

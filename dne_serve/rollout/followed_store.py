@@ -6,17 +6,10 @@ another store in its place looks like a channel that has moved. Neither is follo
 
 from __future__ import annotations
 
-from model_store.errors import StoreError, StoreNotFound
+from dne_serve.errors import ChannelWentBack, StoreChanged
+from model_store.errors import StoreNotFound
 from model_store.records.channel import ChannelRecord
 from model_store.store.store import Store
-
-
-class StoreChanged(StoreError):
-    """The store has vanished, or another one is in its place."""
-
-
-class ChannelWentBack(StoreError):
-    """Records of the channel that this server has seen are not there any more."""
 
 
 class SameStore:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
 
-from dne_serve.engines.base import ModelUnusable
-from dne_serve.rollout.rules import Rule
+from dne_serve.errors import ModelUnusable
+from dne_serve.guard_rules import Rule
 from model_store.errors import ChannelMoved, DneError, NothingToRollBack
 from model_store.records.channel import ChannelRecord
 

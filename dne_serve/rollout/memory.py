@@ -9,17 +9,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from model_store.errors import DneError
+from dne_serve.errors import NotEnoughMemory
 from model_store.records.manifest import Manifest
 from model_store.spec import NetworkSpec
 
 COPIES = 3
 """Of a shard at the worst moment: its bytes, its tensors, and what is made of these."""
 CGROUP = Path("/sys/fs/cgroup")
-
-
-class NotEnoughMemory(DneError):
-    pass
 
 
 class MemoryCheck:

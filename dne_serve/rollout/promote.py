@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dne_serve.engines.base import Resident
-from dne_serve.http.problems import NotMoved, tell
+from dne_serve.errors import NotMoved, tell
 from dne_serve.rollout.residents import Residents
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest

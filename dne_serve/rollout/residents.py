@@ -15,15 +15,11 @@ from typing import Generic, Protocol
 
 from dne_serve.engines.base import Answers, Engine, Query, Resident, Result, Steps
 from dne_serve.engines.batcher import Batcher
+from dne_serve.errors import NoRoom
 from dne_serve.rollout.memory import give_back
-from model_store.errors import DneError
 from model_store.records.manifest import Manifest, ShardRef, total_bytes
 
 ImageBatcher = Batcher[Resident, Query, Answers]
-
-
-class NoRoom(DneError):
-    """A version that does not fit into memory beside those that have to stay."""
 
 
 class ShardReader(Protocol):

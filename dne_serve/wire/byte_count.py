@@ -1,4 +1,4 @@
-"""Counts the bytes of a request that are not its body.
+"""Count the bytes of a request that are not its body.
 
 The parser hands on nothing of a header line or a trailer that has not ended, and nothing at all of
 a chunk's size and extensions. Only the bytes that were given to it can be counted.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Tally:
-    """Judges one request at a time. `limit` holds for its headers and trailers; the sizes and
+    """Count of one request at a time. `limit` holds for its headers and trailers; the sizes and
     extensions of chunks may take as many bytes as the body besides."""
 
     limit: int
@@ -23,8 +23,8 @@ class Tally:
     _is_shared: bool = False
 
     def begin_request(self, *, is_shared: bool) -> None:
-        """`is_shared` says that the piece that is being parsed also ends an earlier request. Such a
-        piece is not counted: nobody knows which part of it belongs to this one."""
+        """Begin to count a request. A piece that also ends an earlier request (`is_shared`) does
+        not count: the parser does not tell which part of it belongs to this one."""
         self._body = self._other = self._without_body = self._body_here = 0
         self._is_shared = is_shared
 

@@ -1,7 +1,7 @@
-"""One client's connection: uvicorn's protocol, with clocks and counts.
+"""Hold each client's connection to limits of time and size.
 
-uvicorn's parser takes headers and trailers of any size, and waits for ever for a request that does
-not come.
+uvicorn's own protocol takes headers and trailers of any size, and waits for ever for a request that
+does not come.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import httptools
-from starlette.responses import JSONResponse
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from dne_serve.http.problems import MEDIA_TYPE, document, new_instance
+from dne_serve.http.problems import document, new_instance
 from dne_serve.inference.deadline import ARRIVED
 from dne_serve.wire.byte_count import Tally
 from dne_serve.wire.held_flow import HeldFlow
-from dne_serve.wire.target import origin_form, without_upgrade
+from dne_serve.wire.refusal import as_bytes
+from dne_serve.wire.request_head import head_without_upgrade, origin_form
 
-YOUNG_S = 1.0  # a connection of that age is not taken for a slow one
+YOUNG_S = 1.0  # a connection that has owed a request for less is not a slow one
 LINGER_S = 2.0
 PIECE_BYTES = 4096
-"""What the parser is given at a time, besides the rest of a body of known length. The shortest
-request has 18 bytes, so that one piece makes no more than 228 requests that wait for their turn."""
-
+"""Bytes for the parser at a time, besides the rest of a body of known length. The shortest request
+has 18 bytes, so that one piece makes no more than 228 requests that wait for their turn."""
 MOST_DIGITS = 100
 """The parser takes a length with any number of zeros before it, and Python makes no number of more
 than 4,300 digits."""
@@ -35,7 +34,9 @@ log = logging.getLogger("dne_serve.wire")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ConnectionLimits:
+    """Limits on the connections of a server, and on each of them."""
+
     connections: int
     header_bytes: int
     header_s: float
@@ -43,13 +44,14 @@ class Limits:
     body_s: float
     """From there to the end of the body."""
     send_s: float
-    """How long a client may leave an answer unread."""
+    """Time that a client may leave an answer unread."""
 
 
 class Connection(HttpToolsProtocol):
-    """One client. What it has not finished sending is timed; an answer it does not take, too."""
+    """Connection of one client. A request that is not complete has a deadline, and so has an answer
+    that the client does not take."""
 
-    limits: ClassVar[Limits]
+    limits: ClassVar[ConnectionLimits]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -63,6 +65,7 @@ class Connection(HttpToolsProtocol):
         self._ended_here = False
         self._body_left = 0
         self._refused = False
+        self._refusal: dict[str, Any] | None = None
         self._await_request()
         if len(self.connections) > self.limits.connections:
             self._make_room()
@@ -88,8 +91,8 @@ class Connection(HttpToolsProtocol):
         self._await_request()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers come here too. They count with the headers, and nothing of them is kept: the
-        headers were judged without them."""
+        """Keep a header and drop a trailer: the headers were judged without it. The bytes of
+        trailers count with those of the headers."""
         if self._in_headers:
             super().on_header(name, value)
 
@@ -103,7 +106,7 @@ class Connection(HttpToolsProtocol):
         elif len(length) > MOST_DIGITS:
             self._refuse(400, detail="the Content-Length has too many digits", kind="malformed")
         elif self.parser.should_upgrade():
-            return  # `_read_without_upgrade` comes here again
+            return  # `_read_without_upgrade` calls this again for the same request
         else:
             self._check_request_line()
         if self._refused:
@@ -121,7 +124,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self._in_headers:
-            return  # of a request with an upgrade, which is still to be read
+            return  # the parser skips the body of a request with an upgrade
         self._in_request, self._ended_here = False, True
         self._rest()
         cast(dict[str, Any], self.scope)[ARRIVED] = self.loop.time()
@@ -139,6 +142,8 @@ class Connection(HttpToolsProtocol):
             self._watch_sending()
         if self._unparsed:
             self.loop.call_soon(self._parse)
+        if self._refusal is not None and self.cycle.response_complete:
+            self._send_refusal(self._refusal)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -146,12 +151,12 @@ class Connection(HttpToolsProtocol):
 
     @property
     def owes(self) -> float | None:
-        """Since when this client has owed us the rest of a request; None while it does not."""
+        """Return the time since which the client has owed the rest of a request, or None."""
         waiting = self._deadline is not None or self.timeout_keep_alive_task is not None
         return self._since if waiting and not self._refused else None
 
     def _parse(self) -> None:
-        """Parse what has come, until a request has to wait for the answer to the one before it.
+        """Parse the bytes that have come, until a request has to wait for the answer before it.
 
         uvicorn would go on, and make a task of every few bytes that a client sends ahead.
         """
@@ -166,7 +171,7 @@ class Connection(HttpToolsProtocol):
         self._time_the_rest()
 
     def _parse_piece(self, piece: bytes) -> int:
-        """The number of bytes that were used."""
+        """Return the number of bytes that were used."""
         self._ended_here = False
         used = len(piece)
         try:
@@ -187,11 +192,14 @@ class Connection(HttpToolsProtocol):
         return len(piece)
 
     def _read_without_upgrade(self) -> None:
-        """Read the headers again, without the wish for another protocol, which nobody has to
-        grant. The parser takes such a request for one without a body."""
-        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
-        lines = [b"%s: %s\r\n" % header for header in without_upgrade(self.headers)]
-        head = b"%s %s HTTP/%s\r\n%s\r\n" % (method, self.url, version, b"".join(lines))
+        """Read the head again without its wish for another protocol, which no server has to grant.
+        With that wish, the parser would skip the body."""
+        head = head_without_upgrade(
+            self.parser.get_method(),
+            self.url,
+            version=self.parser.get_http_version(),
+            headers=self.headers,
+        )
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self.parser.feed_data(head)
@@ -211,17 +219,16 @@ class Connection(HttpToolsProtocol):
         self.url = target
 
     def _time_the_rest(self) -> None:
-        """A client that sends ahead is not timed while nothing of it is read. One that sends line
-        breaks between two requests has ended uvicorn's clock, and is timed."""
+        """Stop the clock while nothing of the client is read because it sends ahead. Start it for a
+        client that sends line breaks between two requests: these have ended uvicorn's clock."""
         if self._refused or self.timeout_keep_alive_task is not None:
             return
         is_idle = self.cycle is None or self.cycle.response_complete
         if self.pipeline:
             self._rest()
         elif self._deadline is None and (self._in_request or is_idle):
-            in_body = self._in_request and not self._in_headers
             self._since = self.loop.time()
-            self._time(self.limits.body_s if in_body else self.limits.header_s)
+            self._time(self.limits.body_s if self._in_body else self.limits.header_s)
 
     def _await_request(self) -> None:
         self._since = self.loop.time()
@@ -244,7 +251,7 @@ class Connection(HttpToolsProtocol):
             self._end()
 
     def _make_room(self) -> None:
-        """Lets go of whoever has owed us a request for longest; if nobody does, of the newcomer."""
+        """End the connection that has owed a request for longest, or this one if none does."""
         slow = [(one.owes, one) for one in self.connections if isinstance(one, Connection)]
         owing = [(since, one) for since, one in slow if since is not None and one is not self]
         since, slowest = min(owing, key=lambda pair: pair[0], default=(self.loop.time(), self))
@@ -259,16 +266,25 @@ class Connection(HttpToolsProtocol):
         self._refuse(431, detail=detail, kind="headers-too-large")
 
     def _refuse(self, status: int, *, detail: str, kind: str) -> None:
-        """Says why, where no answer has begun, and ends the connection."""
+        """Say why and end the connection. A refusal waits for the answers to earlier requests. In
+        the middle of an answer nothing can be said."""
         if self._refused:
             return
-        if not self._is_unanswered():
+        refusal = document(status, detail=detail, kind=kind, instance=new_instance())
+        if self._in_body and (self.cycle.response_started or self.pipeline):
             self._end()
+        elif self._in_body or self.cycle is None or self.cycle.response_complete:
+            self._send_refusal(refusal)
+        else:
+            self._refusal = refusal
+            self._stop_parsing()
+
+    def _send_refusal(self, refusal: dict[str, Any]) -> None:
+        if self.transport.is_closing():
             return
-        answer = document(status, detail=detail, kind=kind, instance=new_instance())
-        self.transport.write(_as_bytes(answer))
+        self.transport.write(as_bytes(refusal))
         who = self.client[0] if self.client else "someone"
-        log.info("%s %s %s %s", who, status, answer["instance"], detail)
+        log.info("%s %s %s %s", who, refusal["status"], refusal["instance"], refusal["detail"])
         if self.transport.can_write_eof():
             # A connection that is closed with bytes unread is reset, and the answer lost: read
             # on for a moment, and keep nothing.
@@ -278,28 +294,29 @@ class Connection(HttpToolsProtocol):
         else:
             self._end()
 
-    def _is_unanswered(self) -> bool:
-        """Whether the next bytes that the client expects are the head of an answer."""
-        if self._in_headers:
-            return self.cycle is None or self.cycle.response_complete
-        return not self.cycle.response_started and not self.pipeline
+    @property
+    def _in_body(self) -> bool:
+        return self._in_request and not self._in_headers
 
     def _end(self) -> None:
         self._stop_listening()
         self.transport.close()
         self._watch_sending()
 
-    def _stop_listening(self) -> None:
+    def _stop_parsing(self) -> None:
         self._refused = True
         self._unparsed = b""
         self._rest()
+
+    def _stop_listening(self) -> None:
+        self._stop_parsing()
         self._unset_keepalive_if_required()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
 
     def _watch_sending(self) -> None:
-        """Closing waits until everything was sent, which may be never."""
+        """Limit the time to send what is left: closing waits for it, perhaps for ever."""
         if self._stuck is None:
             self._stuck = self.loop.call_later(self.limits.send_s, self._on_stuck)
 
@@ -307,12 +324,3 @@ class Connection(HttpToolsProtocol):
         self._stuck = None
         if self.transport.get_write_buffer_size():
             self.transport.abort()
-
-
-def _as_bytes(problem: dict[str, Any]) -> bytes:
-    """A problem document as it travels, for clients that no application has seen."""
-    status = problem["status"]
-    headers = {"Connection": "close", **({"Retry-After": "1"} if status == 503 else {})}
-    answer = JSONResponse(problem, status, media_type=MEDIA_TYPE, headers=headers)
-    lines = [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
-    return b"".join([STATUS_LINE[status], *lines, b"\r\n", bytes(answer.body)])

@@ -1,4 +1,4 @@
-"""Keeps uvicorn from reading on while requests that were sent ahead are waiting."""
+"""Keep uvicorn from reading on while requests that were sent ahead are waiting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 
 class HeldFlow(FlowControl):
-    """Reads no more while it is held, whatever uvicorn's part of the connection would like."""
+    """Flow control that reads no more while it is held, even if uvicorn resumes it."""
 
     _is_held = False
 

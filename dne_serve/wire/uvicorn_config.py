@@ -1,4 +1,4 @@
-"""How the application meets the network: uvicorn, with limits on what a connection may do."""
+"""Configure uvicorn, with limits on connections."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from dne_serve.settings import Settings
-from dne_serve.wire.connection import Connection, Limits
+from dne_serve.wire.connection import Connection, ConnectionLimits
 
 OTHER_FILES = 256  # that a server has open besides its connections
 
@@ -17,7 +17,7 @@ log = logging.getLogger("dne_serve.wire")
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    limits = Limits(
+    limits = ConnectionLimits(
         connections=settings.max_connections,
         header_bytes=settings.max_header_bytes,
         header_s=settings.header_seconds,
@@ -41,7 +41,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def _allow_files(wanted: int) -> None:
-    """A connection is an open file, and the usual limit on these is lower than it need be."""
+    """Raise the limit on open files as far as allowed: each connection is one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if soft == unlimited or soft >= wanted:

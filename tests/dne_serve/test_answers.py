@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dne_serve.engines.base import Resident
-from dne_serve.engines.batcher import QueueFull
+from dne_serve.errors import QueueFull
 from dne_serve.http.schemas import PredictAnswer, Prediction, Score
 from dne_serve.inference import answers
 from dne_serve.inference.answers import (

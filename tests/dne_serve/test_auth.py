@@ -5,14 +5,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from dne_serve.access import auth
-from dne_serve.access.auth import Door, Scope, Token, digest_of, find
+from dne_serve.access import permission
+from dne_serve.access.auth import Door
 from dne_serve.access.guesses import MAX_ADDRESSES, MAX_KNOWN, Guesses
-from dne_serve.http.problems import RateExceeded, TokenMissing, TokenRefused
+from dne_serve.access.permission import Permission, Token, digest_of, find
+from dne_serve.errors import RateExceeded, TokenMissing, TokenRefused
 
-PREDICT = Token(name="shop", scopes=frozenset({Scope.PREDICT}), digest=digest_of("shop-token"))
-READ = Token(name="grafana", scopes=frozenset({Scope.READ}), digest=digest_of("read-token"))
-ADMIN = Token(name="ops", scopes=frozenset({Scope.ADMIN}), digest=digest_of("admin-token"))
+PREDICT = Token(
+    name="shop", permissions=frozenset({Permission.PREDICT}), digest=digest_of("shop-token")
+)
+READ = Token(
+    name="grafana", permissions=frozenset({Permission.READ}), digest=digest_of("read-token")
+)
+ADMIN = Token(
+    name="ops", permissions=frozenset({Permission.ADMIN}), digest=digest_of("admin-token")
+)
 
 
 class Clock:
@@ -27,61 +34,61 @@ def door(*tokens: Token, rate: float | None = None, clock: Clock | None = None) 
 
 
 def test_predict_and_read_stand_open_until_a_token_names_them() -> None:
-    for scope in (Scope.PREDICT, Scope.READ):
-        assert door().judge(None, needs=scope) is None
-        assert door(ADMIN).judge("Bearer nonsense", needs=scope) is None
+    for needed in (Permission.PREDICT, Permission.READ):
+        assert door().judge(None, needs=needed) is None
+        assert door(ADMIN).judge("Bearer nonsense", needs=needed) is None
     with pytest.raises(TokenMissing):
-        door(PREDICT).judge(None, needs=Scope.PREDICT)
-    assert door(PREDICT).judge(None, needs=Scope.READ) is None
+        door(PREDICT).judge(None, needs=Permission.PREDICT)
+    assert door(PREDICT).judge(None, needs=Permission.READ) is None
 
 
 def test_admin_is_closed_until_there_is_an_admin_token() -> None:
     for tokens in ((), (PREDICT, READ)):
         with pytest.raises(TokenRefused, match="no token with the scope 'admin'"):
-            door(*tokens).judge("Bearer shop-token", needs=Scope.ADMIN)
-    assert door(PREDICT, ADMIN).judge("Bearer admin-token", needs=Scope.ADMIN) is ADMIN
+            door(*tokens).judge("Bearer shop-token", needs=Permission.ADMIN)
+    assert door(PREDICT, ADMIN).judge("Bearer admin-token", needs=Permission.ADMIN) is ADMIN
 
 
 @pytest.mark.parametrize(
     ("token", "opened"),
     [
-        ("shop-token", {Scope.OPEN, Scope.PREDICT}),
-        ("read-token", {Scope.OPEN, Scope.READ}),
-        ("admin-token", set(Scope)),
-        ("another", {Scope.OPEN}),
+        ("shop-token", {Permission.OPEN, Permission.PREDICT}),
+        ("read-token", {Permission.OPEN, Permission.READ}),
+        ("admin-token", set(Permission)),
+        ("another", {Permission.OPEN}),
     ],
 )
-def test_a_token_opens_what_its_scopes_say(token: str, opened: set[Scope]) -> None:
+def test_a_token_opens_what_its_scopes_say(token: str, opened: set[Permission]) -> None:
     doors = door(PREDICT, READ, ADMIN)
-    for scope in Scope:
-        if scope in opened:
-            doors.judge(f"Bearer {token}", needs=scope)
+    for needed in Permission:
+        if needed in opened:
+            doors.judge(f"Bearer {token}", needs=needed)
         else:
             with pytest.raises(TokenRefused):
-                doors.judge(f"Bearer {token}", needs=scope)
+                doors.judge(f"Bearer {token}", needs=needed)
 
 
 @pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic shop-token", "x"])
 def test_what_is_no_bearer_token_is_missing(header: str | None) -> None:
     with pytest.raises(TokenMissing):
-        door(PREDICT).judge(header, needs=Scope.PREDICT)
+        door(PREDICT).judge(header, needs=Permission.PREDICT)
 
 
 def test_old_and_new_token_of_one_holder_both_open() -> None:
-    new = Token(name="shop", scopes=PREDICT.scopes, digest=digest_of("new-token"))
+    new = Token(name="shop", permissions=PREDICT.permissions, digest=digest_of("new-token"))
     both = door(PREDICT, new)
-    assert both.judge("Bearer shop-token", needs=Scope.PREDICT) is PREDICT
-    assert both.judge("bearer  new-token ", needs=Scope.PREDICT) is new
+    assert both.judge("Bearer shop-token", needs=Permission.PREDICT) is PREDICT
+    assert both.judge("bearer  new-token ", needs=Permission.PREDICT) is new
 
 
 def test_a_door_that_was_closed_does_not_open_when_its_tokens_vanish() -> None:
     tokens: list[Token] = [PREDICT]
     doors = Door(lambda: tokens)
     with pytest.raises(TokenMissing):
-        doors.judge(None, needs=Scope.PREDICT)
+        doors.judge(None, needs=Permission.PREDICT)
     tokens.clear()
     with pytest.raises(TokenRefused):
-        doors.judge("Bearer shop-token", needs=Scope.PREDICT)
+        doors.judge("Bearer shop-token", needs=Permission.PREDICT)
 
 
 def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +102,7 @@ def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
     class Hmac:
         compare_digest = staticmethod(watched)
 
-    monkeypatch.setattr(auth, "hmac", Hmac)
+    monkeypatch.setattr(permission, "hmac", Hmac)
     tokens: Sequence[Token] = (PREDICT, READ, ADMIN)
     assert find(tokens, PREDICT.digest) is PREDICT
     assert compared == [token.digest for token in tokens]
@@ -104,7 +111,7 @@ def test_every_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
 def test_a_token_may_ask_so_often_and_is_told_when_to_come_back() -> None:
     clock = Clock()
     doors = door(PREDICT, ADMIN, rate=2, clock=clock)
-    ask = lambda token: doors.judge(f"Bearer {token}", needs=Scope.PREDICT)  # noqa: E731
+    ask = lambda token: doors.judge(f"Bearer {token}", needs=Permission.PREDICT)  # noqa: E731
     ask("shop-token")
     ask("shop-token")
     with pytest.raises(RateExceeded) as refused:
@@ -124,26 +131,26 @@ def test_a_token_may_ask_so_often_and_is_told_when_to_come_back() -> None:
 
 def test_a_tokens_own_rate_wins_and_may_be_slow() -> None:
     clock = Clock()
-    slow = Token(name="slow", scopes=PREDICT.scopes, digest=digest_of("slow"), rate=0.1)
+    slow = Token(name="slow", permissions=PREDICT.permissions, digest=digest_of("slow"), rate=0.1)
     doors = door(slow, rate=1000, clock=clock)
-    doors.judge("Bearer slow", needs=Scope.PREDICT)
+    doors.judge("Bearer slow", needs=Permission.PREDICT)
     with pytest.raises(RateExceeded) as refused:
-        doors.judge("Bearer slow", needs=Scope.PREDICT)
+        doors.judge("Bearer slow", needs=Permission.PREDICT)
     assert refused.value.retry_after_s == 10
     clock.now += 10
-    doors.judge("Bearer slow", needs=Scope.PREDICT)
+    doors.judge("Bearer slow", needs=Permission.PREDICT)
 
 
 def test_a_refused_token_costs_nobody_their_allowance() -> None:
     doors = door(PREDICT, rate=1)
     for _ in range(5):
         with pytest.raises(TokenRefused):
-            doors.judge("Bearer guess", needs=Scope.PREDICT)
-    doors.judge("Bearer shop-token", needs=Scope.PREDICT)
+            doors.judge("Bearer guess", needs=Permission.PREDICT)
+    doors.judge("Bearer shop-token", needs=Permission.PREDICT)
 
 
 def guess(doors: Door, token: str, *, address: str = "10.0.0.1") -> None:
-    doors.judge(f"Bearer {token}", needs=Scope.ADMIN, address=address)
+    doors.judge(f"Bearer {token}", needs=Permission.ADMIN, address=address)
 
 
 def guess_wrong(doors: Door, times: int, *, address: str = "10.0.0.1") -> None:
@@ -185,7 +192,7 @@ def test_a_request_without_a_token_or_with_too_weak_a_one_is_no_guess() -> None:
     doors = door(PREDICT, ADMIN)
     for header in [None, "Bearer shop-token"] * 50:
         with pytest.raises((TokenMissing, TokenRefused)):
-            doors.judge(header, needs=Scope.ADMIN, address="10.0.0.1")
+            doors.judge(header, needs=Permission.ADMIN, address="10.0.0.1")
     guess(doors, "admin-token")
 
 

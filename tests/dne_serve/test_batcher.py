@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from dne_serve.engines.batcher import Batcher, QueueFull, Stopped, Ticket
+from dne_serve.engines.batcher import Batcher, Ticket
+from dne_serve.errors import QueueFull, Stopped
 
 LONG_S = 10.0
 

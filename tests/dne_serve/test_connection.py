@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -106,6 +107,22 @@ def test_requests_that_are_sent_ahead_wait_unparsed_and_are_all_answered(
     answers = rest(connect(wary, HEALTH * count + LAST_HEALTH))
     assert answers.count(b"HTTP/1.1 200 OK") == count + 1
     assert max(waiting) < 250
+
+
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [
+        (b"\x00 no HTTP\r\n\r\n", b"400"),
+        (b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n", b"501"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000, b"431"),
+    ],
+)
+def test_a_bad_request_behind_good_ones_is_refused_after_their_answers(
+    wary: Live, bad: bytes, status: bytes
+) -> None:
+    answers = rest(connect(wary, HEALTH.encode() * 3 + bad))
+    statuses = re.findall(rb"HTTP/1\.1 (\d+)", answers)
+    assert statuses == [b"200", b"200", b"200", status]
 
 
 def test_line_breaks_between_requests_do_not_keep_a_connection(wary: Live) -> None:

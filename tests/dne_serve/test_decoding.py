@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dne_serve.engines.batcher import QueueFull
+from dne_serve.errors import DecoderUnavailable, QueueFull
 from dne_serve.inference import decoding
-from dne_serve.inference.decode_process import DecodeProcess, DecoderUnavailable, ImageTooSlow
+from dne_serve.inference.decode_process import DecodeProcess, ImageTooSlow
 from dne_serve.inference.decode_worker import BASE_BYTES, BYTES_A_PIXEL
 from dne_serve.inference.decoding import Decoder, Lane
 from model_store.errors import DneError, ImageRejected, ImageTooLarge

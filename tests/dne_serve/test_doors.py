@@ -16,31 +16,31 @@ from fastapi.routing import APIRoute
 from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 
-from dne_serve.access.auth import Scope
+from dne_serve.access.permission import Permission
 from dne_serve.access.tokens import NewToken, new_token
 from dne_serve.app import create_app
 from dne_serve.engines.torch_engine import TorchEngine
-from dne_serve.http.scoped_route import RouteWithoutScope, every_route, scope_of, scoped
+from dne_serve.http.scoped_route import RouteWithoutPermission, every_route, needing, permission_of
 from dne_serve.settings import Settings
 from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.live_server import TOKEN, Live, assert_problem, live_server, png
 
 SCOPES = {
-    "/predict": Scope.PREDICT,
-    "/versions": Scope.READ,
-    "/versions/{version}": Scope.READ,
-    "/classes": Scope.READ,
-    "/metrics": Scope.READ,
-    "/rollback": Scope.ADMIN,
-    "/promote": Scope.ADMIN,
-    "/resume": Scope.ADMIN,
-    "/healthz": Scope.OPEN,
-    "/readyz": Scope.OPEN,
-    "/": Scope.OPEN,
-    "/docs": Scope.OPEN,
-    "/openapi.json": Scope.OPEN,
-    "/console": Scope.OPEN,
+    "/predict": Permission.PREDICT,
+    "/versions": Permission.READ,
+    "/versions/{version}": Permission.READ,
+    "/classes": Permission.READ,
+    "/metrics": Permission.READ,
+    "/rollback": Permission.ADMIN,
+    "/promote": Permission.ADMIN,
+    "/resume": Permission.ADMIN,
+    "/healthz": Permission.OPEN,
+    "/readyz": Permission.OPEN,
+    "/": Permission.OPEN,
+    "/docs": Permission.OPEN,
+    "/openapi.json": Permission.OPEN,
+    "/console": Permission.OPEN,
 }
 
 
@@ -82,7 +82,7 @@ def start(app: FastAPI) -> None:
 def test_every_route_says_which_scope_it_needs(tmp_path: Path) -> None:
     """Another protocol may be served below /v2; a test of its own says who may use it."""
     routes = every_route(app_of(tmp_path).routes)
-    found = {getattr(route, "path", ""): scope_of(route) for route in routes}
+    found = {getattr(route, "path", ""): permission_of(route) for route in routes}
     assert {path: scope for path, scope in found.items() if path[:3] != "/v2"} == SCOPES
 
 
@@ -97,7 +97,7 @@ def plain_router() -> APIRouter:
 
 
 def nested_router() -> APIRouter:
-    router = APIRouter(route_class=scoped(Scope.READ))
+    router = APIRouter(route_class=needing(Permission.READ))
     router.include_router(plain_router(), prefix="/nested")
     return router
 
@@ -115,13 +115,13 @@ def test_a_server_does_not_start_with_a_route_without_a_scope(tmp_path: Path, wa
         "api": lambda: app.router.routes.append(APIRoute("/added", nothing)),
     }
     add[way]()
-    with pytest.raises(RouteWithoutScope, match=r"added|[sS]ocket"):
+    with pytest.raises(RouteWithoutPermission, match=r"added|[sS]ocket"):
         start(app)
 
 
 def test_it_starts_with_one_that_has_a_scope(tmp_path: Path) -> None:
     app = app_of(tmp_path)
-    router = APIRouter(route_class=scoped(Scope.READ))
+    router = APIRouter(route_class=needing(Permission.READ))
     router.get("/added")(nothing)
     app.include_router(router, prefix="/more")
     start(app)

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engines.base import ModelUnusable, choose_engine, finish
+from dne_serve.engines.base import choose_engine, finish
 from dne_serve.engines.onnx_engine import OnnxEngine
 from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.errors import ModelUnusable
 from model_store.errors import WrongUsage
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store

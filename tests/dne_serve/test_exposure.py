@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from dne_serve.access.auth import digest_of
+from dne_serve.access.permission import digest_of
 from dne_serve.access.startup_checks import check_exposure, check_tls, is_loopback
 from dne_serve.access.tokens import TokenSource, parse_line, read_tokens
 from dne_serve.cli import main

@@ -12,14 +12,18 @@ import httpx
 import pytest
 
 from dne_serve.cli import main
-from dne_serve.engines.base import Answers, ModelUnusable, Query, Resident
-from dne_serve.engines.batcher import QueueFull
+from dne_serve.engines.base import Answers, Query, Resident
 from dne_serve.engines.torch_engine import TorchEngine
-from dne_serve.http.problems import Malformed, WaitedTooLong
-from dne_serve.inference.decode_process import DecoderUnavailable
+from dne_serve.errors import (
+    DecoderUnavailable,
+    Malformed,
+    ModelUnusable,
+    NotEnoughMemory,
+    QueueFull,
+    WaitedTooLong,
+)
+from dne_serve.guard_rules import parse_rules
 from dne_serve.rollout.guard import Guard
-from dne_serve.rollout.memory import NotEnoughMemory
-from dne_serve.rollout.rules import parse_rules
 from dne_serve.settings import load_settings
 from model_store.errors import (
     ChannelMoved,

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dne_serve.errors import NotEnoughMemory
 from dne_serve.rollout import memory
-from dne_serve.rollout.memory import COPIES, MemoryCheck, NotEnoughMemory, give_back
+from dne_serve.rollout.memory import COPIES, MemoryCheck, give_back
 from model_store.records.manifest import Manifest
 from model_store.spec import NetworkSpec
 from model_store.store.store import Store

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dne_serve.engines.base import Engine, Floats, ModelUnusable, Query, Resident, joined
+from dne_serve.engines.base import Engine, Floats, Query, Resident, joined
 from dne_serve.engines.onnx_bank import OnnxVersion
 from dne_serve.engines.onnx_engine import OnnxEngine
 from dne_serve.engines.torch_bank import BankedVersion
 from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.errors import ModelUnusable
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store

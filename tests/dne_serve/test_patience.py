@@ -5,7 +5,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from dne_serve.http.problems import WaitedTooLong
+from dne_serve.errors import WaitedTooLong
 from dne_serve.inference.deadline import Patience
 
 

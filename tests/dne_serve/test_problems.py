@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dne_serve.http.problems import answer_to, tell
+from dne_serve.errors import tell
+from dne_serve.http.problems import answer_to
 from model_store import errors
 from tests.live_server import TOKEN, Live, assert_problem, png
 

@@ -12,7 +12,7 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from tritonclient.http import InferResult
 
-from dne_serve.http.problems import Malformed, TooLarge
+from dne_serve.errors import Malformed, TooLarge
 from dne_serve.protocol_v2.answers import OUTPUTS, check_requested
 from dne_serve.protocol_v2.body import HEADER_LENGTH, pack, unpack
 from dne_serve.protocol_v2.images import INPUTS, pictures_of

@@ -14,7 +14,8 @@ from dne_serve.engines.base import (
     Resident,
     Steps,
 )
-from dne_serve.rollout.residents import ImageBatcher, Limits, NoRoom, Residents, bytes_of
+from dne_serve.errors import NoRoom
+from dne_serve.rollout.residents import ImageBatcher, Limits, Residents, bytes_of
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.fake_engine import Clock, FakeEngine

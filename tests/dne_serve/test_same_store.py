@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.rollout.followed_store import SameStore, StoreChanged
+from dne_serve.errors import StoreChanged
+from dne_serve.rollout.followed_store import SameStore
 from dne_serve.rollout.reloader import Reloader
 from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
 from model_store.backends.base import Objects

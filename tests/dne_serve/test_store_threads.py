@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from dne_serve.engines.base import Resident
-from dne_serve.http.problems import StoreBusy, WaitedTooLong
+from dne_serve.errors import StoreBusy, WaitedTooLong
 from dne_serve.inference.deadline import Patience
 from dne_serve.inference.store_threads import MAX_LOADS, Loads, StoreThreads
 from model_store.store.store import Store

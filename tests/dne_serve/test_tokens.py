@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.access.auth import Scope, digest_of, find
+from dne_serve.access.permission import Permission, digest_of, find
 from dne_serve.access.tokens import TokenSource, new_token, parse_line, parse_lines, read_tokens
 from dne_serve.settings import load_settings
 from model_store.errors import WrongUsage
@@ -30,7 +30,7 @@ def write(path: Path, text: str) -> None:
 def test_a_new_token_is_let_in_by_its_line_and_is_not_in_it() -> None:
     made = new_token("shop=predict,read")
     token = parse_line(made.line)
-    assert (token.name, token.scopes) == ("shop", {Scope.PREDICT, Scope.READ})
+    assert (token.name, token.permissions) == ("shop", {Permission.PREDICT, Permission.READ})
     assert find([token], digest_of(made.secret)) is token
     assert made.secret not in made.line
     assert len(made.secret) > 40
@@ -42,7 +42,7 @@ def test_a_line_may_give_a_rate_and_comments_say_nothing() -> None:
         f"# who\n\na.b read {HASH} rate=0.5\n  # more\nx predict,admin {HASH}\n", source="a test"
     )
     assert (one.name, one.rate, two.rate) == ("a.b", 0.5, None)
-    assert two.scopes == {Scope.PREDICT, Scope.ADMIN}
+    assert two.permissions == {Permission.PREDICT, Permission.ADMIN}
 
 
 @pytest.mark.parametrize(

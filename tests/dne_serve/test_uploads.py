@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dne_serve.http.problems import NotAcceptable
+from dne_serve.errors import NotAcceptable
 from dne_serve.http.uploads import check_accept
 from tests.abuse.images import encoded, gzip_bomb
 from tests.live_server import Live, assert_problem, png

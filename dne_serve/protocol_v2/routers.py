@@ -1,15 +1,66 @@
-"""Refusals in the protocol's own form, `{"error": "…"}`, wherever in the server they come from."""
+"""Make the routers of the protocol, and refuse in the protocol's own form, `{"error": "…"}`.
+
+Every route of the protocol is on a router that one of these functions makes:
+
+anyone   whether the server and its model are ready
+predict  inference
+read     metadata, configuration, index, statistics, and what is always refused
+admin    what changes which versions are in memory
+"""
 
 from __future__ import annotations
 
 import json
+from typing import Annotated
 
+from fastapi import APIRouter, Depends, Path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dne_serve.access.permission import Permission
+from dne_serve.errors import NotOffered
 from dne_serve.http.problems import MEDIA_TYPE
+from dne_serve.http.scoped_route import Parts, needing
+from dne_serve.protocol_v2.openapi import refusals
+from model_store.records.fields import MAX_VERSION
 
 PREFIX = "/v2"
+TAG = "Open Inference Protocol"
+
+
+def anyone() -> APIRouter:
+    return _router(Permission.OPEN)
+
+
+def predict() -> APIRouter:
+    return _router(Permission.PREDICT)
+
+
+def read() -> APIRouter:
+    return _router(Permission.READ)
+
+
+def admin() -> APIRouter:
+    return _router(Permission.ADMIN)
+
+
+def _router(needed: Permission) -> APIRouter:
+    responses = {} if needed is Permission.OPEN else refusals(401, 403, 429)
+    return APIRouter(prefix=PREFIX, tags=[TAG], route_class=needing(needed), responses=responses)
+
+
+# A coroutine although it waits for nothing: a plain function would cost a trip to the thread pool.
+async def this_model(
+    serving: Parts, model: Annotated[str, Path(description="The server's `--model-name`.")]
+) -> None:
+    if model != serving.settings.model_name:
+        raise NotOffered(
+            f"no model {model[:64]!r}: this server has {serving.settings.model_name!r}"
+        )
+
+
+ThisModel = Depends(this_model)
+Version = Annotated[int, Path(ge=1, le=MAX_VERSION, description="A version in the store.")]
 
 
 class ErrorForm:
