@@ -39,7 +39,8 @@ from benchmarks.servers import (
     running,
 )
 from deploy.demo_data import write_demo_data
-from dne_serve.engines.base import Engine, Query, Resident, choose_engine, finish
+from dne_serve.engines.base import Engine, Query, Resident, finish
+from dne_serve.engines.choose import choose_engine
 from model_store.store.store import Store
 
 LOOP_S = 3.0

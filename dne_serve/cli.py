@@ -130,8 +130,7 @@ def serve(settings: Settings, *, as_json: bool) -> int:
 
 
 def _engine(settings: Settings, store: Store | None) -> Engine:
-    from dne_serve.engines.base import choose_engine
-    from dne_serve.engines.choose import backend_for, served_by
+    from dne_serve.engines.choose import backend_for, choose_engine, served_by
 
     backend, device = settings.backend, settings.device
     if backend == "auto":

@@ -1,7 +1,8 @@
-"""What runs batches. `fetch` may be called from any thread; the rest belongs to the engine thread,
-because on a CPU a second thread that has ever used OpenMP slows the first one down.
+"""Define an engine, which runs batches, and the versions in its memory.
 
-Work that could hold the engine thread for long comes in steps: between two of them it answers.
+Worker threads of the batcher call an engine. One that says `workers = 1` is called by one thread
+only: torch on a CPU slows down once a second thread has used OpenMP. Long work comes in steps,
+and a worker answers requests between two of them.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.errors import ModelUnusable
-from model_store.errors import WrongUsage
-from model_store.precision import Asked
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Manifest, ShardRef
 from model_store.store.shard import check_shard, expected_tensors
@@ -25,6 +24,8 @@ ReadShard = Callable[[ShardRef], bytes]
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 """Work in short steps, with its result at the end."""
+ExpertPath = tuple[object, ...]
+"""The geometry, and the digest and shape of every expert up to the last one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,28 +123,14 @@ def finish(steps: Steps[Result]) -> Result:
             return result
 
 
-def choose_engine(
-    backend: str,
-    *,
-    device: str,
-    threads: int | None,
-    max_batch: int = 1,
-    precision: Asked = "auto",
-    workers: int | None = None,
-    pack: bool = False,
-) -> Engine:
-    """Imported here, because torch and onnxruntime take seconds."""
-    if backend == "onnx":
-        from dne_serve.engines.onnx_engine import OnnxEngine
-
-        return OnnxEngine(
-            device=device, threads=threads, precision=precision, workers=workers, pack=pack
-        )
-    if workers is not None and workers > 1:
-        raise WrongUsage(f"--workers {workers}: the backend torch runs one batch at a time")
-    from dne_serve.engines.torch_engine import TorchEngine
-
-    return TorchEngine(device=device, threads=threads, max_batch=max_batch, precision=precision)
+def paths_of(manifest: Manifest) -> list[ExpertPath]:
+    """Of every expert. By its ancestors too: a digest alone does not say whom it reads."""
+    path: ExpertPath = (manifest.spec.until(0),)
+    paths = []
+    for task, spec in zip(manifest.tasks, manifest.spec.tasks, strict=True):
+        path = (*path, (task.expert.sha256, spec.expert))
+        paths.append(path)
+    return paths
 
 
 def read_checked(

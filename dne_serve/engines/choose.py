@@ -1,4 +1,4 @@
-"""Which backend serves, where that is left to the server."""
+"""Make the engine that serves, and choose its backend where that is left to the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import Literal
 
-from model_store.errors import DneError
+from dne_serve.engines.base import Engine
+from model_store.errors import DneError, WrongUsage
 from model_store.precision import Asked, Trial, disagreement, try_out
 from model_store.records.manifest import Manifest
 from model_store.records.quality import Reduced
@@ -20,6 +21,30 @@ PAYS = 1.5
 a whole version gains less, down to 1.2 where the trial said 1.9 (ADR 018)."""
 
 log = logging.getLogger("dne_serve")
+
+
+def choose_engine(
+    backend: str,
+    *,
+    device: str,
+    threads: int | None,
+    max_batch: int = 1,
+    precision: Asked = "auto",
+    workers: int | None = None,
+    pack: bool = False,
+) -> Engine:
+    """Imported here, because torch and onnxruntime take seconds."""
+    if backend == "onnx":
+        from dne_serve.engines.onnx_engine import OnnxEngine
+
+        return OnnxEngine(
+            device=device, threads=threads, precision=precision, workers=workers, pack=pack
+        )
+    if workers is not None and workers > 1:
+        raise WrongUsage(f"--workers {workers}: the backend torch runs one batch at a time")
+    from dne_serve.engines.torch_engine import TorchEngine
+
+    return TorchEngine(device=device, threads=threads, max_batch=max_batch, precision=precision)
 
 
 def backend_for(

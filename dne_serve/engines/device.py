@@ -1,5 +1,6 @@
-"""What differs between a processor and a GPU: how images get there, how a pass is run over them,
-and how the answers come back. Belongs to the engine thread, like the engine itself.
+"""Define a device: copy images in, run a pass over them, copy the answers out.
+
+One thread uses a device, as one thread uses the torch engine.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_store.inference.forward import Lineage
-from model_store.network.device import choose_device
 from model_store.preprocess import Pixels, normalise
 from model_store.records.manifest import Preprocessing
 
@@ -42,17 +42,6 @@ class Device(Protocol):
 
     def fetch(self, found: Tensor) -> Floats:
         """What was computed, in ordinary memory, after it was computed."""
-
-
-def open_device(name: str, *, max_batch: int) -> Device:
-    """WrongUsage for a device that is asked for and absent. `max_batch`: images in a batch."""
-    place = choose_device(name)
-    if place.type != "cuda":
-        return Cpu(max_batch=max_batch)
-    from dne_serve.engines.cuda import Cuda
-    from dne_serve.engines.gpu import Gpu
-
-    return Gpu(Cuda(place), max_batch=max_batch)
 
 
 class Cpu:

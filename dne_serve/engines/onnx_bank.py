@@ -17,8 +17,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.engines.expert_key import paths_of
-from dne_serve.engines.thread_plan import Shape, UnderWay
+from dne_serve.engines.base import paths_of
+from dne_serve.engines.thread_plan import ThreadPlan, UnderWay
 from model_store.codec import ShardWeights
 from model_store.onnx.model import OnnxPrecision, Weights, arrays_of_expert, arrays_of_heads
 from model_store.onnx.session import Session
@@ -87,10 +87,10 @@ class OnnxVersion:
 
 
 class ArrayBank:
-    def __init__(self, *, device: str, shape: Shape, pack: bool = False) -> None:
+    def __init__(self, *, device: str, plan: ThreadPlan, pack: bool = False) -> None:
         self._device = device
         self._pack = pack
-        self._shape = shape
+        self._plan = plan
         self._under_way = UnderWay()
         self._experts: WeakValueDictionary[Key, HeldArrays] = WeakValueDictionary()
         self._lineages: WeakValueDictionary[Key, HeldLineage] = WeakValueDictionary()
@@ -152,10 +152,10 @@ class ArrayBank:
         if found is None:
             parts = {f"experts.{index}": held.arrays for index, held in enumerate(experts)}
             weights = Weights(spec=manifest.spec, parts=parts)
-            alone = self._session(weights, threads=self._shape.threads)
+            alone = self._session(weights, threads=self._plan.threads)
             beside = alone
-            if self._shape.workers > 1:
-                beside = self._session(weights, threads=self._shape.share)
+            if self._plan.workers > 1:
+                beside = self._session(weights, threads=self._plan.share)
             found = HeldLineage(
                 experts=tuple(experts), alone=alone, beside=beside, under_way=self._under_way
             )

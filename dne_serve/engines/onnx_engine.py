@@ -19,7 +19,7 @@ from dne_serve.engines.base import (
     warmed,
 )
 from dne_serve.engines.onnx_bank import ArrayBank
-from dne_serve.engines.thread_plan import Shape
+from dne_serve.engines.thread_plan import ThreadPlan
 from dne_serve.engines.version_precision import Precisions
 from model_store.errors import WrongUsage
 from model_store.onnx.model import OnnxPrecision
@@ -55,9 +55,9 @@ class OnnxEngine:
         self.device = "cuda" if has_cuda and device != "cpu" else "cpu"
         offered: tuple[Reduced, ...] = ("int8",) if self.device == "cpu" else ()
         self._precisions = Precisions(precision, offered=offered, backend=self.backend)
-        shape = Shape.of(threads=threads, workers=workers if self.device == "cpu" else 1)
-        self.workers = shape.workers
-        self.bank = ArrayBank(device=self.device, shape=shape, pack=pack)
+        plan = ThreadPlan.of(threads=threads, workers=workers if self.device == "cpu" else 1)
+        self.workers = plan.workers
+        self.bank = ArrayBank(device=self.device, plan=plan, pack=pack)
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
         chosen = self._precisions.of(manifest)

@@ -12,7 +12,7 @@ USUAL_WORKERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ThreadPlan:
     """A lone image has all `threads`; a batch has a worker's share of them. Threads that wait for
     each other lose much where anything else uses the processor, and one thread waits for nobody;
     but a lone image is answered sooner by many."""
@@ -21,7 +21,7 @@ class Shape:
     workers: int
 
     @classmethod
-    def of(cls, *, threads: int | None, workers: int | None) -> Shape:
+    def of(cls, *, threads: int | None, workers: int | None) -> ThreadPlan:
         """What was asked for, or by the cores that this process may use."""
         all_of_them = threads or usable_cores()
         return cls(threads=all_of_them, workers=workers or min(USUAL_WORKERS, all_of_them))

@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from dne_serve.engines.base import ExpertPath, paths_of
 from dne_serve.engines.device import Device, Floats, Passes
-from dne_serve.engines.expert_key import Path, paths_of
 from model_store.codec import ShardWeights
 from model_store.inference.fold import FoldedExpert, fold_blocks, fold_edges
 from model_store.inference.forward import FoldedNetwork, Lineage
@@ -33,7 +33,7 @@ room is cheap, as it goes matrix by matrix."""
 MOST_ROOM = 2 * ROOM
 """Room beyond this is given back."""
 
-Key = tuple[object, Path]
+Key = tuple[object, ExpertPath]
 """The type of large products, and the path of an expert."""
 
 

@@ -20,9 +20,11 @@ from dne_serve.engines.base import (
     read_checked,
     warmed,
 )
-from dne_serve.engines.device import Device, open_device
+from dne_serve.engines.device import Cpu, Device
+from dne_serve.engines.gpu import Cuda, Gpu
 from dne_serve.engines.torch_bank import BankedVersion, ExpertBank
 from dne_serve.engines.version_precision import Precisions
+from model_store.network.device import choose_device
 from model_store.precision import Asked, try_out
 from model_store.records.manifest import Manifest
 
@@ -89,3 +91,11 @@ class TorchEngine:
             version = found()  # one at a time: others may leave meanwhile
             if version is not None:
                 yield from version.passes.renew()
+
+
+def open_device(name: str, *, max_batch: int) -> Device:
+    """WrongUsage for a device that is asked for and absent. `max_batch`: images in a batch."""
+    place = choose_device(name)
+    if place.type != "cuda":
+        return Cpu(max_batch=max_batch)
+    return Gpu(Cuda(place), max_batch=max_batch)

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engines.base import choose_engine, finish
+from dne_serve.engines.base import finish
+from dne_serve.engines.choose import choose_engine
 from dne_serve.engines.onnx_engine import OnnxEngine
 from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.errors import ModelUnusable

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dne_serve.engines.base import Query, Resident, choose_engine, finish
+from dne_serve.engines.base import Query, Resident, finish
+from dne_serve.engines.choose import choose_engine
 from dne_serve.engines.onnx_bank import OnnxVersion
 from dne_serve.engines.onnx_engine import OnnxEngine
 from model_store import precision

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from dne_serve.engines.base import choose_engine, finish
+from dne_serve.engines.base import finish
+from dne_serve.engines.choose import choose_engine
 from dne_serve.engines.gpu import Gpu
 from dne_serve.engines.onnx_engine import OnnxEngine
 from dne_serve.engines.torch_engine import TorchEngine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dne_serve.engines.base import choose_engine
+from dne_serve.engines.choose import choose_engine
 from model_store.codec import load_network
 from model_store.preprocess import normalise, read_pixels
 from model_store.records.manifest import Manifest, Unknown

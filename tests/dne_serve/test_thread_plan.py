@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dne_serve.engines.onnx_bank import HeldLineage
-from dne_serve.engines.thread_plan import Shape, UnderWay
+from dne_serve.engines.thread_plan import ThreadPlan, UnderWay
 
 LONG_S = 10.0
 
@@ -29,18 +29,18 @@ LONG_S = 10.0
 def test_threads_are_shared_among_workers(
     threads: int, workers: int | None, found: tuple[int, int, int]
 ) -> None:
-    shape = Shape.of(threads=threads, workers=workers)
-    assert (shape.threads, shape.workers, shape.share) == found
+    plan = ThreadPlan.of(threads=threads, workers=workers)
+    assert (plan.threads, plan.workers, plan.share) == found
 
 
 def test_without_a_word_all_cores_of_this_process_are_used() -> None:
-    assert Shape.of(threads=None, workers=None).threads == len(os.sched_getaffinity(0))
+    assert ThreadPlan.of(threads=None, workers=None).threads == len(os.sched_getaffinity(0))
 
 
 def test_a_system_that_tells_no_affinity_has_all_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert Shape.of(threads=None, workers=None).threads == 6
+    assert ThreadPlan.of(threads=None, workers=None).threads == 6
 
 
 def test_a_pass_that_begins_beside_another_takes_its_share() -> None:
