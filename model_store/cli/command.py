@@ -91,6 +91,11 @@ def add_sign_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_reason_option(parser: argparse.ArgumentParser, *, kept: str) -> None:
+    """Add `--reason`. `kept` tells the user where the reason is kept."""
+    parser.add_argument("--reason", metavar="T", default="", help=f"why; kept {kept}")
+
+
 def version_number(text: str) -> int:
     """Read the number of a version for argparse."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 8 else 0

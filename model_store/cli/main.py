@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from model_store.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
+    Command,
     add_channel_option,
     add_json_option,
+    add_reason_option,
     add_store_option,
     add_trust_option,
     add_version_option,
@@ -28,9 +32,6 @@ from model_store.records.manifest import Manifest
 from model_store.records.signing import load_trust
 from model_store.store.store import Store
 from model_store.tables import columns, counted, percent, printable, size
-
-Command = Callable[[argparse.Namespace], int]
-
 
 # Commands that people and scripts wait for: the modules of the other commands are not imported.
 QUICK = frozenset({"list", "show", "diff", "promote", "rollback", "resume"})
@@ -91,9 +92,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     resume = add("resume", resume_channel, help="end a rollback: name the followed version again")
     for subparser in (promote, rollback, resume):
         add_channel_option(subparser)
-        subparser.add_argument(
-            "--reason", metavar="T", default="", help="why; kept in the channel's history"
-        )
+        add_reason_option(subparser, kept="in the channel's history")
     export = add("export-onnx", export_version, help="write a version as ONNX files")
     _add_version(export)
     export.add_argument(
@@ -174,17 +173,7 @@ def verify_store(options: argparse.Namespace) -> int:
     trust = load_trust(options.trust) if options.require_signatures else None
     report = Store.open(options.store).verify(options.number, trust=trust)
     if options.json:
-        print_json(
-            {
-                "ok": report.ok,
-                "problems": report.problems,
-                "unused": report.unused,
-                "versions": report.versions,
-                "shards": report.shards,
-                "records": report.records,
-                "bytes": report.bytes,
-            }
-        )
+        print_json({"ok": report.ok, **asdict(report)})
     else:
         for problem in report.problems:
             print(f"bad: {problem}")
@@ -202,8 +191,7 @@ def promote_version(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     if options.verify:
         _check_servable(store, options.number)
-    moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
-    return _tell_move(store, store.promote(options.number, **moved), options)
+    return _tell_move(store, store.promote(options.number, **_move(options)), options)
 
 
 def _check_servable(store: Store, version: int) -> None:
@@ -222,14 +210,16 @@ def _check_servable(store: Store, version: int) -> None:
 
 def roll_back(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
-    moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
-    return _tell_move(store, store.rollback(to=options.to, **moved), options)
+    return _tell_move(store, store.rollback(to=options.to, **_move(options)), options)
 
 
 def resume_channel(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
-    moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
-    return _tell_move(store, store.resume(**moved), options)
+    return _tell_move(store, store.resume(**_move(options)), options)
+
+
+def _move(options: argparse.Namespace) -> dict[str, Any]:
+    return {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
 
 
 def export_version(options: argparse.Namespace) -> int:
