@@ -10,6 +10,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+Array = NDArray[Any]
+
 
 class Writer:
     """Weights are named here and kept elsewhere; constants are small and stand in the graph."""
@@ -38,7 +40,7 @@ class Writer:
             self._once[kind, value] = self.ops(kind, value, count=count)
         return self._once[kind, value]
 
-    def declare(self, name: str, array: NDArray[Any], *, location: str, offset: int) -> None:
+    def declare(self, name: str, array: Array, *, location: str, offset: int) -> None:
         """A weight: its type, its shape, and the file and place of its bytes."""
         tensor = TensorProto(
             name=name,
