@@ -1,4 +1,4 @@
-"""The tree of errors that users may meet. One table translates them to exit codes
+"""Define the errors that users may meet, as a tree. One table translates them to exit codes
 (`model_store.cli.command`), another one to HTTP statuses (`dne_serve.http.problems`).
 
 DneError

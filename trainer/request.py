@@ -9,6 +9,7 @@ from model_store.errors import StoreNotFound, WrongUsage
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import ClassImages, Manifest, ShardRef
 from model_store.records.signing import Signer
+from model_store.store.making import check_location
 from model_store.store.publish import next_version
 from model_store.store.store import Store
 from trainer.evaluation.gate import Limits
@@ -109,7 +110,7 @@ def base_of(request: AddTask) -> Base:
     try:
         store = Store.open(request.store)
     except StoreNotFound:
-        Store.check_location(request.store)
+        check_location(request.store)
         return Base(location=request.store, store=None, head=None, parent=None)
     head = store.head(request.channel)
     newest = store.newest()

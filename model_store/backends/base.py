@@ -1,4 +1,4 @@
-"""The seam under a store: named, immutable objects, whatever their bytes mean.
+"""Define the seam under a store: named, immutable objects of any content.
 
 Create-if-absent is the only way to write. There is no overwriting, no renaming and no lock, so
 every backend that offers these verbs can hold a store.

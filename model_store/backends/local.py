@@ -1,4 +1,4 @@
-"""Objects as files in a directory: written aside, then linked to their names."""
+"""Keep objects as files in a directory: written aside, then linked to their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects in S3, Google Cloud Storage or Azure, through obstore. Imported only where it is used.
+"""Keep objects in S3, Google Cloud Storage or Azure, through obstore.
 
 A reply can be lost, a request repeated by the client, a conflict reported although nothing was
 written. So every answer but success is followed by reading the object, and its bytes decide.

@@ -11,6 +11,7 @@ from model_store.cli.command import (
     EXIT_OK,
     Add,
     add_channel_option,
+    add_reason_option,
     add_sign_option,
     current_actor,
     print_json,
@@ -34,9 +35,7 @@ def add_class_care_commands(add: Add) -> None:
         subparser.add_argument(
             "--no-promote", action="store_true", help="publish only; the channel does not move"
         )
-        subparser.add_argument(
-            "--reason", metavar="T", default="", help="why; kept in the channel's history"
-        )
+        add_reason_option(subparser, kept="in the channel's history")
 
 
 def retire_one(options: argparse.Namespace) -> int:

@@ -91,6 +91,25 @@ def add_sign_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_reason_option(parser: argparse.ArgumentParser, *, kept: str) -> None:
+    """Add `--reason`. `kept` tells the user where the reason is kept."""
+    parser.add_argument("--reason", metavar="T", default="", help=f"why; kept {kept}")
+
+
+def add_version_argument(
+    parser: argparse.ArgumentParser, name: str = "number", *, nargs: str | None = None
+) -> None:
+    """Add a positional argument: the number of a version."""
+    what = {"old": "the version to start from", "new": "the version to end at"}
+    parser.add_argument(
+        name,
+        metavar="N" if name == "number" else name.upper(),
+        nargs=nargs,
+        type=version_number,
+        help=what.get(name, "the number of the version"),
+    )
+
+
 def version_number(text: str) -> int:
     """Read the number of a version for argparse."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 8 else 0

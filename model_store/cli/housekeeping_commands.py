@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from model_store.backends.base import Entry
-from model_store.cli.command import EXIT_OK, Add, current_actor, print_json, version_number
+from model_store.cli.command import (
+    EXIT_OK,
+    Add,
+    add_reason_option,
+    current_actor,
+    print_json,
+    version_number,
+)
 from model_store.maintenance.copy import Progress, copy_store
 from model_store.maintenance.delete import delete_version
 from model_store.maintenance.forget import CANNOT_BE_UNDONE, forget_class
@@ -43,9 +50,7 @@ def add_housekeeping_commands(add: Add) -> None:
         "--class", dest="class_name", metavar="NAME", required=True, help="the class to forget"
     )
     for subparser in (delete, forget):
-        subparser.add_argument(
-            "--reason", metavar="T", default="", help="why; kept in the tombstone"
-        )
+        add_reason_option(subparser, kept="in the tombstone")
     copy = add("copy", copy_all, help="copy all versions and channels to another store")
     copy.add_argument(
         "--to",

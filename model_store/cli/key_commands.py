@@ -53,7 +53,7 @@ def add_keys_command(commands: Subparsers) -> None:
         subparser.add_argument(
             "keyfile", metavar="KEYFILE", type=Path, help="the file of the private key"
         )
-    trust = add("trust", trust_key, help="let whoever has a key publish")
+    trust = add("trust", trust_key, help="let the owner of a key publish")
     trust.add_argument("name", metavar="NAME", help="whose key it is; for people to read")
     trust.add_argument("key", metavar="KEY", help="the public key, 64 hexadecimal digits")
     distrust = add("distrust", distrust_key, help="take a name and its key out of the trust file")

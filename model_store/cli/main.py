@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from model_store.cli.channel_commands import add_channel_commands
 from model_store.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
-    add_channel_option,
+    Command,
     add_json_option,
     add_store_option,
     add_trust_option,
+    add_version_argument,
     add_version_option,
-    current_actor,
     print_json,
     run,
-    version_number,
 )
 from model_store.cli.list_command import add_list_options, list_versions
-from model_store.errors import ShardCorrupt, ShardMissing, StoreError
-from model_store.records.channel import ChannelRecord
-from model_store.records.describe import channel_move, details, difference, verdict
+from model_store.records.describe import details, difference, verdict
 from model_store.records.manifest import Manifest
 from model_store.records.signing import load_trust
 from model_store.store.store import Store
-from model_store.tables import columns, counted, percent, printable, size
-
-Command = Callable[[argparse.Namespace], int]
-
+from model_store.tables import columns, counted, percent, size
 
 # Commands that people and scripts wait for: the modules of the other commands are not imported.
 QUICK = frozenset({"list", "show", "diff", "promote", "rollback", "resume"})
@@ -61,41 +57,21 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
 
     listing = add("list", list_versions, help="list versions, newest last, and what is served")
     add_list_options(listing)
-    _add_version(add("show", show_version, help="show what a version is made of"))
+    add_version_argument(add("show", show_version, help="show what a version is made of"))
     diff = add("diff", show_difference, help="show what lies between two versions")
-    _add_version(diff, "old")
-    _add_version(diff, "new")
+    add_version_argument(diff, "old")
+    add_version_argument(diff, "new")
     verify = add("verify", verify_store, help="check every byte of the store, or of one version")
-    _add_version(verify, nargs="?")
+    add_version_argument(verify, nargs="?")
     verify.add_argument(
         "--require-signatures",
         action="store_true",
         help="every version must be signed by someone whom the trust file names",
     )
     add_trust_option(verify)
-    promote = add("promote", promote_version, help="let a channel name a version and follow on")
-    _add_version(promote)
-    promote.add_argument(
-        "--no-verify",
-        dest="verify",
-        action="store_false",
-        help="do not read the version's experts and classifier before the channel is moved",
-    )
-    rollback = add("rollback", roll_back, help="go back to an earlier version and stay there")
-    rollback.add_argument(
-        "--to",
-        metavar="N",
-        type=version_number,
-        help="the version to go back to (default: the one that the channel named before)",
-    )
-    resume = add("resume", resume_channel, help="end a rollback: name the followed version again")
-    for subparser in (promote, rollback, resume):
-        add_channel_option(subparser)
-        subparser.add_argument(
-            "--reason", metavar="T", default="", help="why; kept in the channel's history"
-        )
+    add_channel_commands(add)
     export = add("export-onnx", export_version, help="write a version as ONNX files")
-    _add_version(export)
+    add_version_argument(export)
     export.add_argument(
         "--precision",
         choices=["fp32", "int8"],
@@ -174,17 +150,7 @@ def verify_store(options: argparse.Namespace) -> int:
     trust = load_trust(options.trust) if options.require_signatures else None
     report = Store.open(options.store).verify(options.number, trust=trust)
     if options.json:
-        print_json(
-            {
-                "ok": report.ok,
-                "problems": report.problems,
-                "unused": report.unused,
-                "versions": report.versions,
-                "shards": report.shards,
-                "records": report.records,
-                "bytes": report.bytes,
-            }
-        )
+        print_json({"ok": report.ok, **asdict(report)})
     else:
         for problem in report.problems:
             print(f"bad: {problem}")
@@ -196,40 +162,6 @@ def verify_store(options: argparse.Namespace) -> int:
             f"({size(report.bytes)}), {counted(report.records, 'channel record')}: {verdict}"
         )
     return EXIT_OK if report.ok else EXIT_FAILED
-
-
-def promote_version(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
-    if options.verify:
-        _check_servable(store, options.number)
-    moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
-    return _tell_move(store, store.promote(options.number, **moved), options)
-
-
-def _check_servable(store: Store, version: int) -> None:
-    """Check a version before a channel names it: starting servers must be able to load it."""
-    from model_store.store.verify import check_servable  # the other quick commands start without it
-
-    manifest = store.manifest(version)
-    try:
-        check_servable(store, manifest)
-    except (ShardMissing, ShardCorrupt) as error:
-        raise StoreError(
-            f"version {version} was not promoted: {error}; `dne-store verify {version}` names "
-            "everything that is damaged, and --no-verify promotes it all the same"
-        ) from error
-
-
-def roll_back(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
-    moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
-    return _tell_move(store, store.rollback(to=options.to, **moved), options)
-
-
-def resume_channel(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
-    moved = {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
-    return _tell_move(store, store.resume(**moved), options)
 
 
 def export_version(options: argparse.Namespace) -> int:
@@ -252,45 +184,8 @@ def export_version(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _add_version(
-    parser: argparse.ArgumentParser, name: str = "number", *, nargs: str | None = None
-) -> None:
-    what = {"old": "the version to start from", "new": "the version to end at"}
-    parser.add_argument(
-        name,
-        metavar="N" if name == "number" else name.upper(),
-        nargs=nargs,
-        type=version_number,
-        help=what.get(name, "the number of the version"),
-    )
-
-
 def _task_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
     return [
         (task.name, str(task.heads), ", ".join(manifest.without_retired(task.classes)) or "-")
         for task in manifest.tasks
     ]
-
-
-def _tell_move(store: Store, record: ChannelRecord, options: argparse.Namespace) -> int:
-    previous = _previous_target(store, record)
-    if options.json:
-        print_json(channel_move(record, previous=previous))
-        return EXIT_OK
-    before = {None: "before: nothing", record.target: "it did so before"}
-    print(
-        f"channel {record.channel} names version {record.target} ({record.mode}); "
-        + before.get(previous, f"before: version {previous}")
-    )
-    if record.reason:
-        print(f"reason: {printable(record.reason)}")
-    return EXIT_OK
-
-
-def _previous_target(store: Store, record: ChannelRecord) -> int | None:
-    if record.number == 1:
-        return None
-    try:
-        return store.record(record.channel, record.number - 1).target
-    except StoreError:
-        return None  # damaged, and no reason to hide that the new record was written

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from model_store.cli.command import EXIT_OK, Add, add_channel_option, current_actor, print_json
+from model_store.cli.command import (
+    EXIT_OK,
+    Add,
+    add_channel_option,
+    add_reason_option,
+    current_actor,
+    print_json,
+)
 from model_store.layout import record_name
 from model_store.maintenance.mend import Mender, MendReport, Stray, mend_channel
 from model_store.store.store import Store
@@ -27,7 +34,7 @@ def add_mend_command(add: Add) -> None:
         help="set aside records as well that are sound and come after a gap: the channel names "
         "again what it named before the gap",
     )
-    mend.add_argument("--reason", metavar="T", default="", help="why; kept with what is set aside")
+    add_reason_option(mend, kept="with what is set aside")
 
 
 def mend_one(options: argparse.Namespace) -> int:

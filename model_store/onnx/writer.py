@@ -10,7 +10,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from model_store.onnx.weights import Array
+Array = NDArray[Any]
 
 
 class Writer:

@@ -57,7 +57,7 @@ def announce(
     try:
         _create(objects, record)
     except OutcomeUnknown as error:
-        # An announcement only protects: nothing was published, whatever became of it.
+        # An announcement only protects: with or without it, nothing was published.
         raise WriteFailed(str(error)) from error
     # Announced first, looked for marks second; a sweep does it the other way round. So one of
     # the two always sees the other.

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from model_store.backends.base import Entry, ObjectMissing, ObjectRefused, Objects, keyed, parsed
-from model_store.backends.location import leaving_no_folders, objects_at
+from model_store.backends.location import objects_at
 from model_store.errors import (
     ChannelBroken,
     RecordInvalid,
@@ -37,9 +34,9 @@ from model_store.records.channel import (
     check_channel_name,
     decode_record,
 )
-from model_store.records.fields import MAX_VERSION, Record
+from model_store.records.fields import MAX_VERSION
 from model_store.records.manifest import Draft, Manifest, ShardRef, Signs, decode
-from model_store.records.sealing import FORMAT, create_record, read_record, read_sealed
+from model_store.records.sealing import read_record, read_sealed
 from model_store.records.tombstone import (
     IMAGE_KINDS,
     forgotten_shards,
@@ -48,6 +45,7 @@ from model_store.records.tombstone import (
 )
 from model_store.store import channel_moves as moves
 from model_store.store.cache import shard_cache
+from model_store.store.making import StoreRecord, make_store
 from model_store.store.reserve import hold_back, using_reserve
 from model_store.store.shard import check_digest
 
@@ -56,13 +54,6 @@ if TYPE_CHECKING:
     from model_store.store.verify import VerifyReport
 
 MAX_SHARD_BYTES = 1 << 34  # twice the largest network that a spec allows, in float32
-
-
-class StoreRecord(Record):
-    """`store.json`: the format and the id of a store."""
-
-    format: Literal[1] = FORMAT
-    id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 
 
 class Store:
@@ -86,21 +77,10 @@ class Store:
         try:
             store = cls(objects, location=location)
         except StoreNotFound:
-            _refuse_versions(objects)
-            _probe(objects)
-            fresh = StoreRecord(id=uuid.uuid4().hex)
-            create_record(objects, STORE, fresh)  # or somebody else just did
+            make_store(objects)
             store = cls(objects, location=location)
         hold_back(objects)
         return store
-
-    @classmethod
-    def check_location(cls, location: str) -> None:
-        """Show that a store can be made at `location`, where there is none, and leave nothing."""
-        objects = objects_at(location)
-        _refuse_versions(objects)
-        with leaving_no_folders(location):
-            _probe(objects)
 
     @contextmanager
     def using_reserve(self) -> Iterator[Store]:
@@ -306,23 +286,3 @@ class Store:
         from model_store.store.verify import verify_store
 
         return verify_store(self, version, trust=trust)
-
-
-def _refuse_versions(objects: Objects) -> None:
-    """Refuse a location that has versions and no `store.json`: it was lost."""
-    if objects.list(VERSIONS):
-        raise RecordInvalid(STORE, "it is missing, although there are versions") from None
-
-
-def _probe(objects: Objects) -> None:
-    """Check that the backend honours create-if-absent: versions must not be overwritten."""
-    name = f"probe-{uuid.uuid4().hex}"
-    first, second = b"first", b"second"
-    made = objects.create(name, first)
-    try:
-        remade = objects.create(name, second)
-        kept = objects.read(name, max_bytes=len(second)) == first
-    finally:
-        objects.delete(name)
-    if not made or remade or not kept:
-        raise StoreUnsupported("the backend overwrites objects, so it cannot hold a store")

@@ -257,8 +257,7 @@ def signatures(target: Target) -> Iterator[Attack]:
     forged = target.mallory.sign(canonical(body))
 
     def take(signature: dict[str, str] | None) -> None:
-        member = {"signature": signature} if signature else {}
-        target.plant(NEXT, seal({**body, **member}))
+        target.plant(NEXT, seal({**body, "signature": signature}))
         target.trust.check(target.store.manifest(3))
 
     yield "unsigned", lambda: take(None)

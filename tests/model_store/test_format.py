@@ -10,7 +10,7 @@ import pytest
 from model_store import spec
 from model_store.records import channel, fields, manifest, quality
 from model_store.records import sealing as record
-from model_store.store import shard, store
+from model_store.store import making, shard, store
 from tests.model_store.drafts import prepare
 
 TEXT = files("model_store").joinpath("FORMAT.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         quality.Flip,
         manifest.Signature,
         channel.ChannelRecord,
-        store.StoreRecord,
+        making.StoreRecord,
     ],
 )
 def test_every_member_of_every_record_is_described(model: type[fields.Record]) -> None:

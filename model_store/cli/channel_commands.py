@@ -1,0 +1,103 @@
+"""Run `dne-store promote`, `rollback` and `resume`."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from model_store.cli.command import (
+    EXIT_OK,
+    Add,
+    add_channel_option,
+    add_reason_option,
+    add_version_argument,
+    current_actor,
+    print_json,
+    version_number,
+)
+from model_store.errors import ShardCorrupt, ShardMissing, StoreError
+from model_store.records.channel import ChannelRecord
+from model_store.records.describe import channel_move
+from model_store.store.store import Store
+from model_store.tables import printable
+
+
+def add_channel_commands(add: Add) -> None:
+    promote = add("promote", promote_version, help="let a channel name a version and follow on")
+    add_version_argument(promote)
+    promote.add_argument(
+        "--no-verify",
+        dest="verify",
+        action="store_false",
+        help="do not read the version's experts and classifier before the channel is moved",
+    )
+    rollback = add("rollback", roll_back, help="go back to an earlier version and stay there")
+    rollback.add_argument(
+        "--to",
+        metavar="N",
+        type=version_number,
+        help="the version to go back to (default: the one that the channel named before)",
+    )
+    resume = add("resume", resume_channel, help="end a rollback: name the followed version again")
+    for subparser in (promote, rollback, resume):
+        add_channel_option(subparser)
+        add_reason_option(subparser, kept="in the channel's history")
+
+
+def promote_version(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    if options.verify:
+        _check_servable(store, options.number)
+    return _tell_move(store, store.promote(options.number, **_move(options)), options)
+
+
+def _check_servable(store: Store, version: int) -> None:
+    """Check a version before a channel names it: starting servers must be able to load it."""
+    from model_store.store.verify import check_servable  # the other quick commands start without it
+
+    manifest = store.manifest(version)
+    try:
+        check_servable(store, manifest)
+    except (ShardMissing, ShardCorrupt) as error:
+        raise StoreError(
+            f"version {version} was not promoted: {error}; `dne-store verify {version}` names "
+            "everything that is damaged, and --no-verify promotes it all the same"
+        ) from error
+
+
+def roll_back(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    return _tell_move(store, store.rollback(to=options.to, **_move(options)), options)
+
+
+def resume_channel(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    return _tell_move(store, store.resume(**_move(options)), options)
+
+
+def _move(options: argparse.Namespace) -> dict[str, Any]:
+    return {"channel": options.channel, "actor": current_actor(), "reason": options.reason}
+
+
+def _tell_move(store: Store, record: ChannelRecord, options: argparse.Namespace) -> int:
+    previous = _previous_target(store, record)
+    if options.json:
+        print_json(channel_move(record, previous=previous))
+        return EXIT_OK
+    before = {None: "before: nothing", record.target: "it did so before"}
+    print(
+        f"channel {record.channel} names version {record.target} ({record.mode}); "
+        + before.get(previous, f"before: version {previous}")
+    )
+    if record.reason:
+        print(f"reason: {printable(record.reason)}")
+    return EXIT_OK
+
+
+def _previous_target(store: Store, record: ChannelRecord) -> int | None:
+    if record.number == 1:
+        return None
+    try:
+        return store.record(record.channel, record.number - 1).target
+    except StoreError:
+        return None  # damaged, and no reason to hide that the new record was written
