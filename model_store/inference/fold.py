@@ -2,8 +2,8 @@
 
 Folded are the scale and bias of the LayerNorm before attention, the biases that the softmax
 cancels or passes on, and the product of query and key in task attention. Nothing depends on other
-experts, so an expert is folded once for all versions. Every product is computed in float64 and
-then rounded to the type of the weights.
+experts, so an expert is folded once for all versions. Sums of products are computed in float64
+and then rounded to the type of the weights.
 
 Shapes: C channels of this expert, X = 3C, K its heads, D channels of a head, H heads it reads,
 E = D · ratio, P positions, I = 3 · patch², the numbers of a patch.
@@ -217,8 +217,8 @@ def _fold_layer(weights: Weights) -> FoldedLinear | FoldedTaskAttention:
         return FoldedLinear(weight_IO=_kept(weight.T, like=weight), bias_O=_kept(bias, like=bias))
     like = weights["query"]
     query, key = like.double(), weights["key"].double()
-    value, bias, scale = (weights[name].double() for name in ("value", "value_bias", "scale"))
-    if len(scale) == 1:
+    value, bias, scale = weights["value"], weights["value_bias"], weights["scale"]
+    if len(scale) == 1:  # a single factor rounds to the same bits in either type
         value, bias, scale = value * scale, bias * scale, torch.ones_like(scale)
     return FoldedTaskAttention(
         query_key_DD=_kept(query.T @ key * len(query) ** -0.5, like=like),

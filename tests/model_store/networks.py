@@ -23,7 +23,7 @@ def task(name: str, *, heads: int, classes: int = 2, attention_heads: int = 0) -
 def grown(
     heads: Sequence[int], *, geometry: NetworkSpec = GEOMETRY, seed: int = 0, noise: float = 0.3
 ) -> Network:
-    """A network grown task by task, with parameters far from their special starting values."""
+    """Grow a network task by task, with parameters far from their starting values."""
     torch.manual_seed(seed)
     network = Network(geometry)
     for index, count in enumerate(heads):

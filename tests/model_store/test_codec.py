@@ -33,7 +33,7 @@ Shards = dict[str, bytes]
 
 
 def version_of(network: Network) -> tuple[Draft, Shards]:
-    """The network as a draft and its shards."""
+    """Encode a network as a draft and its shards."""
     shards: Shards = {}
 
     def keep(ref: ShardRef, data: bytes) -> ShardRef:

@@ -39,7 +39,7 @@ HEADS = st.lists(
 
 
 def random_network(geometry: NetworkSpec, heads: Sequence[tuple[int, int]], seed: int) -> Network:
-    """`heads`: those of each task's expert, and into how many its own attention is cut."""
+    """Grow a network. `heads` gives the heads and the attention heads of each expert."""
     torch.manual_seed(seed)
     network = Network(geometry)
     for index, (count, attention_heads) in enumerate(heads):
@@ -51,7 +51,7 @@ def random_network(geometry: NetworkSpec, heads: Sequence[tuple[int, int]], seed
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest number."""
+    """Give the largest difference, relative to the largest number."""
     return float((found - expected).abs().max() / expected.abs().max())
 
 

@@ -32,7 +32,7 @@ def run(model: bytes | Path, batch: torch.Tensor) -> np.ndarray:
 
 
 def whole_model(network: Network) -> bytes:
-    """A model that holds its weights itself, as any runtime reads it."""
+    """Build a model that includes its weights, as any runtime reads it."""
     weights = weights_of(network)
     model = onnx_model(weights, files=in_memory(weights), metadata={})
     inline(model, weights.named())
@@ -51,7 +51,7 @@ def publish_grown(store: Store, network: Network) -> int:
 
 
 def onnx_data(path: Path) -> set[str]:
-    """The data files that a graph refers to."""
+    """List the data files of a graph."""
     model = onnx.load(path, load_external_data=False)
     pairs = (entry for one in model.graph.initializer for entry in one.external_data)
     return {entry.value for entry in pairs if entry.key == "location"}
