@@ -1,4 +1,4 @@
-"""Inference: a request's tensors to images, its logits to tensors. One request has one version."""
+"""Answer inference requests: tensors to images, logits to tensors. One version answers each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ router = routers.predict()
     responses={**INFER_ANSWER, **refusals(400, 404, 413, 415, 422, 503)},
 )
 async def infer(request: Request, serving: Parts) -> Response:
-    """Classes of one or many images, by the served version."""
+    """Classify one or many images by the served version."""
     return await _infer(request, serving, version=None)
 
 
@@ -58,19 +58,19 @@ async def infer(request: Request, serving: Parts) -> Response:
     responses={**INFER_ANSWER, **refusals(400, 404, 413, 415, 422, 503)},
 )
 async def infer_by_version(request: Request, serving: Parts, version: Version) -> Response:
-    """Classes of one or many images, by any version in the store."""
+    """Classify one or many images by any version in the store."""
     return await _infer(request, serving, version=version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Body:
-    """The bytes of a request and what is needed to read them."""
+    """Bytes of a request, and the header that divides them."""
 
     data: bytes
     header_length: str | None
 
     def read(self, preprocessing: Preprocessing, *, max_images: int) -> tuple[Asked, list[Picture]]:
-        """Raises whatever is wrong with them, before an image is decoded."""
+        """Parse the bytes. Raise every fault before an image is decoded."""
         asked = unpack(self.data, header_length=self.header_length)
         check_requested(asked.outputs)
         asked = replace(asked, outputs=asked.outputs or EVERY_OUTPUT)

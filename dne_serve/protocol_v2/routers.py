@@ -2,10 +2,10 @@
 
 Every route of the protocol is on a router that one of these functions makes:
 
-anyone   whether the server and its model are ready
+anyone   readiness of the server and its model
 predict  inference
-read     metadata, configuration, index, statistics, and what is always refused
-admin    what changes which versions are in memory
+read     metadata, configuration, index, statistics, and routes that always refuse
+admin    loading and unloading
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ Version = Annotated[int, Path(ge=1, le=MAX_VERSION, description="A version in th
 
 
 class ErrorForm:
-    """Rewrites problem documents under `/v2`: limits, tokens and unknown paths are refused long
-    before a route of the protocol is reached, and its clients read nothing but `error`."""
+    """Middleware that rewrites problem documents under `/v2`. Limits, tokens and unknown paths are
+    refused before a route of the protocol is reached, and its clients read only `error`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -78,7 +78,7 @@ class ErrorForm:
 
 
 class _Rewriter:
-    """One answer: a problem is held back until it is complete, anything else passes through."""
+    """Sends one answer. A problem is held back until it is complete; all else passes through."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
