@@ -30,7 +30,7 @@ DESCRIPTION = (
 PROTOCOL_V2 = (
     models.health,
     models.read,
-    infer.router,
+    infer.predicting,
     repository.read,
     repository.admin,
     unoffered.read,

@@ -10,12 +10,13 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from dne_serve.access.permission import Permission
 from dne_serve.engines.base import Floats, Resident
 from dne_serve.http.scoped_route import Parts
 from dne_serve.inference.answers import SCORE_WORK, work_of
 from dne_serve.inference.deadline import ARRIVED
 from dne_serve.inference.decoding import Picture
-from dne_serve.protocol_v2 import describe, routers
+from dne_serve.protocol_v2 import describe
 from dne_serve.protocol_v2.answers import (
     EVERY_OUTPUT,
     Answers,
@@ -27,7 +28,7 @@ from dne_serve.protocol_v2.answers import (
 from dne_serve.protocol_v2.body import HEADER_LENGTH, Asked, pack, unpack
 from dne_serve.protocol_v2.images import pictures_of
 from dne_serve.protocol_v2.openapi import INFER_ANSWER, INFER_BODY, refusals
-from dne_serve.protocol_v2.routers import ThisModel, Version
+from dne_serve.protocol_v2.routers import ThisModel, Version, router
 from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
 from dne_serve.protocol_v2.tensors import encode
 from dne_serve.rollout.canary import Chosen
@@ -37,10 +38,10 @@ from model_store.records.manifest import Preprocessing
 SMALL_BYTES = 32 << 10
 """A body up to this size is read on the event loop: a trip to a thread would take longer."""
 
-router = routers.predict()
+predicting = router(Permission.PREDICT)
 
 
-@router.post(
+@predicting.post(
     "/models/{model}/infer",
     dependencies=[ThisModel],
     openapi_extra=INFER_BODY,
@@ -51,7 +52,7 @@ async def infer(request: Request, serving: Parts) -> Response:
     return await _infer(request, serving, version=None)
 
 
-@router.post(
+@predicting.post(
     "/models/{model}/versions/{version}/infer",
     dependencies=[ThisModel],
     openapi_extra=INFER_BODY,

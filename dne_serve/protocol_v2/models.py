@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dne_serve.access.permission import Permission
 from dne_serve.http.scoped_route import Parts
-from dne_serve.protocol_v2 import describe, routers
+from dne_serve.protocol_v2 import describe
 from dne_serve.protocol_v2.openapi import refusals
-from dne_serve.protocol_v2.routers import ThisModel, Version
+from dne_serve.protocol_v2.routers import ThisModel, Version, router
 from dne_serve.protocol_v2.schemas import (
     ConfigAnswer,
     LiveAnswer,
@@ -17,8 +18,8 @@ from dne_serve.protocol_v2.schemas import (
 )
 from dne_serve.server import Serving
 
-health = routers.anyone()
-read = routers.read()
+health = router(Permission.OPEN)
+read = router(Permission.READ)
 
 
 @health.get("/health/live")

@@ -7,12 +7,13 @@ from typing import Any
 
 from fastapi import Request
 
+from dne_serve.access.permission import Permission
 from dne_serve.errors import Malformed
 from dne_serve.http.scoped_route import Parts, actor_of
-from dne_serve.protocol_v2 import describe, routers
+from dne_serve.protocol_v2 import describe
 from dne_serve.protocol_v2.body import Model, parse
 from dne_serve.protocol_v2.openapi import INDEX_BODY, LOAD_BODY, refusals
-from dne_serve.protocol_v2.routers import ThisModel
+from dne_serve.protocol_v2.routers import ThisModel, router
 from dne_serve.protocol_v2.schemas import (
     IndexRequest,
     IndexRow,
@@ -23,8 +24,8 @@ from dne_serve.protocol_v2.schemas import (
 
 log = logging.getLogger("dne_serve.protocol_v2")
 
-read = routers.read()
-admin = routers.admin()
+read = router(Permission.READ)
+admin = router(Permission.ADMIN)
 
 
 @read.post("/repository/index", openapi_extra=INDEX_BODY, responses=refusals(400, 413, 503))

@@ -1,12 +1,4 @@
-"""Make the routers of the protocol, and refuse in the protocol's own form, `{"error": "…"}`.
-
-Every route of the protocol is on a router that one of these functions makes:
-
-anyone   readiness of the server and its model
-predict  inference
-read     metadata, configuration, index, statistics, and routes that always refuse
-admin    loading and unloading
-"""
+"""Make the routers of the protocol, and refuse in the protocol's own form, `{"error": "…"}`."""
 
 from __future__ import annotations
 
@@ -28,23 +20,8 @@ PREFIX = "/v2"
 TAG = "Open Inference Protocol"
 
 
-def anyone() -> APIRouter:
-    return _router(Permission.OPEN)
-
-
-def predict() -> APIRouter:
-    return _router(Permission.PREDICT)
-
-
-def read() -> APIRouter:
-    return _router(Permission.READ)
-
-
-def admin() -> APIRouter:
-    return _router(Permission.ADMIN)
-
-
-def _router(needed: Permission) -> APIRouter:
+def router(needed: Permission) -> APIRouter:
+    """Make a router of the protocol whose routes all need this permission."""
     responses = {} if needed is Permission.OPEN else refusals(401, 403, 429)
     return APIRouter(prefix=PREFIX, tags=[TAG], route_class=needing(needed), responses=responses)
 

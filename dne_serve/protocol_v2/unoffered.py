@@ -5,14 +5,15 @@ A question for the state is answered. A change is refused, with the thing to do 
 
 from __future__ import annotations
 
+from dne_serve.access.permission import Permission
 from dne_serve.errors import Malformed, NotOffered
 from dne_serve.http.scoped_route import Parts
-from dne_serve.protocol_v2 import describe, routers
+from dne_serve.protocol_v2 import describe
 from dne_serve.protocol_v2.openapi import refusals
-from dne_serve.protocol_v2.routers import ThisModel
+from dne_serve.protocol_v2.routers import ThisModel, router
 from dne_serve.protocol_v2.schemas import LogAnswer, TraceAnswer
 
-read = routers.read()
+read = router(Permission.READ)
 
 
 @read.get("/trace/setting")
