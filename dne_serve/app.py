@@ -1,4 +1,4 @@
-"""The application: routes, pages, problems and what surrounds them, around a `Serving`."""
+"""Assemble the application: routes, pages, problem documents and middleware, around a `Serving`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DESCRIPTION = (
 PROTOCOL_V2 = (
     models.health,
     models.read,
-    infer.router,
+    infer.predicting,
     repository.read,
     repository.admin,
     unoffered.read,
@@ -38,7 +38,7 @@ PROTOCOL_V2 = (
 
 
 def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
-    """The engine's work starts with the application's lifespan, and ends with it."""
+    """Make the application. The engine works during the application's lifespan."""
     serving = Serving(settings, engine=engine)
 
     @asynccontextmanager
@@ -60,7 +60,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     app.state.serving = serving
     app.state.overviews = Overviews()
     problems.install(app)
-    # First, and not through a router in between: what is asked most is found soonest.
+    # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
     for router in (*routes.ROUTERS, *PROTOCOL_V2):
         app.include_router(router)

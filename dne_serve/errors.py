@@ -1,33 +1,4 @@
-"""Name the errors of the server. `dne_serve.http.problems` maps each to an HTTP answer.
-
-DneError
-├── Refused
-│   ├── Malformed            the request cannot be understood
-│   ├── TokenMissing         the route needs a token
-│   ├── TokenRefused         the token is unknown or lacks the permission
-│   ├── OriginRefused        a page of another site asks through a browser
-│   ├── NotOffered           the server has nothing of that name
-│   ├── NotInMemory          the version is not ready
-│   ├── NotAcceptable        the client does not accept JSON
-│   ├── TooLarge             the request is larger than allowed
-│   ├── TypeNotAccepted      the body has another type
-│   ├── HostUnknown          the Host header does not name this server
-│   ├── RateExceeded         the client asks too often
-│   ├── WaitedTooLong        the deadline of the request has passed
-│   ├── QueueFull            too many images or answers are waiting
-│   ├── StoreBusy            too many requests are waiting for the store
-│   ├── Stopped              the server stops before it comes to the request
-│   ├── DecoderUnavailable   no process can decode images
-│   ├── NotReady             no version is served
-│   ├── NotMoved             the channel stays, because its new version cannot be loaded
-│   ├── NotServed            the channel was moved, and this server cannot follow
-│   ├── NoRoom               the version does not fit beside those that have to stay
-│   └── NotEnoughMemory      the machine has too little memory for the version
-└── StoreError
-    ├── StoreChanged         the store has vanished, or another one is in its place
-    ├── ChannelWentBack      records of the channel have vanished
-    └── ModelUnusable        the version gives logits that are not finite
-"""
+"""Name the errors of the server. `dne_serve.http.problems` maps each to an HTTP answer."""
 
 from __future__ import annotations
 
@@ -39,23 +10,23 @@ class Refused(errors.DneError):
 
 
 class Malformed(Refused):
-    pass
+    """The request cannot be understood."""
 
 
 class TokenMissing(Refused):
-    pass
+    """The route needs a token."""
 
 
 class TokenRefused(Refused):
-    pass
+    """The token is unknown or lacks the permission."""
 
 
 class OriginRefused(Refused):
-    pass
+    """A page of another site asks through a browser."""
 
 
 class NotOffered(Refused):
-    pass
+    """The server has nothing of that name."""
 
 
 class NotInMemory(Refused):
@@ -63,41 +34,43 @@ class NotInMemory(Refused):
 
 
 class NotAcceptable(Refused):
-    pass
+    """The client does not accept JSON."""
 
 
 class TooLarge(Refused):
-    pass
+    """The request is larger than allowed."""
 
 
 class TypeNotAccepted(Refused):
-    pass
+    """The body has another type."""
 
 
 class HostUnknown(Refused):
-    pass
+    """The Host header does not name this server."""
 
 
 class RateExceeded(Refused):
+    """The client asks too often."""
+
     def __init__(self, message: str, *, retry_after_s: int) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class WaitedTooLong(Refused):
-    pass
+    """The deadline of the request has passed."""
 
 
 class QueueFull(Refused):
-    pass
+    """Too many images or answers are waiting."""
 
 
 class StoreBusy(Refused):
-    pass
+    """Too many requests are waiting for the store."""
 
 
 class Stopped(Refused):
-    pass
+    """The server stops before it comes to the request."""
 
 
 class DecoderUnavailable(Refused):
@@ -106,35 +79,35 @@ class DecoderUnavailable(Refused):
 
 
 class NotReady(Refused):
-    pass
+    """No version is served."""
 
 
 class NotMoved(Refused):
-    pass
+    """The channel stays, because its new version cannot be loaded."""
 
 
 class NotServed(Refused):
-    pass
+    """The channel was moved, and this server cannot follow."""
 
 
 class NoRoom(Refused):
-    pass
+    """The version does not fit beside those that have to stay."""
 
 
 class NotEnoughMemory(Refused):
-    pass
+    """The machine has too little memory for the version."""
 
 
 class StoreChanged(errors.StoreError):
-    pass
+    """The store has vanished, or another one is in its place."""
 
 
 class ChannelWentBack(errors.StoreError):
-    pass
+    """Records of the channel have vanished."""
 
 
 class ModelUnusable(errors.StoreError):
-    pass
+    """The version gives logits that are not finite."""
 
 
 # The nearest base class counts. Other messages of the store name files of this machine.

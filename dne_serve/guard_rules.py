@@ -1,5 +1,5 @@
-"""What a version must not do after its promotion: `errors>1%` (requests that it failed to answer)
-or `unknown>30%` (images that are like none of its classes)."""
+"""Parse the rules of the guard: `errors>1%` (requests that a version failed to answer) or
+`unknown>30%` (images that are like none of its classes)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ RULE = re.compile(r"(errors|unknown)\s*>\s*([0-9]{1,3}(?:\.[0-9]{1,4})?)\s*%")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
+    """Largest share that a version may reach after its promotion."""
+
     text: str
     what: str
     share: float

@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def url_of(environment: Mapping[str, str]) -> str:
-    """Where the server listens, by its own variables."""
+    """Make the address of the server from its own variables."""
     host = environment.get("DNE_HOST", "")
     host = "127.0.0.1" if host in EVERY_ADDRESS else host
     host = f"[{host}]" if ":" in host else host

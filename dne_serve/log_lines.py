@@ -1,4 +1,4 @@
-r"""The log: one record, one line, whatever a record quotes.
+r"""Write each log record on one line.
 
 A line break inside a record, also between the lines of a traceback, is written as `\n`. So nothing
 that a client sends can look like a record of its own, and `sed 's/\\n/\n/g'` shows a traceback as
@@ -14,8 +14,8 @@ import threading
 from contextlib import suppress
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# Control characters, line and paragraph separators, what turns the direction of text around, and
-# halves of characters, which cannot be written at all.
+# Control characters, line and paragraph separators, marks that turn the direction of text around,
+# and halves of characters, which cannot be written at all.
 UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -28,13 +28,17 @@ def on_one_line(text: str) -> str:
 
 
 class OneLine(logging.Formatter):
+    """Formatter that escapes line breaks and control characters."""
+
     def format(self, record: logging.LogRecord) -> str:
         return on_one_line(super().format(record))
 
 
 class Lines(logging.StreamHandler):  # type: ignore[type-arg]
+    """Handler whose own faults take one line too."""
+
     def handleError(self, record: logging.LogRecord) -> None:
-        """Tell of a record that could not be written, which logging itself does in many lines."""
+        """Report a lost record on one line; the base class would take many."""
         said = on_one_line(f"a record of {record.name} was lost: {sys.exc_info()[1]!r}")
         with suppress(OSError, ValueError):  # nobody is left to tell
             sys.stderr.write(f"{said}\n")
@@ -42,18 +46,18 @@ class Lines(logging.StreamHandler):  # type: ignore[type-arg]
 
 def set_up_log(level: str) -> None:
     root = logging.getLogger()
-    if not root.handlers:  # else the log belongs to whoever runs us
+    if not root.handlers:  # else the calling program has set up the log
         handler = Lines(sys.stderr)
         handler.setFormatter(OneLine(FORMAT))
         root.addHandler(handler)
-        _log_what_nobody_caught()
+        _log_uncaught()
     root.setLevel(level.upper())
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients' faults: we answer 400
 
 
-def _log_what_nobody_caught() -> None:
-    """Python prints warnings, and what ends a thread, past the log."""
+def _log_uncaught() -> None:
+    """Log warnings and errors that end a thread, which Python would print past the log."""
     logging.captureWarnings(True)
 
     def on_thread(ended: threading.ExceptHookArgs) -> None:

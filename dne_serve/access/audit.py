@@ -1,7 +1,8 @@
-"""Who asked to change something, when, from where, and what came of it: one JSON line each.
+"""Write an audit line for every request to change something: who, when, from where, with what
+result.
 
-Lines go to the log, and to a file of their own where one is named. Refused attempts are in it too,
-up to a number each minute; the rest are counted.
+Lines are JSON. They go to the log, and to a file of their own if one is named. Refused requests
+have lines too, up to a number each minute; the rest are counted.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ log = logging.getLogger("dne_serve.audit")
 
 
 class Audit:
+    """Audit log of the server."""
+
     def __init__(self, path: Path | None, *, brake: Brake | None = None) -> None:
-        """WrongUsage for a file that cannot be written, before anything is served."""
+        """Raise WrongUsage for a file that cannot be written, before anything is served."""
         self._file = LineFile(path) if path is not None else None
         self._brake = brake or Brake()
         self._telling: asyncio.TimerHandle | None = None
@@ -35,7 +38,7 @@ class Audit:
                 raise WrongUsage(f"the audit log {path} cannot be written") from error
 
     def note(self, action: str, **facts: Any) -> None:
-        """JSON, so that nothing a client sends can look like a line of its own."""
+        """Write one line, as JSON: nothing that a client sends can look like a line of its own."""
         bounded = {name: _bounded(value) for name, value in facts.items()}
         line = json.dumps({"time": timestamp(), "action": _bounded(action), **bounded})
         log.info("%s", line)
@@ -46,8 +49,8 @@ class Audit:
                 log.error("the audit log cannot be written: %s", error)
 
     def note_refused(self, action: str, *, status: int | None, **facts: Any) -> None:
-        """Note a request without a token that opens the route. Anybody can send such requests, as
-        many as they like: some are noted, and the rest counted. To be called on the event loop."""
+        """Write a line for a request without a valid token. Anybody can send any number of them, so
+        some have lines and the rest are counted. To be called on the event loop."""
         self._tell_left_out()
         if self._brake.admits(status or 0):
             self.note(action, status=status, **facts)
@@ -56,7 +59,7 @@ class Audit:
             self._telling = loop.call_later(self._brake.window_s, self._tell_left_out)
 
     def close(self) -> None:
-        """Note what was left out until now."""
+        """Write the counts of requests that have no line yet."""
         self._tell_left_out(also_now=True)
 
     def _tell_left_out(self, *, also_now: bool = False) -> None:

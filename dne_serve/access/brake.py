@@ -1,4 +1,4 @@
-"""Lets so many events of a kind pass in each minute, and counts the others."""
+"""Let a number of events of a kind pass in each minute, and count the others."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ WINDOW_S = 60.0
 
 
 class Brake:
+    """Limit on the events of each kind in a window of time."""
+
     def __init__(
         self,
         *,
@@ -31,8 +33,8 @@ class Brake:
         return self._seen[kind] <= self._most
 
     def take_left_out(self, *, also_now: bool = False) -> dict[int, int]:
-        """How many of each kind were left out in the minutes that are over, told once; with
-        `also_now` those of the current minute as well."""
+        """Return once how many events of each kind were left out in past minutes; with `also_now`
+        those of the current minute as well."""
         self._begin_anew_if(also_now or self._clock() >= self._began + self.window_s)
         taken, self._left_out = dict(self._left_out), Counter()
         return taken

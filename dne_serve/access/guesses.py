@@ -1,8 +1,8 @@
-"""Slows down whoever guesses tokens. Used on the event loop only.
+"""Slow down clients that guess tokens. Used on the event loop only.
 
-An address may present 20 wrong tokens; after that one more every three seconds is looked at, and
-the others are 429 unseen, right or wrong. A token that was right from that address before is looked
-at all the same, so that a stranger behind the same address does not lock its holder out.
+An address may present 20 wrong tokens. After that one more every three seconds is judged, and all
+others are refused with 429, right or wrong. A token that was right from that address before is
+always judged, so that a stranger behind the same address does not lock its holder out.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ MAX_KNOWN = 16
 
 @dataclass(slots=True, kw_only=True)
 class _Guesser:
+    """Tokens that an address has presented."""
+
     left: float
     at: float
     known: list[bytes] = field(default_factory=list)
-    """Digests of tokens that were right, the last ones."""
+    """Digests of the last tokens that were right."""
 
 
 class Guesses:
+    """Wrong tokens of all addresses."""
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._by_address: OrderedDict[str, _Guesser] = OrderedDict()
 
     def check(self, address: str, digest: bytes) -> None:
-        """RateExceeded for a token that is not to be looked at."""
+        """Raise RateExceeded for a token that is not to be judged."""
         one = self._by_address.get(_network(address))
         if one is None or digest in one.known:
             return
@@ -60,7 +64,7 @@ class Guesses:
         return min(float(MOST), one.left + (self._clock() - one.at) * MOST / WINDOW_S)
 
     def _of(self, address: str) -> _Guesser:
-        """The entry of an address, made where there is none. The one not used for longest goes."""
+        """Find or make the entry of an address. The entry not used for longest goes."""
         network = _network(address)
         one = self._by_address.get(network)
         if one is None:
@@ -72,7 +76,7 @@ class Guesses:
 
 
 def _network(address: str) -> str:
-    """An IPv6 host has 2^64 addresses of its own: they count as one."""
+    """Return the /64 network of an IPv6 address, as one host has all of it, or an IPv4 address."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Appends lines to a file that other processes append to as well: whole lines or nothing.
+"""Append whole lines to a file that other processes append to as well.
 
-A disk that fills up takes a part of a line. That part is cut off again; where it cannot be, because
-somebody else is writing or the file may only grow, the next line begins after a line break.
+A disk that fills up takes a part of a line, and the part is cut off again. It stays while another
+process is writing or if the file may only grow; then the next line begins after a line break.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ FLAGS = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
 class LineFile:
-    """Opened anew for every line, so that the file may be rotated away."""
+    """A file of lines. It is opened for every line, so that it may be rotated away."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._ours = threading.Lock()
 
     def check(self) -> None:
-        """OSError where it could not be written."""
+        """Raise OSError if the file cannot be written."""
         with self._opened():
             pass
 
     def append(self, line: bytes) -> None:
-        """OSError where the line is not in the file."""
+        """Append a line. Raise OSError if it is not in the file."""
         with self._ours, self._opened() as handle:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 os.write(handle, line + b"\n")  # a pipe or a terminal: nothing can be taken back
@@ -61,8 +61,8 @@ class LineFile:
 
 
 def _lock(handle: int) -> bool:
-    """Whether nobody else appends until the file is closed. A process that keeps the lock must not
-    keep us from writing, so that we wait a moment only."""
+    """Try for a moment to keep others from appending until the file is closed. A process that keeps
+    the lock must not keep this one from writing."""
     for _ in range(TRIES):
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -76,7 +76,7 @@ def _lock(handle: int) -> bool:
 
 
 def _is_torn(handle: int, size: int) -> bool:
-    """Whether the file ends within a line."""
+    """Say whether the file ends within a line."""
     if size == 0:
         return False
     try:

@@ -1,4 +1,4 @@
-"""What is checked before the server listens: who could reach it, and how."""
+"""Check tokens, address and certificate before the server listens."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logging.getLogger("dne_serve")
 
 
 def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
-    """WrongUsage for an address that others reach, while there is no token and nobody said that
-    this is meant. What stays open there is told."""
+    """Raise WrongUsage if other machines reach the server, there is no token, and --allow-open is
+    not given. Warn of routes that stay open."""
     warn_of_length(settings)
     if is_loopback(settings.host):
         return
@@ -38,7 +38,7 @@ def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
 
 
 def check_length(admin_token: str, settings: Settings) -> None:
-    """WrongUsage for an admin token that could be guessed by those who reach the server."""
+    """Raise WrongUsage for a short admin token if other machines reach the server."""
     if len(admin_token) < MIN_TOKEN and not is_loopback(settings.host):
         raise WrongUsage(
             f"the admin token has fewer than {MIN_TOKEN} characters, and others reach "
@@ -48,7 +48,7 @@ def check_length(admin_token: str, settings: Settings) -> None:
 
 
 def warn_of_length(settings: Settings) -> None:
-    """A short admin token is good enough for programs of this machine, and nobody else."""
+    """Warn of a short admin token, which is good enough for programs of this machine only."""
     token = settings.read_admin_token()
     if token is not None and len(token) < MIN_TOKEN:
         log.warning(
@@ -67,7 +67,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_tls(settings: Settings) -> None:
-    """WrongUsage for a certificate or key that cannot be used, in a sentence."""
+    """Raise WrongUsage for a certificate or key that cannot be used."""
     if settings.tls_cert is None:
         return
     try:

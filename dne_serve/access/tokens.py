@@ -1,11 +1,11 @@
-"""Where tokens come from: lines of a file or the environment, and the admin token of old.
+"""Read tokens from a file, the environment, and the setting of the one admin token.
 
 A line is `NAME SCOPES sha256:HEX [rate=N]`, for example
 
     grafana  read          sha256:60303ae22b…
     shop     predict,read  sha256:fd61a03af4…  rate=50
 
-Empty lines and those that begin with # say nothing. One holder may have several lines, so that a
+Empty lines and those that begin with # are skipped. One holder may have several lines, so that a
 new token is known before the old one goes.
 """
 
@@ -26,7 +26,7 @@ from dne_serve.settings import Settings
 from model_store.errors import WrongUsage
 
 UNNAMED = ""
-"""Who holds the token of DNE_ADMIN_TOKEN or --admin-token-file."""
+"""Name of the token of DNE_ADMIN_TOKEN or --admin-token-file."""
 GRANTED = (Permission.PREDICT, Permission.READ, Permission.ADMIN)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
@@ -38,14 +38,14 @@ log = logging.getLogger("dne_serve.tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewToken:
-    """`secret` is for its holder and is kept nowhere; `line` is for the server."""
+    """A new token. `secret` is for its holder and is kept nowhere; `line` is for the server."""
 
     secret: str
     line: str
 
 
 def new_token(wanted: str) -> NewToken:
-    """From `NAME=SCOPES`: 256 random bits, and the line that lets them in."""
+    """Make a token of 256 random bits from `NAME=SCOPES`, and its line for the token file."""
     name, _, scopes = wanted.partition("=")
     secret = f"dne_{secrets.token_urlsafe(32)}"
     line = f"{name} {scopes} sha256:{digest_of(secret).hex()}"
@@ -54,7 +54,7 @@ def new_token(wanted: str) -> NewToken:
 
 
 def parse_line(line: str) -> Token:
-    """WrongUsage says what is wrong with it, without repeating it: it may be a token by mistake."""
+    """Parse a line. WrongUsage does not repeat the line, which may hold a token by mistake."""
     words = line.split()
     if len(words) not in (3, 4):
         raise WrongUsage("a token is written as NAME SCOPES sha256:HEX, then perhaps rate=N")
@@ -99,7 +99,7 @@ def _rate(word: str) -> float:
 
 
 def read_tokens(settings: Settings) -> list[Token]:
-    """All tokens of the settings, as their files stand now."""
+    """Read all tokens of the settings, and of the files that they name."""
     tokens: list[Token] = []
     admin = settings.read_admin_token()
     if admin is not None:
@@ -119,8 +119,8 @@ def read_tokens(settings: Settings) -> list[Token]:
 
 
 class TokenSource:
-    """The tokens of the settings. A file that changes counts within a second or two; while it
-    cannot be read or understood, what it said before goes on counting, and the log says so."""
+    """The tokens of the settings. A changed file is read within a second or two. While it cannot be
+    read or parsed, the tokens stay, and the log says so."""
 
     def __init__(self, settings: Settings, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
@@ -152,7 +152,7 @@ class TokenSource:
 
 
 def _stamps(files: Sequence[Path]) -> list[tuple[int, int, int]]:
-    """What a change of a file changes; nothing for one that is not there."""
+    """Return values that change with a file, and none for a file that is absent."""
     stamps = []
     for path in files:
         with suppress(OSError):

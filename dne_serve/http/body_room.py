@@ -1,8 +1,8 @@
-"""Shares the memory for bodies among all requests. Used on the event loop only.
+"""Share the memory for bodies among all requests. Used on the event loop only.
 
 A client that sends most of a body and withholds the rest would hold its share for as long as a body
-may take. So whoever has stalled for longest makes room for others, and a part of the room is kept
-for small bodies: these get in while large ones wait for the engine.
+may take. So the body that has stalled for longest makes room for others. A part of the room is kept
+for small bodies, which get in while large ones wait for the engine.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ from dataclasses import dataclass, field
 from starlette.exceptions import HTTPException
 
 CLAIM = "dne.claim"
-"""Where a request keeps the claim of its body."""
+"""Key of an ASGI scope: the claim of the request's body."""
 RESERVED = 4  # a quarter of the room is for small bodies
 SMALL = 128  # a body that takes up to that part of the room: 4 MiB of 512 MiB
 STALLED_S = 1.0
 STEP_BYTES = 64 << 10
-"""What has to arrive within `STALLED_S` for a body not to count as stalled: single bytes do not."""
+"""Bytes that have to arrive within `STALLED_S`: a body that drips single bytes is stalled."""
 PIECE_BYTES = 64
-"""What Python takes for a piece of a body besides its bytes."""
+"""Memory that Python takes for a piece of a body besides its bytes."""
 
 
 class Room:
+    """Memory for all bodies together."""
+
     def __init__(
         self,
         max_bytes: int,
@@ -41,13 +43,14 @@ class Room:
         self._claims: set[Claim] = set()
 
     def claim(self, address: str) -> Claim:
-        """A place for one body; to be let go of."""
+        """Make a claim for one body. The caller lets go of it at the end."""
         claim = Claim(room=self, address=address)
         self._claims.add(claim)
         return claim
 
     def take(self, claim: Claim, count: int) -> None:
-        """HTTPException where there is no room, also after everybody who has stalled was let go."""
+        """Give bytes to a claim. Raise HTTPException if there is no room, even after all stalled
+        bodies were let go."""
         total = claim.held + count
         most = self._max_bytes if total <= self._max_bytes // SMALL else self._for_large
         while total <= most < self._used + count and (slow := self._slowest(besides=claim)):
@@ -64,9 +67,9 @@ class Room:
         self._claims.discard(claim)
 
     def _slowest(self, *, besides: Claim) -> Claim | None:
-        """Of the address whose unfinished bodies take most, the body that has stalled for longest.
+        """Find the longest stalled body of the address whose stalled bodies take most.
 
-        So a client that is slow without malice stays, while another one holds more.
+        A client that is slow without malice stays while another one holds more.
         """
         before = self._clock() - STALLED_S
         stalled = [one for one in self._claims if one.has_stalled(before) and one is not besides]
@@ -78,14 +81,14 @@ class Room:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Claim:
-    """The bytes that the body of one request takes, in all forms in which it is here."""
+    """Bytes that the body of one request takes, in all forms in which it is in memory."""
 
     room: Room
     address: str
     held: int = 0
     moved_at: float = 0.0
     is_finished: bool = False
-    """Whether the client has sent all of it: whatever it waits for now is our own doing."""
+    """True when the client has sent all of the body and waits for the server."""
     on_evicted: Callable[[], None] | None = field(default=None, repr=False)
     _is_evicted: bool = False
     _step: int = 0

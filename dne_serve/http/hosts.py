@@ -1,4 +1,4 @@
-"""Against web pages that reach this server through somebody's browser.
+"""Refuse web pages that reach this server through a visitor's browser.
 
 A page whose name is pointed at this machine (DNS rebinding) still sends its own name as Host. A
 page of another site that posts here sends its Origin. Both are refused. There is no CORS.
@@ -28,8 +28,8 @@ HOST = re.compile(
 
 
 class KnownHosts:
-    """Lets requests through that were sent to a name of this server, by a page of its own or by
-    no page at all. Addresses are always known: no name can be pointed at them."""
+    """Middleware that lets a request through if its Host names this server and its Origin, where it
+    has one, is this server's page. Addresses are always known: no name can be pointed at them."""
 
     def __init__(
         self, app: ASGIApp, *, hosts: Collection[str], origins: Collection[str] = ()
@@ -80,7 +80,7 @@ class KnownHosts:
 
 
 def _name_in(host: str) -> str | None:
-    """`[::1]:8000` is `::1`, `localhost:8000` is `localhost`; None for what is not of that form."""
+    """Take the name out of a Host: `::1` of `[::1]:8000`. Return None for any other form."""
     found = HOST.fullmatch(host) if len(host) <= MAX_HOST else None
     if found is None or int(found["port"] or 0) > 65535:
         return None

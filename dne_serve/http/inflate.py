@@ -1,7 +1,7 @@
-"""Request bodies that travel compressed: inflated piece by piece, and counted while they are.
+"""Inflate compressed request bodies piece by piece, and count their bytes.
 
-A thousand bytes can say a million zeros, so the limit on a body is one on what comes out. Nothing
-comes out before all has come in: an unfinished body takes what its client has really sent.
+A thousand bytes can inflate to a million, so the limit on a body counts the inflated bytes. A body
+is inflated after all of it has arrived: an unfinished one takes only the memory of its own bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLICE_BYTES = 64 << 10
 
 
 class Inflated:
-    """What is inside sees plain bodies. They take from the claim that `BodyLimit` has made."""
+    """Middleware that hands plain bodies on. They take from the claim that `BodyLimit` has made."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
         self._app = app
@@ -35,13 +35,13 @@ class Inflated:
             await self._app(scope, receive, send)
             return
         body = _Inflating(coding, receive, max_bytes=self._max_bytes, claim=scope[CLAIM])
-        # In place: what is outside counts and logs by what routing leaves in the same scope.
+        # In place: routing writes into this scope, and the outer middleware logs from it.
         scope["headers"] = _plain(scope["headers"])
         await self._app(scope, body.receive, send)
 
 
 def _plain(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The headers of the plain body: nobody knows yet how long it is."""
+    """Return the headers of the plain body, whose length is not known yet."""
     gone = (b"content-encoding", b"content-length", b"transfer-encoding")
     return [
         *(pair for pair in headers if pair[0] not in gone),
@@ -50,7 +50,8 @@ def _plain(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
 
 
 class _Inflating:
-    """One body. Refusals are HTTPExceptions: FastAPI lets only these through while it reads."""
+    """Inflation of one body. Refusals are HTTPExceptions: while it reads, FastAPI lets no others
+    through."""
 
     def __init__(self, coding: str, receive: Receive, *, max_bytes: int, claim: Claim) -> None:
         self._coding = coding

@@ -1,4 +1,4 @@
-"""What surrounds every request: the limit on its body, its count and log line, the last resort."""
+"""Limit the body of every request, compress long answers, count and log all requests."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ log = logging.getLogger("dne_serve.requests")
 
 
 class BodyLimit:
-    """Refuses a body that says it is too large, and one that turns out to be while it streams;
-    and any body while those of all requests together are too much."""
+    """Middleware that refuses a body whose length is too large, declared or counted while it
+    streams, and any body while all bodies together are too large."""
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, room: Room) -> None:
         self._app = app
@@ -63,7 +63,7 @@ class BodyLimit:
 
 
 class _Body:
-    """The body of one request, as it comes in."""
+    """Body of one request, counted as it arrives."""
 
     def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, claim: Claim) -> None:
         headers = Headers(scope=scope)
@@ -80,7 +80,7 @@ class _Body:
 
     @property
     def is_unwanted(self) -> bool:
-        """Whether the connection ends after the answer, with bytes still to come.
+        """Say whether the connection ends after the answer, with bytes still to come.
 
         A server that closes with bytes unread resets the connection, and the answer is lost.
         """
@@ -100,7 +100,7 @@ class _Body:
         return message
 
     async def drain(self) -> None:
-        """Reads on until the client stops, keeping nothing."""
+        """Read on until the client stops, and keep nothing."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
                 while not self._ended:
@@ -130,10 +130,10 @@ class _Body:
 
 
 class Packed(GZipMiddleware):
-    """Long answers are compressed, for clients that can unpack them."""
+    """Middleware that compresses long answers for clients that accept gzip."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # No cache keeps the answer to a POST, so that it need not say what it varies with.
+        # No cache keeps the answer to a POST, so that it needs no Vary header.
         if (
             scope["type"] == "http"
             and scope["method"] == "POST"
@@ -145,7 +145,7 @@ class Packed(GZipMiddleware):
 
 
 class Observed:
-    """Counts and logs every request, and answers for what nobody foresaw."""
+    """Middleware that counts and logs every request, and answers unexpected errors with 500."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
         self._app = app
@@ -187,13 +187,14 @@ class Observed:
 
 
 def _request(scope: Scope) -> tuple[str, str]:
-    """Method and route, in words that no client can make up."""
+    """Return method and route template: a client cannot make up new ones."""
     method = scope["method"] if scope["method"] in METHODS else "OTHER"
     return method, getattr(scope.get("route"), "path", "") or "unmatched"
 
 
 def _tell(scope: Scope, status: int, seconds: float, note: Note) -> None:
-    """A line for the request: what was refused and why, with a stack trace if we are at fault."""
+    """Log a line for the request, with the reason of a refusal, and a stack trace for a fault of
+    the server."""
     method, route = _request(scope)
     said = ""
     if note.instance:

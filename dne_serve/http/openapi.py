@@ -1,4 +1,4 @@
-"""Make the OpenAPI document, in version 3.0, which more generators of clients read than 3.1."""
+"""Make the OpenAPI document in version 3.0, which more client generators read than 3.1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEARER = "bearer"
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The statuses besides success that a route documents."""
+    """Document the statuses of a route besides success."""
     content = {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": content}
@@ -30,7 +30,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Made once an application."""
+    """Make the document once for each application."""
     if app.openapi_schema is None:
         made = get_openapi(
             title=app.title,
@@ -47,7 +47,7 @@ def document(app: FastAPI) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    """Those that no endpoint's signature mentions."""
+    """Make the schemas that no endpoint's signature mentions."""
     kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [
         (ProblemAnswer, "serialization"),
         (JsonImages, "validation"),
@@ -58,7 +58,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _drop_validation_errors(made: dict[str, Any]) -> None:
-    """FastAPI documents a 422 of its own; here malformed requests are 400, as a problem."""
+    """Remove the 422 that FastAPI documents: a malformed request is a 400 here."""
     for operations in made["paths"].values():
         for operation in operations.values():
             found = operation["responses"].get("422", {})

@@ -1,4 +1,4 @@
-"""Serve the page and the documentation. Everything they need comes from this server."""
+"""Serve the console and the API documentation. All files come from this server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HEADERS = {
 
 
 class Files(StaticFiles):
-    """The files of the two pages, each under the same policy as the pages."""
+    """Files of the two pages, under the same policy as the pages."""
 
     def file_response(self, *found: Any, **options: Any) -> Response:
         answer = super().file_response(*found, **options)

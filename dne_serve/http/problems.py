@@ -76,17 +76,17 @@ def answer_to(error: Exception) -> Answer:
 
 @dataclass(slots=True)
 class Note:
-    """What the log will say of a request: under its id, all that its answer leaves out."""
+    """Facts of a refusal for the log, under the id of the answer."""
 
     instance: str = ""
     said: str = ""
     cause: BaseException | None = None
     is_fault: bool = False
-    """Whether it is the server that failed, so that the log has the whole of it."""
+    """True if the server failed: the log then has a stack trace."""
 
 
 NOTE: ContextVar[Note] = ContextVar("note")
-"""Of the request that is being answered; set by `edge.Observed`, which also writes it down."""
+"""Note of the current request. `middleware.Observed` sets it, and logs it."""
 
 
 def problem(
@@ -98,7 +98,7 @@ def problem(
     cause: BaseException | None = None,
     is_fault: bool = False,
 ) -> JSONResponse:
-    """`instance` names this one answer; the log has what the server knows of it under that name."""
+    """Make an answer. Its `instance` is unique, and the log has the cause under that name."""
     note = NOTE.get(Note())
     note.instance = new_instance()
     note.said = detail if len(detail) <= MAX_DETAIL else f"{detail[:MAX_DETAIL]} …"

@@ -1,4 +1,4 @@
-"""The JSON that goes in and out, as the OpenAPI document shows it."""
+"""Define the JSON of requests and answers, as the OpenAPI document shows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VersionNumber = Annotated[int, Field(ge=1, le=MAX_VERSION)]
 
 
 class JsonImage(BaseModel):
-    """`data` is base64, as it is or as a data URL."""
+    """One image with a name. `data` is base64, plain or as a data URL."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,8 +38,8 @@ class Score(BaseModel):
 
 
 class Prediction(BaseModel):
-    """`score` is the calibrated probability over the version's classes. `unknown`: the image is
-    probably of none of them, and `label` only the nearest."""
+    """Classes of one image. `score` is the calibrated probability over the version's classes.
+    `unknown`: the image is probably of none of the classes, and `label` is only the nearest."""
 
     filename: str | None
     label: str
@@ -50,8 +50,8 @@ class Prediction(BaseModel):
 
 
 class PredictAnswer(BaseModel):
-    """All images of a request are answered by one version, in the order sent. `canary`: by the
-    version that stands beside the served one for a share of the requests."""
+    """Answers for all images of a request, in the order sent, by one version. `canary`: the version
+    is the one that answers a share of the requests beside the served one."""
 
     version: int
     canary: bool
@@ -59,9 +59,9 @@ class PredictAnswer(BaseModel):
 
 
 class VersionSummary(BaseModel):
-    """`error` says why a version cannot be read; then the rest is empty. `change` says what the
-    version did, `verdict` what the gate said of it: `gate` is its first word, `reasons` are the
-    sentences against the version."""
+    """One row of the list. `error` says why a version cannot be read; then the rest is empty.
+    `change` is the change that the version made. `verdict` is the sentence of the gate, `gate` its
+    first word, and `reasons` are the sentences against the version."""
 
     version: int
     parent: int | None = None
@@ -80,9 +80,9 @@ class VersionSummary(BaseModel):
 
 
 class VersionsAnswer(BaseModel):
-    """`versions` ascend. `next_before` is the `before` of the page with older versions; null where
-    there are none. `history` has the newest records, `problems` what is wrong with those that
-    cannot be read."""
+    """A page of versions in ascending order. `next_before` is the `before` of the page with older
+    versions, or null. `history` has the newest records of the channel, and `problems` the faults
+    of records that cannot be read."""
 
     served: int | None
     channel: str
@@ -108,20 +108,20 @@ class VersionAnswer(BaseModel):
     transaction: str
     software: str
     signed_by: str | None
-    """The public key of the signature; whether it is trusted, `--require-signatures` decides."""
+    """Public key of the signature. `--require-signatures` decides whether it is trusted."""
     tasks: list[TaskAnswer]
     classes: list[str]
     retired: list[str]
-    """Classes that this version never answers any more."""
+    """Classes that this version never answers."""
     extended: list[str]
     """Classes that got more images in this version, which then has no new task."""
     shards: list[ShardRef]
     metrics: Metrics
     verdict: str
-    """What the gate said of the version, in one line."""
+    """Verdict of the gate in one line."""
     calibration: Calibration
     unknown: Unknown | None
-    """How images that are like none of the classes are found; null where nothing was held out."""
+    """Rule that finds images of none of the classes; null if no images were held out."""
     delta_bytes: int
     total_bytes: int
     memory_bytes: int
@@ -140,7 +140,7 @@ class ClassesAnswer(BaseModel):
 
 
 class Move(BaseModel):
-    """Why the channel is moved; kept in its history."""
+    """Request to move the channel. Its history keeps the `reason`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -148,7 +148,7 @@ class Move(BaseModel):
 
 
 class RollbackMove(Move):
-    """Without `to`, back to the version that the channel named before."""
+    """Request to roll back to `to`, or to the version that the channel named before."""
 
     to: VersionNumber | None = None
 
@@ -158,7 +158,7 @@ class PromoteMove(Move):
 
 
 class MovedAnswer(BaseModel):
-    """Given when this server serves what the channel names."""
+    """Version that this server serves after the channel was moved, and the record of the move."""
 
     version: int
     channel: str
@@ -170,10 +170,10 @@ class HealthAnswer(BaseModel):
 
 
 class ReadyAnswer(BaseModel):
-    """`error` says why the channel's head is not what is served. `head` is the version that the
-    channel named when it was last read. `fallback`: it could not be loaded when the server started,
-    and the newest one before it that could be is served. `canary` and `shadow` are the versions
-    that stand beside the served one; null where there is none, or it is not loaded yet."""
+    """State of the server. `error` says why the channel's head is not served. `head` is the version
+    that the channel named when it was last read. `fallback`: the head could not be loaded at the
+    start, and the newest earlier version that could be loaded is served. `canary` and `shadow` are
+    the versions beside the served one; null if there is none, or it is not loaded yet."""
 
     version: int
     channel: str
@@ -189,7 +189,7 @@ class ReadyAnswer(BaseModel):
 
 
 class ProblemAnswer(BaseModel):
-    """RFC 9457."""
+    """A problem document of RFC 9457."""
 
     model_config = ConfigDict(extra="allow")
 

@@ -1,4 +1,4 @@
-"""The images of a request: a form's `files`, the raw body, or JSON. Bytes, not pixels yet."""
+"""Take image files out of a request: a form's `files`, the raw body, or base64 in JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """An image file."""
+    """An image file, still encoded."""
 
     filename: str | None
     data: bytes
@@ -43,7 +43,7 @@ class Upload:
 
 
 async def read_uploads(request: Request, *, max_images: int) -> list[Upload]:
-    """In the order sent; at least one. The bytes of the body are limited elsewhere."""
+    """Read at least one image file, in the order sent. `BodyLimit` limits the bytes of the body."""
     check_accept(request.headers.get("accept", ""))
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind == b"multipart/form-data":
@@ -65,7 +65,7 @@ async def read_uploads(request: Request, *, max_images: int) -> list[Upload]:
 
 
 def check_accept(header: str) -> None:
-    """Answers are JSON: whoever says that they cannot take it is told so, before sending more."""
+    """Refuse a client that does not accept JSON, before its body is read."""
     ranges = [entry.partition(";") for entry in header.lower().split(",") if entry.strip()]
     if ranges and not any(
         kind.strip() in JSON_RANGES and parameters.replace(" ", "") not in REFUSED
@@ -98,7 +98,7 @@ def _from_json(body: bytes, *, max_images: int) -> list[Upload]:
 
 
 def _from_base64(image: JsonImage | str, *, place: int) -> Upload:
-    """Line breaks are let pass, and so is the beginning of a data URL."""
+    """Decode base64, also with line breaks or after the beginning of a data URL."""
     given = JsonImage(data=image) if isinstance(image, str) else image
     head, comma, encoded = given.data.partition(",")
     if comma and not (head.startswith("data:") and head.endswith(";base64")):
@@ -139,7 +139,7 @@ class _Part:
 
 
 class _Form:
-    """Collects the parts that the parser reports."""
+    """Collects the parts of a form from the parser's callbacks."""
 
     def __init__(self, *, max_images: int) -> None:
         self.uploads: list[Upload] = []

@@ -1,4 +1,4 @@
-"""Manifests as the HTTP interface shows them: the words of `dne-store --json`. Loads nothing."""
+"""Describe versions from their manifests, in the words of `dne-store --json`. Loads nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAX_RECORD_BYTES = 4 << 20  # of kept channel records
 
 
 class Overviews:
-    """What `GET /versions` tells, with rows and records kept: pages ask for it again and again."""
+    """Builds the answers to `GET /versions`. It keeps rows and records, as pages ask repeatedly."""
 
     def __init__(self) -> None:
         self._rows = Keep()
@@ -43,7 +43,7 @@ class Overviews:
         before: int | None,
         limit: int,
     ) -> VersionsAnswer:
-        """One unreadable manifest or record does not hide the others."""
+        """Build one page. An unreadable manifest or record does not hide the others."""
         found = read_page(store, describe=_row, keep=self._rows, before=before, limit=limit)
         history, problems = self._history(store, channel)
         return VersionsAnswer(
@@ -58,7 +58,7 @@ class Overviews:
         )
 
     def _history(self, store: Store, channel: str) -> tuple[list[ChannelRecord], list[str]]:
-        """The newest records of a channel, oldest first, and what is wrong with others."""
+        """Read the newest records of a channel, oldest first, and the faults of unreadable ones."""
         history: list[ChannelRecord] = []
         problems: list[str] = []
         newest = store.record_numbers(channel)[-SHOWN_RECORDS:]
@@ -101,8 +101,8 @@ def describe(store: Store, version: int) -> VersionAnswer:
 
 
 def _records(manifest: Manifest) -> dict[str, Any]:
-    """The manifest's records as they are. A strict record does not take its own JSON back, where
-    a tuple has become a list."""
+    """Take the records of a manifest as objects: a strict record refuses its own JSON, in which a
+    tuple has become a list."""
     names = ("metrics", "calibration", "unknown", "preprocessing")
     return {
         "shards": list(dict.fromkeys(manifest.shards)),

@@ -1,6 +1,6 @@
-"""Speak the Open Inference Protocol, version 2, at `/v2`, as Triton's and KServe's clients do.
+"""Speak the Open Inference Protocol, as Triton's and KServe's clients do.
 
-Routes: infer, models, repository, unoffered. routers says who may ask. body reads and writes bytes,
-tensors the values in them, images the inputs and answers the outputs of the classifier. describe
-tells what the server is and has.
+The protocol has version 2, and stands at `/v2`. infer, models, repository and unoffered are its
+routes. body and tensors read and write its bytes; images are the inputs of the classifier, answers
+its outputs. describe tells what the server has.
 """

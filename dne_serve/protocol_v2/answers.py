@@ -1,4 +1,4 @@
-"""The outputs of the model: what a request may have back of the logits."""
+"""Compute the outputs of the model from its logits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dne_serve.protocol_v2.tensors import Output
 
 
 class Answers:
-    """What is known of a request's images. Nothing is computed before it is asked for."""
+    """Logits of a request's images, and values that are computed when they are asked for."""
 
     def __init__(self, resident: Resident, logits: Sequence[Floats]) -> None:
         self.resident = resident
@@ -59,7 +59,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One output that may be asked for."""
+    """An output that may be asked for."""
 
     name: str
     datatype: Datatype
@@ -120,7 +120,7 @@ EVERY_OUTPUT = tuple(RequestOutput(name=name) for name in OUTPUTS)
 
 
 def check_requested(outputs: Sequence[RequestOutput]) -> None:
-    """Refuses what cannot be answered, before any image is decoded."""
+    """Refuse outputs that cannot be answered, before any image is decoded."""
     names = [output.name for output in outputs]
     if len(set(names)) != len(names):
         raise Malformed("an output is asked for twice")
@@ -138,7 +138,7 @@ def check_requested(outputs: Sequence[RequestOutput]) -> None:
 
 
 def is_binary(output: RequestOutput, *, otherwise: bool) -> bool:
-    """Whether an output travels as binary; `otherwise` is what the whole request says."""
+    """Say whether an output travels as binary; `otherwise` is the word of the whole request."""
     given = output.parameters.binary_data
     return otherwise if given is None else given
 
@@ -146,8 +146,8 @@ def is_binary(output: RequestOutput, *, otherwise: bool) -> bool:
 def count_json_values(
     outputs: Sequence[RequestOutput], *, images: int, classes: int, binary: bool
 ) -> int:
-    """Count what the JSON of an answer would hold, and refuse too much of it while that costs
-    nothing. `binary`: whether outputs travel as binary unless they say otherwise."""
+    """Count the values in the JSON of an answer, and refuse too many before they are computed.
+    `binary`: outputs travel as binary unless they say otherwise."""
     in_json = [output for output in outputs if not is_binary(output, otherwise=binary)]
     values = images * sum(_values_each(output, classes=classes) for output in in_json)
     if values > MAX_JSON_VALUES:
@@ -159,14 +159,15 @@ def count_json_values(
 
 
 def _values_each(output: RequestOutput, *, classes: int) -> int:
-    """How many values an output has for each image."""
+    """Count the values of an output for each image."""
     if not OUTPUTS[output.name].by_class:
         return 1
     return min(output.parameters.classification or classes, classes)
 
 
 def output_of(answers: Answers, *, name: str, classification: int = 0) -> Output:
-    """`classification` > 0: the names of that many likeliest classes instead of all values."""
+    """Make an output. `classification` > 0 asks for that many likeliest classes instead of all
+    values."""
     offer = OUTPUTS[name]
     values = offer.read(answers)
     if classification and isinstance(values, np.ndarray):
@@ -178,7 +179,7 @@ def output_of(answers: Answers, *, name: str, classification: int = 0) -> Output
 
 
 def _classified(name: str, values_NC: NDArray[Any], *, labels: Sequence[str], count: int) -> Output:
-    """The classification extension: `value:index:label`, the highest value first."""
+    """Write `value:index:label`, the highest value first, as the classification extension does."""
     order_NK = np.stack([best_of(row, count) for row in values_NC])
     texts = [
         f"{row[index]:.6f}:{index}:{labels[index]}"

@@ -1,4 +1,4 @@
-"""Bodies: JSON, and the binary tensors that may follow it. The bytes are hostile."""
+"""Parse and write bodies: JSON, and the binary tensors that may follow it. Inputs are hostile."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Model = TypeVar("Model", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """One inference request: its tensors, and what it wants back."""
+    """An inference request: its tensors, and the outputs that it asks for."""
 
     id: str | None
     tensors: tuple[Tensor, ...]
     outputs: tuple[RequestOutput, ...]
     binary: bool
-    """Whether outputs travel as binary unless they say otherwise."""
+    """True if outputs travel as binary unless they say otherwise."""
 
 
 def unpack(body: bytes, *, header_length: str | None) -> Asked:
-    """`header_length` is the header of that name: where the JSON ends. 0: all is one image."""
+    """Parse a body. The JSON ends after `header_length` bytes; 0 says that all is one image."""
     length = _length(header_length, of=body)
     if header_length is not None and length == 0:
         return Asked(id=None, tensors=(_one_image(body),), outputs=(), binary=False)
@@ -54,7 +54,7 @@ def unpack(body: bytes, *, header_length: str | None) -> Asked:
 
 
 def parse(text: bytes, model: type[Model]) -> Model:
-    """Malformed names what is wrong; a text of too many values is refused before it is read."""
+    """Parse a JSON text. Refuse one of too many values before it is parsed."""
     if sum(map(text.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
         raise TooLarge(
             f"the JSON holds more than {MAX_JSON_VALUES} values: send large tensors as binary data"
@@ -66,8 +66,8 @@ def parse(text: bytes, model: type[Model]) -> Model:
 
 
 def pack(answer: InferenceAnswer, *, outputs: Sequence[Encoded]) -> Response:
-    """JSON alone, or JSON and then the binary tensors in the order of its outputs. `outputs` has
-    the values of the answer's outputs."""
+    """Write JSON, and after it the binary tensors in the order of its outputs. `outputs` has the
+    values of the answer's outputs."""
     text = _written(answer, outputs)
     tensors = [output.binary for output in outputs if output.binary is not None]
     if not tensors:
@@ -80,7 +80,7 @@ def pack(answer: InferenceAnswer, *, outputs: Sequence[Encoded]) -> Response:
 
 
 def _written(answer: InferenceAnswer, outputs: Sequence[Encoded]) -> bytes:
-    """Write the values in pieces: a model that held them would be written in one go."""
+    """Write the JSON in pieces: a model that held all values would be written in one go."""
     heads = [
         head.model_dump_json(exclude_none=True).encode()
         if values.data is None
@@ -108,7 +108,7 @@ def _length(header: str | None, *, of: bytes) -> int:
 
 
 def _one_image(body: bytes) -> Tensor:
-    """The raw binary request: the body is the only element of the only BYTES input."""
+    """Make a raw binary body the only element of the only BYTES input."""
     prefixed = len(body).to_bytes(4, "little") + body
     return Tensor(
         name="image", datatype="BYTES", shape=(1,), binary=memoryview(prefixed), data=None
@@ -116,7 +116,7 @@ def _one_image(body: bytes) -> Tensor:
 
 
 def _tensors(inputs: Sequence[RequestInput], binary: memoryview) -> tuple[Tensor, ...]:
-    """Each takes its share of `binary`, in order, and together they take all of it."""
+    """Give each input its share of `binary`, in order. Together they take all of it."""
     tensors = []
     at = 0
     for given in inputs:

@@ -1,4 +1,4 @@
-"""What the server says of itself, its model and that model's versions. Loads nothing."""
+"""Describe the server, its model and the model's versions. Loads nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 
 MAX_INDEXED = 100
-"""Versions in the index: whether each can be asked for takes a look at its manifest."""
+"""Versions in the index: each takes one read of a manifest."""
 
 EXTENSIONS = (
     "binary_tensor_data",
@@ -59,7 +59,7 @@ def why_not_ready(serving: Serving) -> NotReady:
 
 
 def manifest_of(serving: Serving, version: int | None) -> Manifest:
-    """Of any version in the store; without a number, of the one that is served."""
+    """Return the manifest of any version in the store, or of the served one."""
     if version is not None:
         return serving.open_store().manifest(version)
     if serving.residents.served is None:
@@ -95,7 +95,7 @@ def model(serving: Serving, manifest: Manifest) -> ModelAnswer:
 
 
 def config(serving: Serving, manifest: Manifest) -> ConfigAnswer:
-    """In the words of a Triton model configuration. 0 as the batch size: shapes are whole."""
+    """Write a Triton model configuration. A batch size of 0 says that shapes are whole."""
     preprocessing = manifest.preprocessing
     told = {
         "labels": json.dumps(_labels(manifest), ensure_ascii=False),
@@ -133,7 +133,7 @@ def config(serving: Serving, manifest: Manifest) -> ConfigAnswer:
 
 
 def index(serving: Serving, *, only_ready: bool) -> list[IndexRow]:
-    """The newest versions in the store; one that cannot be read does not hide the others."""
+    """List the newest versions in the store. An unreadable one does not hide the others."""
     store = serving.open_store()
     rows = [_row(serving, store, number) for number in store.versions()[-MAX_INDEXED:]]
     return [one for one in rows if one.state == "READY" or not only_ready]
@@ -154,8 +154,8 @@ def _row(serving: Serving, store: Store, version: int) -> IndexRow:
 
 
 def check_ready(serving: Serving, version: int | None) -> None:
-    """Raises what keeps a request from being answered at once. Looks at nothing but memory:
-    anybody may ask, as often as they like, and learns nothing of what else is in the store."""
+    """Raise the reason why a request cannot be answered at once. Looks at memory only: anybody may
+    ask, as often as they like, and learns nothing of the store."""
     if serving.reloader.withdrawn or (version is None and serving.residents.served is None):
         raise why_not_ready(serving)
     if version is None or any(one.version == version for one in serving.residents.manifests):
@@ -167,8 +167,8 @@ def check_ready(serving: Serving, version: int | None) -> None:
 
 
 def _check_askable(serving: Serving, store: Store, version: int) -> None:
-    """Raises what would keep a request that names this version from being answered, as far as is
-    known without loading it. Reads the store."""
+    """Raise the reason why a request that names this version cannot be answered, as far as it is
+    known without loading. Reads the store."""
     if serving.reloader.withdrawn:
         raise why_not_ready(serving)
     manifest = store.manifest(version)
@@ -229,7 +229,7 @@ def _duration(found: Duration) -> DurationAnswer:
 
 
 def _labels(manifest: Manifest) -> Sequence[str]:
-    """The classes that are answered, in the order of the outputs."""
+    """List the classes that are answered, in the order of the outputs."""
     return [label for task in manifest.tasks for label in manifest.without_retired(task.classes)]
 
 

@@ -1,6 +1,6 @@
-"""The inputs of the model: what may be sent in a tensor, and the images that it stands for.
+"""Turn the tensors of a request into images.
 
-Whatever is sent becomes 8-bit RGB pixels, because that is what the network was trained on.
+Every input becomes 8-bit RGB pixels, because the network was trained on these.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ class Input(ABC):
 
     @abstractmethod
     def shape(self, preprocessing: Preprocessing) -> tuple[int, ...]:
-        """What the metadata shows; ANY stands for any size but none."""
+        """Return the shape for the metadata; ANY stands for any size from 1."""
 
     @abstractmethod
     def content(self, preprocessing: Preprocessing) -> str:
-        """What the values are, in a sentence."""
+        """Describe the values in a sentence."""
 
     @abstractmethod
     def pictures(self, tensor: Tensor, preprocessing: Preprocessing) -> list[Picture]:
-        """The images of a tensor whose shape and size were checked."""
+        """Return the images of a tensor whose shape and size were checked."""
 
     def accepts(self, shape: Sequence[int], preprocessing: Preprocessing) -> bool:
         wanted = self.shape(preprocessing)
@@ -133,7 +133,7 @@ class NormalisedPixels(Input):
 
     def pictures(self, tensor: Tensor, preprocessing: Preprocessing) -> list[Picture]:
         values_NHWC = floats_of(tensor).transpose(0, 2, 3, 1)
-        with np.errstate(over="ignore", invalid="ignore"):  # `_levels` refuses what comes of it
+        with np.errstate(over="ignore", invalid="ignore"):  # `_levels` refuses infinities
             unit = values_NHWC * np.array(preprocessing.std) + np.array(preprocessing.mean)
         return _images(_levels(unit, of=self, preprocessing=preprocessing))
 
@@ -146,7 +146,7 @@ INPUTS: dict[str, Input] = {
 def pictures_of(
     tensors: Sequence[Tensor], *, preprocessing: Preprocessing, max_images: int
 ) -> list[Picture]:
-    """The images of a request's one input, in order."""
+    """Return the images of a request's one input, in order."""
     names = [tensor.name for tensor in tensors]
     given = INPUTS.get(names[0]) if len(names) == 1 else None
     if given is None:
@@ -178,7 +178,7 @@ def _images(pixels_NHWC: Pixels) -> list[Picture]:
 def _levels(
     unit: NDArray[np.floating[Any]], *, of: Input, preprocessing: Preprocessing
 ) -> NDArray[np.uint8]:
-    """0 to 1 as 0 to 255. Half a level more or less is rounding; beyond, it is another scale."""
+    """Scale 0…1 to 0…255. Allow half a level beyond, for rounding; more is another scale."""
     with np.errstate(over="ignore", invalid="ignore"):
         levels = unit * 255
         fits = bool((levels >= -0.5).all() and (levels <= 255.5).all())  # NaN is neither

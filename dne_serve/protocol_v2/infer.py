@@ -1,4 +1,4 @@
-"""Inference: a request's tensors to images, its logits to tensors. One request has one version."""
+"""Answer inference requests: tensors to images, logits to tensors. One version answers each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from fastapi import Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from dne_serve.access.permission import Permission
 from dne_serve.engines.base import Floats, Resident
 from dne_serve.http.scoped_route import Parts
 from dne_serve.inference.answers import SCORE_WORK, work_of
 from dne_serve.inference.deadline import ARRIVED
 from dne_serve.inference.decoding import Picture
-from dne_serve.protocol_v2 import describe, routers
+from dne_serve.protocol_v2 import describe
 from dne_serve.protocol_v2.answers import (
     EVERY_OUTPUT,
     Answers,
@@ -27,7 +28,7 @@ from dne_serve.protocol_v2.answers import (
 from dne_serve.protocol_v2.body import HEADER_LENGTH, Asked, pack, unpack
 from dne_serve.protocol_v2.images import pictures_of
 from dne_serve.protocol_v2.openapi import INFER_ANSWER, INFER_BODY, refusals
-from dne_serve.protocol_v2.routers import ThisModel, Version
+from dne_serve.protocol_v2.routers import ThisModel, Version, router
 from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
 from dne_serve.protocol_v2.tensors import encode
 from dne_serve.rollout.canary import Chosen
@@ -37,40 +38,40 @@ from model_store.records.manifest import Preprocessing
 SMALL_BYTES = 32 << 10
 """A body up to this size is read on the event loop: a trip to a thread would take longer."""
 
-router = routers.predict()
+predicting = router(Permission.PREDICT)
 
 
-@router.post(
+@predicting.post(
     "/models/{model}/infer",
     dependencies=[ThisModel],
     openapi_extra=INFER_BODY,
     responses={**INFER_ANSWER, **refusals(400, 404, 413, 415, 422, 503)},
 )
 async def infer(request: Request, serving: Parts) -> Response:
-    """Classes of one or many images, by the served version."""
+    """Classify one or many images by the served version."""
     return await _infer(request, serving, version=None)
 
 
-@router.post(
+@predicting.post(
     "/models/{model}/versions/{version}/infer",
     dependencies=[ThisModel],
     openapi_extra=INFER_BODY,
     responses={**INFER_ANSWER, **refusals(400, 404, 413, 415, 422, 503)},
 )
 async def infer_by_version(request: Request, serving: Parts, version: Version) -> Response:
-    """Classes of one or many images, by any version in the store."""
+    """Classify one or many images by any version in the store."""
     return await _infer(request, serving, version=version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Body:
-    """The bytes of a request and what is needed to read them."""
+    """Bytes of a request, and the header that divides them."""
 
     data: bytes
     header_length: str | None
 
     def read(self, preprocessing: Preprocessing, *, max_images: int) -> tuple[Asked, list[Picture]]:
-        """Raises whatever is wrong with them, before an image is decoded."""
+        """Parse the bytes. Raise every fault before an image is decoded."""
         asked = unpack(self.data, header_length=self.header_length)
         check_requested(asked.outputs)
         asked = replace(asked, outputs=asked.outputs or EVERY_OUTPUT)

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of requests that are read by hand."""
+"""Document requests that FastAPI does not read itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
 def refusals(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The statuses besides success that a route documents."""
+    """Document the statuses of a route besides success."""
     return {
         status: {"description": HTTPStatus(status).phrase, "model": ErrorAnswer}
         for status in statuses
@@ -34,7 +34,7 @@ def body_of(model: type[BaseModel], *, required: bool, binary: bool = False) -> 
 
 
 def _whole(schema: dict[str, Any]) -> dict[str, Any]:
-    """With every definition in the place where it is referred to."""
+    """Replace every reference in a schema by its definition."""
     definitions = schema.pop("$defs", {})
 
     def resolved(node: Any) -> Any:
@@ -51,7 +51,7 @@ def _whole(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_nulls(node: dict[str, Any]) -> dict[str, Any]:
-    """What may be left out may also be null: `schemas.Asked` takes both for the same."""
+    """Allow null for every optional property, as `schemas.Asked` does."""
     for name, schema in node.get("properties", {}).items():
         if name not in node.get("required", ()):
             schema["nullable"] = True

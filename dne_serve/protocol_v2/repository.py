@@ -1,4 +1,4 @@
-"""The routes of the model repository: which versions there are, and which are in memory."""
+"""Define the routes of the model repository: list versions, load and unload them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 
 from fastapi import Request
 
+from dne_serve.access.permission import Permission
 from dne_serve.errors import Malformed
 from dne_serve.http.scoped_route import Parts, actor_of
-from dne_serve.protocol_v2 import describe, routers
+from dne_serve.protocol_v2 import describe
 from dne_serve.protocol_v2.body import Model, parse
 from dne_serve.protocol_v2.openapi import INDEX_BODY, LOAD_BODY, refusals
-from dne_serve.protocol_v2.routers import ThisModel
+from dne_serve.protocol_v2.routers import ThisModel, router
 from dne_serve.protocol_v2.schemas import (
     IndexRequest,
     IndexRow,
@@ -23,13 +24,13 @@ from dne_serve.protocol_v2.schemas import (
 
 log = logging.getLogger("dne_serve.protocol_v2")
 
-read = routers.read()
-admin = routers.admin()
+read = router(Permission.READ)
+admin = router(Permission.ADMIN)
 
 
 @read.post("/repository/index", openapi_extra=INDEX_BODY, responses=refusals(400, 413, 503))
 async def repository_index(request: Request, serving: Parts) -> list[IndexRow]:
-    """Every version in the store, and whether it can be asked for."""
+    """List the newest versions in the store, and whether each can be asked for."""
     asked = await _read(request, IndexRequest)
     return await serving.readers.run(lambda: describe.index(serving, only_ready=asked.ready))
 
@@ -41,7 +42,7 @@ async def repository_index(request: Request, serving: Parts) -> list[IndexRow]:
     responses=refusals(400, 404, 413, 503),
 )
 async def load(request: Request, serving: Parts) -> StateAnswer:
-    """Serves what the channel names now, and brings the versions of `config` into memory."""
+    """Serve the version that the channel names, and load the versions of `config`."""
     versions = _versions(await _read(request, LoadRequest), most=serving.settings.max_resident)
     await serving.movers.run(serving.load)
     if serving.residents.served is None:
@@ -59,7 +60,7 @@ async def load(request: Request, serving: Parts) -> StateAnswer:
     responses=refusals(400, 404, 413, 503),
 )
 async def unload(request: Request, serving: Parts) -> StateAnswer:
-    """Serves nothing, until the model is loaded or the channel is moved through this server."""
+    """Serve nothing until the model is loaded or the channel is moved through this server."""
     asked = await _read(request, LoadRequest)
     _refuse_other(asked.parameters, than="unload_dependents")
     await serving.movers.run(serving.withdraw)
@@ -70,13 +71,13 @@ async def unload(request: Request, serving: Parts) -> StateAnswer:
 
 
 async def _read(request: Request, model: type[Model]) -> Model:
-    """Whatever type it claims: clients claim none. An empty body asks for nothing special."""
+    """Parse a body of any Content-Type, as clients send none. An empty body is an empty object."""
     body = await request.body()
     return parse(body or b"{}", model)
 
 
 def _versions(asked: LoadRequest, *, most: int) -> list[int]:
-    """What a `config` names beside the channel's head, as Triton's version policy does."""
+    """Read the versions that a `config` names by Triton's version policy."""
     _refuse_other(asked.parameters, than="config")
     config = asked.parameters.get("config")
     if config is None:

@@ -1,12 +1,4 @@
-"""Make the routers of the protocol, and refuse in the protocol's own form, `{"error": "…"}`.
-
-Every route of the protocol is on a router that one of these functions makes:
-
-anyone   whether the server and its model are ready
-predict  inference
-read     metadata, configuration, index, statistics, and what is always refused
-admin    what changes which versions are in memory
-"""
+"""Make the routers of the protocol, and refuse in the protocol's own form, `{"error": "…"}`."""
 
 from __future__ import annotations
 
@@ -28,23 +20,8 @@ PREFIX = "/v2"
 TAG = "Open Inference Protocol"
 
 
-def anyone() -> APIRouter:
-    return _router(Permission.OPEN)
-
-
-def predict() -> APIRouter:
-    return _router(Permission.PREDICT)
-
-
-def read() -> APIRouter:
-    return _router(Permission.READ)
-
-
-def admin() -> APIRouter:
-    return _router(Permission.ADMIN)
-
-
-def _router(needed: Permission) -> APIRouter:
+def router(needed: Permission) -> APIRouter:
+    """Make a router of the protocol whose routes all need this permission."""
     responses = {} if needed is Permission.OPEN else refusals(401, 403, 429)
     return APIRouter(prefix=PREFIX, tags=[TAG], route_class=needing(needed), responses=responses)
 
@@ -64,8 +41,8 @@ Version = Annotated[int, Path(ge=1, le=MAX_VERSION, description="A version in th
 
 
 class ErrorForm:
-    """Rewrites problem documents under `/v2`: limits, tokens and unknown paths are refused long
-    before a route of the protocol is reached, and its clients read nothing but `error`."""
+    """Middleware that rewrites problem documents under `/v2`. Limits, tokens and unknown paths are
+    refused before a route of the protocol is reached, and its clients read only `error`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -78,7 +55,7 @@ class ErrorForm:
 
 
 class _Rewriter:
-    """One answer: a problem is held back until it is complete, anything else passes through."""
+    """Sends one answer. A problem is held back until it is complete; all else passes through."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -1,4 +1,4 @@
-"""The JSON of the protocol, as it comes in and goes out. Fields it does not know are ignored."""
+"""Define the JSON of the protocol. Unknown fields of requests are ignored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_ID = 1000
 
 
 class Asked(BaseModel):
-    """Some clients write `null` for what they leave out."""
+    """A part of a request. `null` counts as left out, as some clients write it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -37,7 +37,8 @@ class InputParameters(Asked):
 
 
 class RequestInput(Asked):
-    """`data` in row-major order, nested like `shape` or flat; without it the values are binary."""
+    """A tensor. `data` is in row-major order, nested like `shape` or flat; without it the values
+    are binary."""
 
     name: str
     shape: Annotated[list[Size], Field(min_length=1, max_length=MAX_DIMENSIONS)]
@@ -62,7 +63,8 @@ class RequestParameters(Asked):
 
 
 class InferenceRequest(Asked):
-    """`id` comes back with the answer. Without `outputs`, all of them are answered."""
+    """An inference request. Its `id` comes back with the answer. Without `outputs`, the answer has
+    all of them."""
 
     id: Annotated[str, Field(max_length=MAX_ID)] | None = None
     parameters: RequestParameters = RequestParameters()
@@ -71,7 +73,7 @@ class InferenceRequest(Asked):
 
 
 class ResponseOutput(BaseModel):
-    """Without `data`, the values follow the JSON, `binary_data_size` bytes of them."""
+    """A tensor of an answer. Without `data`, its `binary_data_size` bytes follow the JSON."""
 
     name: str
     shape: list[int]
@@ -88,7 +90,7 @@ class InferenceAnswer(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """How the protocol refuses. The server's log knows the answer by its `instance`."""
+    """A refusal. The server's log names the answer by its `instance`."""
 
     error: str
     instance: str
@@ -114,7 +116,7 @@ class ServerAnswer(BaseModel):
 
 
 class TensorAnswer(BaseModel):
-    """-1 in `shape` is any size; `parameters.content` says what the values are."""
+    """An input or output. -1 in `shape` is any size; `parameters.content` describes the values."""
 
     name: str
     datatype: Datatype
@@ -192,7 +194,7 @@ class VersionPolicy(BaseModel):
 
 
 class LoadConfig(BaseModel):
-    """The part of a model configuration that this server can follow."""
+    """Part of a model configuration that this server can follow."""
 
     model_config = {"extra": "forbid"}
 

@@ -1,4 +1,4 @@
-"""Tensors: from the values of a request to numpy or bytes, and back. Knows nothing of images."""
+"""Decode the tensors of a request and encode those of an answer. Knows nothing of images."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dne_serve.protocol_v2.schemas import Datatype
 PREFIX_BYTES = 4
 """Before each element of a BYTES tensor stands its length, little-endian."""
 ITEM_BYTES = {"BYTES": PREFIX_BYTES, "UINT8": 1, "FP32": 4}
-"""What one element takes, or, for BYTES, at least."""
+"""Size of one element; for BYTES, the least size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """As it was sent: `binary` or `data` holds the values, and nothing was compared yet."""
+    """A tensor as it was sent: `binary` or `data` holds the values, which are not checked yet."""
 
     name: str
     datatype: str
@@ -38,7 +38,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """One tensor of an answer: numbers, or texts in row-major order."""
+    """A tensor of an answer: numbers, or texts in row-major order."""
 
     name: str
     datatype: Datatype
@@ -48,14 +48,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """An output as it travels: one of the two is None."""
+    """An output as it travels: either `data` or `binary` is None."""
 
     data: list[Any] | None
     binary: bytes | None
 
 
 def check_size(tensor: Tensor) -> None:
-    """Refuses values that cannot fill the shape, before anything is made of them."""
+    """Refuse values that cannot fill the shape, before they are decoded."""
     if tensor.binary is None:
         found = len(tensor.data or [])
         if found != tensor.shape[0]:  # else it may be nested, and is counted when it is flattened
@@ -83,14 +83,14 @@ def uint8_of(tensor: Tensor) -> NDArray[np.uint8]:
 
 
 def floats_of(tensor: Tensor) -> NDArray[np.floating[Any]]:
-    """They may be anything that a float can be."""
+    """Decode floats, also infinite ones and NaN."""
     if tensor.binary is not None:
         return np.frombuffer(tensor.binary, dtype="<f4").reshape(tensor.shape)
     return _from_json(tensor)
 
 
 def elements_of(tensor: Tensor) -> list[bytes] | list[str]:
-    """Of a BYTES tensor: bytes where it is binary, texts where it is JSON."""
+    """Split a BYTES tensor: into bytes if it is binary, into texts if it is JSON."""
     if tensor.binary is not None:
         return _split(tensor, tensor.binary)
     texts = _flat(tensor)
@@ -126,7 +126,7 @@ def _from_json(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def _flat(tensor: Tensor) -> list[Any]:
-    """The values of `data` in row-major order, which is flat or nested exactly like the shape."""
+    """List the values of `data` in row-major order. `data` is flat, or nested like the shape."""
     data = tensor.data if tensor.data is not None else []
     if not any(isinstance(item, list) for item in data):
         _check_count(tensor, len(data))
