@@ -71,9 +71,9 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     backend: Literal["auto", "torch", "onnx"] = Field(
-        "torch",
-        description="what runs the network; auto: onnx where it may compute what is served at the "
-        "start in 8 bits and that pays on this machine, else torch",
+        "auto",
+        description="library that runs the network; auto measures at the start, for 5 s at most, "
+        "which one is fastest here, and remembers it",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where it runs")
     precision: Asked = Field(
@@ -83,16 +83,6 @@ class Settings(BaseSettings):
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="threads of the engine (default: as many as there are cores)"
-    )
-    workers: Annotated[int, Field(ge=1, le=256)] | None = Field(
-        None,
-        description="batches that may run at the same time and share those threads (default: 2 "
-        "with the backend onnx on a CPU; torch runs one)",
-    )
-    pack_weights: bool = Field(
-        False,
-        description="backend onnx: each version has copies of its own of most weights; about "
-        "a tenth faster, for two to three times the memory",
     )
     decode_threads: Annotated[int, Field(ge=1, le=256)] = Field(
         2, description="threads that turn bytes into pixels"

@@ -79,7 +79,12 @@ def serving(*arguments: str, environment: dict[str, str] | None = None) -> Itera
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "DNE_BACKEND": "torch",
+                **(environment or {}),
+            },
         )
         try:
             victim = Victim(url=_url(process), process=process, log=Path(log.name))
