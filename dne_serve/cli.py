@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dne_serve.engines.choose import Choosing
     from model_store.records.manifest import Manifest
 
-ENVIRONMENT_ONLY = frozenset({"admin_token", "tokens"})
+ENVIRONMENT_ONLY = frozenset({"admin_token"})
 REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard"})
 
 COPIES = 6
@@ -64,8 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Serves a classifier that grows: predictions over HTTP from the version that "
         "a channel names, without a pause when it moves.",
         epilog="Every option is also an environment variable: --max-batch is DNE_MAX_BATCH. "
-        "Tokens come from DNE_TOKENS or --token-file, the admin token also from DNE_ADMIN_TOKEN "
-        "or --admin-token-file.",
+        "The admin token comes from DNE_ADMIN_TOKEN or --admin-token-file, other tokens from "
+        "--token-file.",
     )
     add_version_option(parser)
     parser.add_argument(
