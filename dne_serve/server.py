@@ -95,7 +95,7 @@ class Serving:
             residents=self.residents,
             beside=lambda: self.companions.load(self.open_store),
             channel=settings.channel,
-            poll_s=settings.fixed.poll_seconds,
+            poll_s=settings.poll_seconds,
             on_swap=self._swapped,
             on_failed_load=self.metrics.failed_loads.inc,
         )

@@ -80,8 +80,6 @@ class FixedLimits:
     """Threads, and processes of each lane, that decode images."""
     idle_seconds: float = 600.0
     """Time after which a version that nobody asks for leaves the memory."""
-    poll_seconds: float = 0.25
-    """Time between two looks at the channel."""
     guard_least: int = 50
     """Requests, or images, before the guard judges their share."""
 
@@ -129,6 +127,9 @@ class Settings(BaseSettings):
     )
     shadow: Annotated[int, Field(ge=1, le=MAX_VERSION)] | None = Field(
         None, description="a version that is compared with the served one, and answers nobody"
+    )
+    poll_seconds: Seconds = Field(
+        0.25, description="time between two looks at the channel; object storage bills each of them"
     )
     grace_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         15, description="time that requests under way get when the server is told to stop"

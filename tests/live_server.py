@@ -84,8 +84,9 @@ def live_server(
     """`settings` may name fixed limits too."""
     names = {one.name for one in fields(FixedLimits)} & settings.keys()
     fixed = {name: settings.pop(name) for name in names}
-    made = Settings(**{"store": str(store), "admin_token": TOKEN, **settings})
-    made._fixed = FixedLimits(**{"poll_seconds": POLL_SECONDS, **fixed})
+    given = {"store": str(store), "poll_seconds": POLL_SECONDS, "admin_token": TOKEN, **settings}
+    made = Settings(**given)
+    made._fixed = FixedLimits(**fixed)
     app = create_app(made, engine=engine or TorchEngine(device="cpu", threads=1))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

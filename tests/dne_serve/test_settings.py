@@ -45,7 +45,7 @@ def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> N
         {"max_batch": "0"},
         {"model_name": "a/b"},
         {"model_name": "stats"},
-        {"grace_seconds": "-1"},
+        {"poll_seconds": "0"},
         {"max_queue": "10", "max_images": "20"},
     ],
 )

@@ -67,7 +67,7 @@ def test_list_of_ten_thousand_versions(
 
 
 def test_pages_of_ten_thousand_versions(large_store: Path, scale_row: AddRow) -> None:
-    with serving("--store", str(large_store), limits={"poll_seconds": 600.0}) as server:
+    with serving("--store", str(large_store), "--poll-seconds", "600") as server:
         httpx.get(f"{server.url}/readyz", timeout=60)
         for name, query in (
             ("GET /versions, the first time", ""),
