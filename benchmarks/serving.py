@@ -45,10 +45,9 @@ from model_store.store.store import Store
 
 LOOP_S = 3.0
 IMAGE_SIZE = 32
-PACKED = ("--pack-weights",)
-OURS = ours("dne-serve fp32", "--backend", "onnx", "--precision", "fp32", *PACKED)
+OURS = ours("dne-serve fp32", "--precision", "fp32")
 OURS_BY_TORCH = ours("dne-serve fp32 torch", "--backend", "torch", "--precision", "fp32")
-OURS_AT_BEST = ours("dne-serve auto", "--backend", "auto", "--precision", "auto", *PACKED)
+OURS_AT_BEST = ours("dne-serve auto")
 Measured = tuple[list[Figure], dict[str, float]]
 
 

@@ -65,7 +65,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     for router in (*routes.ROUTERS, *PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
-    room = Room(settings.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)
+    room = Room(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Inflated, max_bytes=settings.max_body_bytes)
     app.add_middleware(Packed, minimum_size=WORTH_PACKING, compresslevel=1)
     app.add_middleware(

@@ -27,10 +27,14 @@ from model_store.errors import DneError, StoreNotFound
 
 if TYPE_CHECKING:
     from dne_serve.engines.base import Engine
-    from model_store.store.store import Store
+    from dne_serve.engines.choose import Choosing
+    from model_store.records.manifest import Manifest
 
-ENVIRONMENT_ONLY = frozenset({"admin_token", "tokens"})
+ENVIRONMENT_ONLY = frozenset({"admin_token"})
 REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard"})
+
+COPIES = 6
+"""Copies of the weights that all measured engines hold together."""
 
 log = logging.getLogger("dne_serve")
 
@@ -60,8 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
         description="Serves a classifier that grows: predictions over HTTP from the version that "
         "a channel names, without a pause when it moves.",
         epilog="Every option is also an environment variable: --max-batch is DNE_MAX_BATCH. "
-        "Tokens come from DNE_TOKENS or --token-file, the admin token also from DNE_ADMIN_TOKEN "
-        "or --admin-token-file.",
+        "The admin token comes from DNE_ADMIN_TOKEN or --admin-token-file, other tokens from "
+        "--token-file.",
     )
     add_version_option(parser)
     parser.add_argument(
@@ -108,18 +112,16 @@ def serve(settings: Settings, *, as_json: bool) -> int:
     listener = _listen(settings.host, settings.port)
     with listener:
         # After the port is ours, because these imports take seconds and the port may be taken.
+        choosing = _begin_choosing(settings)  # measures beside the imports that follow
         import uvicorn
 
         from dne_serve.app import create_app
         from dne_serve.wire.uvicorn_config import server_config
-        from model_store.store.store import Store
 
-        store = None
-        with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
-            store = Store.open(settings.store)
-        engine = _engine(settings, store)
+        engine = _engine(settings, choosing)
         config = server_config(create_app(settings, engine=engine), settings)
-        # Whoever reads the announcement may connect at once: the kernel holds it until we accept.
+        # A client that reads the announcement may connect at once: the kernel holds it until we
+        # accept.
         listener.listen(config.backlog)
         _announce(settings, listener, engine, as_json=as_json)
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -129,22 +131,53 @@ def serve(settings: Settings, *, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _engine(settings: Settings, store: Store | None) -> Engine:
-    from dne_serve.engines.choose import backend_for, choose_engine, served_by
+def _begin_choosing(settings: Settings) -> Choosing | None:
+    """Begin to measure engines, if the choice is left to the server."""
+    from dne_serve.engines.choose import Wanted, begin_choosing, served_by
+    from dne_serve.rollout.memory import available_bytes
+    from model_store.store.store import Store
 
-    backend, device = settings.backend, settings.device
-    if backend == "auto":
-        served = served_by(store, channel=settings.channel)
-        backend = backend_for(served, asked=settings.precision, device=device)
-        device = "cpu" if backend == "onnx" else device  # that is where 8 bits were tried
-    return choose_engine(
-        backend,
-        device=device,
+    store = None
+    with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
+        store = Store.open(settings.store)
+    if settings.backend != "auto":
+        return None
+    limits = [one for one in (available_bytes(), settings.max_model_bytes) if one is not None]
+    wanted = Wanted(
+        device=settings.device,
         threads=settings.threads,
         max_batch=settings.max_batch,
         precision=settings.precision,
-        workers=settings.workers,
-        pack=settings.pack_weights,
+        resident=1 + settings.max_resident,
+        room_bytes=min(limits, default=None),
+    )
+    served = served_by(store, channel=settings.channel)
+    return begin_choosing(wanted, served=served if _fits(served, settings) else None)
+
+
+def _fits(served: Manifest | None, settings: Settings) -> bool:
+    """Tell whether a pass of the version fits in memory: a hostile shape takes gigabytes."""
+    from dne_serve.rollout.footprint import pass_bytes
+    from dne_serve.rollout.memory import available_bytes
+
+    if served is None:
+        return False
+    needed = pass_bytes(served.spec, batch=settings.max_batch, backend="onnx", workers=2)
+    available = available_bytes()
+    return available is None or needed + COPIES * 4 * served.spec.parameters < available
+
+
+def _engine(settings: Settings, choosing: Choosing | None) -> Engine:
+    from dne_serve.engines.choose import choose_engine
+
+    if choosing is not None:
+        return choosing.engine()
+    return choose_engine(
+        settings.backend,
+        device=settings.device,
+        threads=settings.threads,
+        max_batch=settings.max_batch,
+        precision=settings.precision,
     )
 
 

@@ -46,8 +46,8 @@ class Serving:
         self.audit = Audit(settings.audit_log)
         self.open_store = SameStore(settings.store)
         self._decoder = Decoder(
-            threads=settings.decode_threads,
-            seconds=settings.decode_seconds,
+            threads=settings.fixed.decode_threads,
+            seconds=settings.fixed.decode_seconds,
             max_pixels=settings.max_pixels,
             max_queue=settings.max_queue,
             max_images=settings.max_images,
@@ -72,7 +72,7 @@ class Serving:
             limits=Limits(
                 spare=settings.max_resident,
                 max_bytes=settings.max_model_bytes,
-                idle_s=settings.idle_seconds,
+                idle_s=settings.fixed.idle_seconds,
             ),
             admit=self._admit,
         )
@@ -83,7 +83,7 @@ class Serving:
             channel=settings.channel,
             actor=f"guard:{current_actor()}",
             window_s=settings.guard_seconds,
-            least=settings.guard_least,
+            least=settings.fixed.guard_least,
             on_return=self._returned,
         )
         self.companions = Companions(

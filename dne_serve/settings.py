@@ -1,15 +1,16 @@
-"""What can be set, once: every field is a long option of `dne-serve` and a `DNE_` variable."""
+"""Define each setting once: every field is a long option of `dne-serve` and a `DNE_` variable."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
     Field,
+    PrivateAttr,
     SecretStr,
     ValidationError,
     field_validator,
@@ -19,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dne_serve.guard_rules import parse_rules
 from model_store.errors import WrongUsage
+from model_store.machine import usable_cores
 from model_store.precision import Asked
 from model_store.records.channel import ChannelName
 from model_store.records.fields import MAX_VERSION, first_reason
@@ -56,6 +58,32 @@ class Canary:
         return cls(version=version, share=percent / 100)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FixedLimits:
+    """Limits and intervals that no option changes. Tests run servers with others."""
+
+    header_seconds: float = 10.0
+    """Time for a request's headers to arrive."""
+    body_seconds: float = 60.0
+    """Time for a request's body to arrive."""
+    send_seconds: float = 30.0
+    """Time for a client to take an answer."""
+    keep_alive_seconds: int = 75
+    """Time that a connection may wait for its next request."""
+    max_header_bytes: int = 32 << 10
+    """Bytes of a request's headers and trailers."""
+    max_buffered_bytes: int = 512 << 20
+    """Bytes of all request bodies at a time; a stalled body makes room, else 503."""
+    decode_seconds: float = 5.0
+    """Time to decode an image."""
+    decode_threads: int = field(default_factory=lambda: max(2, usable_cores() // 4))
+    """Threads, and processes of each lane, that decode images."""
+    idle_seconds: float = 600.0
+    """Time after which a version that nobody asks for leaves the memory."""
+    guard_least: int = 50
+    """Requests, or images, before the guard judges their share."""
+
+
 class Settings(BaseSettings):
     """Arguments win over the environment. Nothing is read from files of its own accord."""
 
@@ -71,9 +99,9 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     backend: Literal["auto", "torch", "onnx"] = Field(
-        "torch",
-        description="what runs the network; auto: onnx where it may compute what is served at the "
-        "start in 8 bits and that pays on this machine, else torch",
+        "auto",
+        description="library that runs the network; auto measures at the start, for 5 s at most, "
+        "which one is fastest here, and remembers it",
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where it runs")
     precision: Asked = Field(
@@ -83,19 +111,6 @@ class Settings(BaseSettings):
     )
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         None, description="threads of the engine (default: as many as there are cores)"
-    )
-    workers: Annotated[int, Field(ge=1, le=256)] | None = Field(
-        None,
-        description="batches that may run at the same time and share those threads (default: 2 "
-        "with the backend onnx on a CPU; torch runs one)",
-    )
-    pack_weights: bool = Field(
-        False,
-        description="backend onnx: each version has copies of its own of most weights; about "
-        "a tenth faster, for two to three times the memory",
-    )
-    decode_threads: Annotated[int, Field(ge=1, le=256)] = Field(
-        2, description="threads that turn bytes into pixels"
     )
     max_batch: Positive = Field(16, description="images in a batch at most")
     max_queue: Positive = Field(256, description="images that may wait; more are answered with 503")
@@ -107,39 +122,24 @@ class Settings(BaseSettings):
         description="bytes of experts and classifiers in memory at most; what is needed least "
         "leaves, and a version that cannot fit is answered with 503 (default: no limit)",
     )
-    idle_seconds: Annotated[float, Field(gt=0, le=86400)] = Field(
-        600, description="a version that nobody has asked for in this time leaves the memory"
-    )
     canary: str | None = Field(
         None, description="VERSION=SHARE%: a version that answers a share of the requests"
     )
     shadow: Annotated[int, Field(ge=1, le=MAX_VERSION)] | None = Field(
         None, description="a version that is compared with the served one, and answers nobody"
     )
-    poll_seconds: Seconds = Field(0.25, description="how often the channel is looked at")
+    poll_seconds: Seconds = Field(
+        0.25, description="time between two looks at the channel; object storage bills each of them"
+    )
     grace_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         15, description="time that requests under way get when the server is told to stop"
     )
     max_body_bytes: Positive = Field(32 << 20, description="bytes of a request body at most")
     max_images: Positive = Field(64, description="images in a request at most")
     max_pixels: Positive = Field(40_000_000, description="pixels of an image at most")
-    max_header_bytes: Annotated[int, Field(ge=1024, le=1 << 20)] = Field(
-        32 << 10, description="bytes of a request's headers and trailers at most"
-    )
-    max_buffered_bytes: Positive = Field(
-        512 << 20,
-        description="bytes of all request bodies at a time; a stalled one makes room, else 503",
-    )
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         1000, description="open connections at most; the slowest makes room for a new one"
     )
-    header_seconds: Seconds = Field(10.0, description="time for a request's headers to arrive")
-    body_seconds: Seconds = Field(60.0, description="time for a request's body to arrive")
-    send_seconds: Seconds = Field(30.0, description="time for a client to take an answer")
-    keep_alive_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
-        75, description="time that a connection may wait for its next request"
-    )
-    decode_seconds: Seconds = Field(5.0, description="time to decode an image")
     max_wait_seconds: Seconds = Field(
         10.0,
         description="time that a request may wait for the engine, or for a version to be loaded; "
@@ -151,9 +151,6 @@ class Settings(BaseSettings):
     )
     admin_token_file: Path | None = Field(
         None, description="file that holds the admin token; wins over DNE_ADMIN_TOKEN"
-    )
-    tokens: SecretStr | None = Field(
-        None, description="lines of a token file, separated by ';'; not an option, as above"
     )
     token_file: Path | None = Field(
         None, description="file of hashed tokens with their scopes; read again when it changes"
@@ -187,9 +184,6 @@ class Settings(BaseSettings):
     guard_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = Field(
         600.0, description="how long after a promotion the guard watches"
     )
-    guard_least: Positive = Field(
-        50, description="requests, or images, before their share says anything to the guard"
-    )
     require_signatures: bool = Field(
         False, description="serve only versions signed by someone whom the trust file names"
     )
@@ -197,6 +191,12 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="how much the log says; debug has a line for every request"
     )
+
+    _fixed: FixedLimits = PrivateAttr(default_factory=FixedLimits)
+
+    @property
+    def fixed(self) -> FixedLimits:
+        return self._fixed
 
     @model_validator(mode="after")
     def _a_request_fits_the_queue(self) -> Self:

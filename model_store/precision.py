@@ -6,23 +6,17 @@ process. The manifest says how often the answers agree.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
-import platform
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from model_store.errors import WrongUsage
+from model_store.machine import UNREADABLE, machine_digest, read_remembered, remember
 from model_store.records.quality import Reduced
 from model_store.store.cache import cache_folder
 from model_store.tables import percent
@@ -38,8 +32,6 @@ TRIALS: Mapping[Reduced, str] = {
 }
 """The module that a child process runs for each precision."""
 REMEMBERED = "precision.json"
-MAX_REMEMBERED_BYTES = 1 << 16
-NVIDIA = Path("/proc/driver/nvidia")
 
 log = logging.getLogger("model_store.precision")
 
@@ -109,18 +101,27 @@ def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str 
 
 def try_out(precision: Reduced, *, device: str = "cpu") -> Trial:
     """Try a precision on this machine, or take the remembered result. int8 always tries the CPU."""
-    path, machine = cache_folder() / REMEMBERED, _machine()
-    known = _remembered(path)
     where = [] if precision == "int8" or device == "cpu" else [device]
     name = " on ".join([precision, *where])
-    found = known.get(machine, {}).get(name)
+    found = remembered_trial(name)
     if found is not None:
         return found
     trial = try_in_child([sys.executable, "-m", TRIALS[precision], precision, *where])
     log.info("precision %s: %s", name, trial)
     if trial.lasting:
-        _remember(path, {**known, machine: {**known.get(machine, {}), name: trial}})
+        remember_trial(name, trial)
     return trial
+
+
+def remembered_trial(name: str) -> Trial | None:
+    """Read what an earlier trial found out: `int8`, `bf16` or `bf16 on cuda`."""
+    return _remembered(cache_folder() / REMEMBERED).get(machine_digest(), {}).get(name)
+
+
+def remember_trial(name: str, trial: Trial) -> None:
+    path, machine = cache_folder() / REMEMBERED, machine_digest()
+    known = _remembered(path)
+    _remember(path, {**known, machine: {**known.get(machine, {}), name: trial}})
 
 
 def refuse_unless_it_runs(
@@ -176,15 +177,14 @@ Known = Mapping[str, Mapping[str, Trial]]
 def _remembered(path: Path) -> Known:
     """Read the trials of earlier starts. A damaged file costs a new trial."""
     try:
-        with path.open("rb") as file:
-            told = json.loads(file.read(MAX_REMEMBERED_BYTES))
+        told = read_remembered(path)
         return {
             machine: {name: _trial(one) for name, one in trials.items()}
             for machine, trials in told.items()
         }
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         log.warning("%s cannot be used, and precisions are tried again: %s", path, error)
         return {}
 
@@ -199,38 +199,14 @@ def _trial(told: Mapping[str, object]) -> Trial:
 
 
 def _remember(path: Path, known: Known) -> None:
-    text = json.dumps(
+    remember(
+        path,
         {
             machine: {name: _told(trial) for name, trial in trials.items()}
             for machine, trials in known.items()
-        }
+        },
     )
-    unfinished = path.with_name(f"tmp-{uuid.uuid4().hex}")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        unfinished.write_text(text)
-        unfinished.replace(path)
-    except OSError as error:
-        log.warning("%s cannot be written: %s", path, error.strerror)
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
 
 
 def _told(trial: Trial) -> dict[str, object]:
     return {name: value for name, value in asdict(trial).items() if name != "lasting"}
-
-
-def _machine() -> str:
-    """Hash the facts that a trial depends on. The digest does not reveal the machine."""
-    facts = [platform.machine(), str(os.cpu_count()), os.environ.get("ONEDNN_MAX_CPU_ISA", "")]
-    for package in ("torch", "onnxruntime", "onnxruntime-gpu"):
-        with suppress(PackageNotFoundError):
-            facts.append(f"{package} {version(package)}")
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        facts += sorted({line for line in lines if line.startswith(("model name", "flags"))})
-    for path in sorted(NVIDIA.glob("version")) + sorted(NVIDIA.glob("gpus/*/information")):
-        with suppress(OSError):
-            lines = path.read_text().splitlines()
-            facts += [line for line in lines if line.startswith(("NVRM", "Model"))]
-    return hashlib.sha256("\n".join(facts).encode()).hexdigest()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from dne_serve.app import create_app
 from dne_serve.engines.base import Engine
 from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.server import Serving
-from dne_serve.settings import Settings
+from dne_serve.settings import FixedLimits, Settings
 from dne_serve.wire.uvicorn_config import server_config
 from model_store.records.channel import ChannelRecord
 
@@ -81,8 +81,12 @@ class Live:
 def live_server(
     store: Path | str, *, engine: Engine | None = None, **settings: Any
 ) -> Iterator[Live]:
+    """`settings` may name fixed limits too."""
+    names = {one.name for one in fields(FixedLimits)} & settings.keys()
+    fixed = {name: settings.pop(name) for name in names}
     given = {"store": str(store), "poll_seconds": POLL_SECONDS, "admin_token": TOKEN, **settings}
     made = Settings(**given)
+    made._fixed = FixedLimits(**fixed)
     app = create_app(made, engine=engine or TorchEngine(device="cpu", threads=1))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

@@ -106,9 +106,6 @@ def read_tokens(settings: Settings) -> list[Token]:
         check_length(admin, settings)
         permissions = frozenset({Permission.ADMIN})
         tokens.append(Token(name=UNNAMED, permissions=permissions, digest=digest_of(admin)))
-    if settings.tokens is not None:
-        lines = settings.tokens.get_secret_value().replace(";", "\n")
-        tokens += parse_lines(lines, source="DNE_TOKENS")
     if settings.token_file is not None:
         try:
             text = settings.token_file.read_text(encoding="utf-8")

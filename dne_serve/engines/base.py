@@ -96,7 +96,9 @@ class Engine(Protocol):
     backend: str
     device: str
     workers: int
-    """How many threads may call `run` at a time."""
+    """Threads that may call `run` at a time."""
+    choice: str
+    """The engine and the reason for it, in words for operators."""
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
         """Reads and checks what `load` will need: the shards of experts it does not hold. An

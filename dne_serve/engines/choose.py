@@ -1,26 +1,173 @@
-"""Make the engine that serves, and choose its backend where that is left to the server."""
+"""Make the engine that serves, and with `--backend auto` take the fastest one for this machine.
+
+A child process measures the candidates (`measure.py`): all torch work of a process belongs to one
+thread, and a server must survive instructions that kill a process. docs/adr/042 has the reasons.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import logging
-from collections.abc import Callable
-from typing import Literal
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from dne_serve.engines.base import Engine
-from model_store.errors import DneError, WrongUsage
-from model_store.precision import Asked, Trial, disagreement, try_out
+from dne_serve.engines.thread_plan import ThreadPlan
+from model_store.errors import DneError
+from model_store.machine import UNREADABLE, machine_digest, read_remembered, remember
+from model_store.precision import Asked, Trial, disagreement, remember_trial, remembered_trial
 from model_store.records.manifest import Manifest
 from model_store.records.quality import Reduced
+from model_store.spec import NetworkSpec
+from model_store.store.cache import cache_folder
 from model_store.store.store import Store
 
 Backend = Literal["torch", "onnx"]
+Figures = Mapping[str, Mapping[str, float]]
+"""Images a second by candidate and by the number of images under way."""
 
-PAYS = 1.5
-"""The speed-up of a trial from which onnx is taken. A trial is mostly large products; against torch
-a whole version gains less, down to 1.2 where the trial said 1.9 (ADR 018)."""
+MEASURE_S = 5.0
+"""Seconds for which readiness waits for the measurement."""
+MARGIN_S = 0.5
+"""Seconds between the end of the measurement and the end of the wait."""
+MEASURED_TASKS = 6
+"""Experts of a measured network at most: more would not be measured in time."""
+TIE = 0.98
+"""Share of the fastest candidate's speed from which one that needs less memory is taken."""
+PACKED_COPIES = 2
+"""Copies of the weights in each version in memory, one for each session."""
+PACKED_SHARE = 0.25
+"""Share of the free memory that packed weights may take, with all resident versions."""
+REMEMBERED = "engine.json"
 
 log = logging.getLogger("dne_serve")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A way of running batches."""
+
+    backend: Backend
+    packed: bool = False
+    workers: int = 1
+
+    @property
+    def name(self) -> str:
+        if self.backend == "torch":
+            return "torch"
+        weights = "packed weights, " if self.packed else ""
+        return f"onnx, {weights}{self.workers} worker{'s' if self.workers > 1 else ''}"
+
+
+CANDIDATES = (
+    Candidate("torch"),
+    Candidate("onnx"),
+    Candidate("onnx", workers=2),
+    Candidate("onnx", packed=True),
+    Candidate("onnx", packed=True, workers=2),
+)
+"""Sorted by memory: of two that are equally fast, the first one is taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The settings that decide about an engine."""
+
+    device: str
+    threads: int | None
+    max_batch: int
+    precision: Asked
+    resident: int = 1
+    """Versions in memory at most."""
+    room_bytes: int | None = None
+    """Free memory; None where it is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    candidate: Candidate
+    why: str
+
+    @property
+    def told(self) -> str:
+        return f"{self.candidate.name}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """All that the child process needs to know, and all that a remembered choice depends on."""
+
+    spec: dict[str, Any]
+    candidates: tuple[Candidate, ...]
+    reduced: tuple[Reduced, ...]
+    """Precisions that the candidates of a backend compute in, instead of single precision."""
+    threads: int
+    max_batch: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """A child process that measures."""
+
+    request: Request
+    child: subprocess.Popen[str]
+
+    def choice(self) -> Choice:
+        """Wait for the child, for MEASURE_S at most."""
+        try:
+            said, _ = self.child.communicate(timeout=MEASURE_S)
+        except subprocess.TimeoutExpired:
+            said = self.end()
+        return _decide(self.request, said)
+
+    def end(self) -> str:
+        """Kill the child, and give what it has said."""
+        self.child.kill()
+        said, _ = self.child.communicate()
+        return said
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choosing:
+    """A choice that was made, or one that is being measured."""
+
+    wanted: Wanted
+    found: Choice | Measuring
+
+    def engine(self) -> Engine:
+        choice = self.choice()
+        log.info("engine %s", choice.told)
+        one = choice.candidate
+        return choose_engine(
+            one.backend,
+            device="cpu" if one.backend == "onnx" else self.wanted.device,
+            threads=self.wanted.threads,
+            max_batch=self.wanted.max_batch,
+            precision=self.wanted.precision,
+            workers=one.workers,
+            pack=one.packed,
+            choice=choice.told,
+        )
+
+    def choice(self) -> Choice:
+        """Give the choice. A GPU is looked for after the measurement began, as torch takes seconds
+        to import."""
+        if self.wanted.precision != "int8" and _has_gpu(self.wanted.device):
+            if isinstance(self.found, Measuring):
+                self.found.end()
+            return Choice(candidate=Candidate("torch"), why="there is a GPU")
+        return self.found.choice() if isinstance(self.found, Measuring) else self.found
 
 
 def choose_engine(
@@ -32,37 +179,53 @@ def choose_engine(
     precision: Asked = "auto",
     workers: int | None = None,
     pack: bool = False,
+    choice: str = "",
 ) -> Engine:
-    """Imported here, because torch and onnxruntime take seconds."""
+    """Make an engine. `choice` is the reason for it, in words."""
+    # Imported here, because torch and onnxruntime take seconds.
     if backend == "onnx":
         from dne_serve.engines.onnx_engine import OnnxEngine
 
         return OnnxEngine(
-            device=device, threads=threads, precision=precision, workers=workers, pack=pack
+            device=device,
+            threads=threads,
+            precision=precision,
+            workers=workers,
+            pack=pack,
+            choice=choice or "onnx: asked for",
         )
-    if workers is not None and workers > 1:
-        raise WrongUsage(f"--workers {workers}: the backend torch runs one batch at a time")
     from dne_serve.engines.torch_engine import TorchEngine
 
-    return TorchEngine(device=device, threads=threads, max_batch=max_batch, precision=precision)
+    return TorchEngine(
+        device=device,
+        threads=threads,
+        max_batch=max_batch,
+        precision=precision,
+        choice=choice or "torch: asked for",
+    )
 
 
-def backend_for(
-    served: Manifest | None,
-    *,
-    asked: Asked,
-    device: str,
-    try_out: Callable[[Reduced], Trial] = try_out,
-) -> Backend:
-    """onnx where it may compute the version in 8 bits on this processor and that pays, or where
-    8 bits were asked for by name; else torch. May try 8 bits out, which takes seconds."""
-    reason = _against_onnx(served, asked=asked, device=device, try_out=try_out)
-    log.info("backend %s", f"torch: {reason}" if reason else "onnx")
-    return "torch" if reason else "onnx"
+def begin_choosing(wanted: Wanted, *, served: Manifest | None) -> Choosing:
+    """Begin to choose among the engines that may serve a version; None: none can be measured."""
+    candidates = _allowed(wanted, served)
+    if len(candidates) == 1:
+        found: Choice | Measuring = Choice(candidate=candidates[0], why=_only(wanted))
+    elif served is None:
+        found = _unmeasured(candidates, "as there is no version that could be")
+    else:
+        request = _request(wanted, served, candidates)
+        remembered = _remembered(request)
+        why = "measured as the fastest at an earlier start"
+        found = (
+            Measuring(request=request, child=_measure(request))
+            if remembered is None
+            else Choice(candidate=remembered, why=why)
+        )
+    return Choosing(wanted=wanted, found=found)
 
 
 def served_by(store: Store | None, *, channel: str) -> Manifest | None:
-    """What the channel names, if that can be read: serving it will say what is wrong with it."""
+    """Read the version that the channel names, if it can be read: serving it reports the fault."""
     if store is None:
         return None
     try:
@@ -72,29 +235,17 @@ def served_by(store: Store | None, *, channel: str) -> Manifest | None:
         return None
 
 
-def _against_onnx(
-    served: Manifest | None, *, asked: Asked, device: str, try_out: Callable[[Reduced], Trial]
-) -> str | None:
-    """Why torch is taken."""
-    if asked not in ("auto", "int8"):
-        return f"precision {asked} was asked for"
-    if _has_gpu(device):
-        return "there is a GPU"
-    if asked == "int8":
-        return None  # and if it cannot be had, the engine says so
-    if importlib.util.find_spec("onnxruntime") is None:
-        return "onnxruntime is not installed"
-    if served is None:
-        return "the channel names no version yet"
-    refused = disagreement("int8", served.metrics.agreement)
-    if refused is not None:
-        return f"version {served.version}: {refused}"
-    trial = try_out("int8")
-    if not trial.runs:
-        return f"int8 does not run here: {trial.reason}"
-    if trial.speedup < PAYS:
-        return f"int8 is {trial.speedup:.2f} × as fast here, and {PAYS} are asked"
-    return None
+def _allowed(wanted: Wanted, served: Manifest | None) -> tuple[Candidate, ...]:
+    if wanted.precision == "bf16" or importlib.util.find_spec("onnxruntime") is None:
+        return (CANDIDATES[0],)
+    found: tuple[Candidate, ...] = CANDIDATES[1:] if wanted.precision == "int8" else CANDIDATES
+    threads = ThreadPlan.of(threads=wanted.threads, workers=None).threads
+    found = tuple(one for one in found if one.workers <= threads)
+    if served is not None and wanted.room_bytes is not None:
+        copies = PACKED_COPIES * wanted.resident * 4 * served.spec.parameters
+        if copies > PACKED_SHARE * wanted.room_bytes:
+            found = tuple(one for one in found if not one.packed)
+    return found
 
 
 def _has_gpu(device: str) -> bool:
@@ -103,3 +254,119 @@ def _has_gpu(device: str) -> bool:
     from model_store.network.device import choose_device  # here, because torch takes seconds
 
     return choose_device(device).type != "cpu"
+
+
+def _only(wanted: Wanted) -> str:
+    if wanted.precision == "bf16":
+        return "precision bf16 was asked for"
+    return "onnxruntime is not installed"
+
+
+def _request(wanted: Wanted, served: Manifest, candidates: tuple[Candidate, ...]) -> Request:
+    reduced: tuple[Reduced, ...] = tuple(
+        one for one in ("int8", "bf16") if _computes_in(one, wanted, served)
+    )
+    return Request(
+        spec=_shape(served.spec.until(min(MEASURED_TASKS, len(served.tasks)))),
+        candidates=candidates,
+        reduced=reduced,
+        threads=ThreadPlan.of(threads=wanted.threads, workers=None).threads,
+        max_batch=wanted.max_batch,
+    )
+
+
+def _computes_in(precision: Reduced, wanted: Wanted, served: Manifest) -> bool:
+    """Tell whether an engine will compute the version so. 8 bits that nobody has tried here are
+    tried by the measurement; 16 bits are not, as few processors run them fast."""
+    if wanted.precision not in ("auto", precision):
+        return False
+    if disagreement(precision, served.metrics.agreement) is not None:
+        return False
+    trial = remembered_trial(precision)
+    if trial is None:
+        return precision == "int8"
+    return trial.runs and (trial.speedup > 1 or wanted.precision == precision)
+
+
+def _shape(spec: NetworkSpec) -> dict[str, Any]:
+    """The geometry and the experts, without names: versions of one shape share a choice."""
+    told = asdict(spec)
+    told["tasks"] = [asdict(task.expert) for task in spec.tasks]
+    return told
+
+
+def _measure(request: Request) -> subprocess.Popen[str]:
+    told = json.dumps({**asdict(request), "seconds": MEASURE_S - MARGIN_S})
+    command = [sys.executable, "-m", "dne_serve.engines.measure", told]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,  # Ctrl-C is for the server, which ends the child itself
+    )
+
+
+def _decide(request: Request, said: str) -> Choice:
+    """Take the fastest candidate of the last line that the child process has finished."""
+    lines = [line for line in said.splitlines(keepends=True) if line.endswith("\n")]
+    if not lines:
+        return _unmeasured(request.candidates, f"as {MEASURE_S:g} s were too short for it")
+    told = json.loads(lines[-1])
+    figures: Figures = told["figures"]
+    best = fastest(figures, request.candidates)
+    if told["int8_speedup"] is not None and remembered_trial("int8") is None:
+        remember_trial("int8", Trial(runs=True, speedup=round(told["int8_speedup"], 3)))
+    if told["whole"]:
+        _remember(request, best)
+    return Choice(candidate=best, why=f"measured as the fastest; {_table(figures)}")
+
+
+def _unmeasured(candidates: Sequence[Candidate], why: str) -> Choice:
+    """Take the most workers without packed weights: the fastest but for packing in ADR 018."""
+    best = max((one for one in candidates if not one.packed), key=lambda one: one.workers)
+    return Choice(candidate=best, why=f"not measured, {why}")
+
+
+def fastest(figures: Figures, candidates: Sequence[Candidate]) -> Candidate:
+    """Take the first candidate whose geometric mean is close to the best one: a server has few
+    clients at one time and many at another, and each of the loads counts the same."""
+    scores = {name: math.prod(one.values()) ** (1 / len(one)) for name, one in figures.items()}
+    enough = TIE * max(scores.values())
+    return next(one for one in candidates if scores.get(one.name, 0.0) >= enough)
+
+
+def _table(figures: Figures) -> str:
+    loads = " / ".join(next(iter(figures.values())))
+    rows = "; ".join(
+        f"{name} {' / '.join(f'{rate:.0f}' for rate in one.values())}"
+        for name, one in figures.items()
+    )
+    return f"images/s with {loads} images under way: {rows}"
+
+
+def _remembered(request: Request) -> Candidate | None:
+    """Read the choice of an earlier start; None where the file is missing or damaged."""
+    names = {one.name: one for one in request.candidates}
+    name = _read_choices(cache_folder() / REMEMBERED).get(_key(request))
+    return names.get(name) if isinstance(name, str) else None
+
+
+def _remember(request: Request, choice: Candidate) -> None:
+    path = cache_folder() / REMEMBERED
+    remember(path, {**_read_choices(path), _key(request): choice.name})
+
+
+def _read_choices(path: Path) -> dict[str, object]:
+    try:
+        return dict(read_remembered(path).items())
+    except FileNotFoundError:
+        return {}
+    except UNREADABLE as error:
+        log.warning("%s cannot be used, and engines are measured again: %s", path, error)
+        return {}
+
+
+def _key(request: Request) -> str:
+    return f"{machine_digest()} {request.digest}"

@@ -42,6 +42,7 @@ class OnnxEngine:
         precision: Asked = "fp32",
         workers: int | None = None,
         pack: bool = False,
+        choice: str = "onnx",
     ) -> None:
         if importlib.util.find_spec("onnxruntime") is None:
             raise WrongUsage(
@@ -52,6 +53,7 @@ class OnnxEngine:
         has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
         if device == "cuda" and not has_cuda:
             raise WrongUsage("device cuda was asked for, and onnxruntime has no CUDA provider here")
+        self.choice = choice
         self.device = "cuda" if has_cuda and device != "cpu" else "cpu"
         offered: tuple[Reduced, ...] = ("int8",) if self.device == "cpu" else ()
         self._precisions = Precisions(precision, offered=offered, backend=self.backend)

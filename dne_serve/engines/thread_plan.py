@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from model_store.machine import usable_cores
 
 USUAL_WORKERS = 2
 
@@ -29,13 +30,6 @@ class ThreadPlan:
     @property
     def share(self) -> int:
         return max(1, self.threads // self.workers)
-
-
-def usable_cores() -> int:
-    """Those that this process may run on, where the system says so (not on macOS)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass(slots=True)

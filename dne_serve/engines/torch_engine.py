@@ -40,11 +40,13 @@ class TorchEngine:
         threads: int | None,
         max_batch: int = 1,
         precision: Asked = "fp32",
+        choice: str = "torch",
     ) -> None:
         """`max_batch`: images in a batch at most, for which memory is set aside on a device that
         is given by its name."""
         opened = open_device(device, max_batch=max_batch) if isinstance(device, str) else device
         self._threads = threads
+        self.choice = choice
         self._precisions = Precisions(
             precision,
             offered=("bf16",),

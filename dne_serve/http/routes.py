@@ -236,6 +236,7 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
         head=serving.reloader.head.target if serving.reloader.head else None,
         fallback=serving.reloader.fallback,
         backend=serving.engine.backend,
+        engine=serving.engine.choice,
         device=serving.engine.device,
         canary=serving.companions.ready("canary"),
         shadow=serving.companions.ready("shadow"),

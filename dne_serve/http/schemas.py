@@ -182,6 +182,8 @@ class ReadyAnswer(BaseModel):
     head: int | None
     fallback: bool
     backend: str
+    engine: str
+    """The engine, and why it was taken."""
     device: str
     canary: int | None
     shadow: int | None

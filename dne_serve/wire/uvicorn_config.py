@@ -19,10 +19,10 @@ log = logging.getLogger("dne_serve.wire")
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     limits = ConnectionLimits(
         connections=settings.max_connections,
-        header_bytes=settings.max_header_bytes,
-        header_s=settings.header_seconds,
-        body_s=settings.body_seconds,
-        send_s=settings.send_seconds,
+        header_bytes=settings.fixed.max_header_bytes,
+        header_s=settings.fixed.header_seconds,
+        body_s=settings.fixed.body_seconds,
+        send_s=settings.fixed.send_seconds,
     )
     _allow_files(settings.max_connections + OTHER_FILES)
     return uvicorn.Config(
@@ -35,7 +35,7 @@ def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         ws="none",
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
-        timeout_keep_alive=settings.keep_alive_seconds,
+        timeout_keep_alive=settings.fixed.keep_alive_seconds,
         timeout_graceful_shutdown=settings.grace_seconds,
     )
 

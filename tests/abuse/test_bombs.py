@@ -100,7 +100,7 @@ def test_bombs_campaign(victim: Victim, abuse_row: AddRow) -> None:
 def test_images_that_take_long_are_ended_and_others_answered_meanwhile(
     victim: Victim, abuse_row: AddRow
 ) -> None:
-    limit_s = load_settings().decode_seconds
+    limit_s = load_settings().fixed.decode_seconds
     done = threading.Event()
     meanwhile: list[Answer] = []
 

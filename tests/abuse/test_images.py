@@ -30,7 +30,7 @@ def sent(victim: Victim, images: list[bytes]) -> list[Answer]:
 
 def judged(answers: list[Answer]) -> Counter[int]:
     """Statuses, after a look at what was said and how long it took."""
-    limit_s = load_settings().decode_seconds + 5
+    limit_s = load_settings().fixed.decode_seconds + 5
     for answer in answers:
         assert answer.status in EXPECTED, answer
         assert answer.seconds < limit_s, answer

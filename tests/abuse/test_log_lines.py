@@ -108,8 +108,8 @@ def test_every_line_is_a_record_that_the_server_wrote(
     dice, audit = random.Random(SEED), tmp_path / "audit"
     places = list(PLACES.values())
     arguments = ["--store", str(models), "--log-level", "debug", "--audit-log", str(audit)]
-    arguments += ["--header-seconds", "1", "--body-seconds", "1"]
-    with serving(*arguments, environment={"DNE_ADMIN_TOKEN": TOKEN}) as victim:
+    limits = {"header_seconds": 1.0, "body_seconds": 1.0}
+    with serving(*arguments, environment={"DNE_ADMIN_TOKEN": TOKEN}, limits=limits) as victim:
         statuses: set[int] = set()
         with Client(victim) as client:
             for number in range(REQUESTS):

@@ -17,7 +17,7 @@ from tests.live_server import png
 
 ATTACK_S = 70  # longer than a body may take
 AGAIN_S = 3.0
-ROOM = load_settings().max_buffered_bytes
+ROOM = load_settings().fixed.max_buffered_bytes
 BODY = load_settings().max_body_bytes
 HEAD = "POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\n"
 

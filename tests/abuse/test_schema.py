@@ -79,7 +79,9 @@ def test_schema_campaign(tmp_path: Path, abuse_row: AddRow, doors: str, sends: s
     scopes = "admin" if doors == "open" else "predict,read,admin"
     made = new_token(f"tests={scopes}")
     token = made.secret if sends == "a token" else None
-    with serving("--store", store.location, environment={"DNE_TOKENS": made.line}) as victim:
+    (tmp_path / "tokens").write_text(made.line)
+    given = ("--store", store.location, "--token-file", str(tmp_path / "tokens"))
+    with serving(*given) as victim:
         if token:
             (tmp_path / "schemathesis.toml").write_text(CONFIG)
         before = server_errors(victim, made.secret)  # it was asked whether it is ready
@@ -108,7 +110,9 @@ def test_schema_campaign_on_versions_that_the_trainer_made(
     made = new_token("tests=admin")
     kinds = ("refused", "renaming", "extension", "branch", "served")
     location = str(trained_copy.location)
-    with serving("--store", location, environment={"DNE_TOKENS": made.line}) as victim:
+    (tmp_path / "tokens").write_text(made.line)
+    given = ("--store", location, "--token-file", str(tmp_path / "tokens"))
+    with serving(*given) as victim:
         before = server_errors(victim, made.secret)
         runs = [
             fuzzed_with(victim, tmp_path / kind, getattr(trained_copy, kind), token=made.secret)

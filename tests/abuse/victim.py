@@ -72,14 +72,24 @@ def _status(pid: int, field: str) -> int:
 
 
 @contextmanager
-def serving(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[Victim]:
+def serving(
+    *arguments: str,
+    environment: dict[str, str] | None = None,
+    limits: dict[str, float] | None = None,
+) -> Iterator[Victim]:
+    """`limits`: fixed limits that are others than usual."""
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         process = subprocess.Popen(
-            [*COMMAND, "--port", "0", "--json", *arguments],
+            [*_command(limits or {}), "--port", "0", "--json", *arguments],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "DNE_BACKEND": "torch",
+                **(environment or {}),
+            },
         )
         try:
             victim = Victim(url=_url(process), process=process, log=Path(log.name))
@@ -88,6 +98,12 @@ def serving(*arguments: str, environment: dict[str, str] | None = None) -> Itera
         finally:
             process.kill()
             process.communicate()
+
+
+def _command(limits: dict[str, float]) -> tuple[str, ...]:
+    *python, program = COMMAND
+    limiting = f"FixedLimits.__init__.__kwdefaults__.update({limits!r})"
+    return (*python, f"from dne_serve.settings import FixedLimits; {limiting}; {program}")
 
 
 def _url(process: subprocess.Popen[str]) -> str:

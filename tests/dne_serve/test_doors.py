@@ -184,7 +184,9 @@ def test_a_broken_body_without_a_token_is_401_not_400(guarded: Live) -> None:
 def test_too_many_requests_are_429_with_retry_after(
     tmp_path: Path, tokens: dict[str, NewToken]
 ) -> None:
-    with live_server(tmp_path / "absent", tokens=tokens["read"].line, rate_limit=1) as live:
+    (tmp_path / "tokens").write_text(tokens["read"].line)
+    given = {"token_file": tmp_path / "tokens", "rate_limit": 1}
+    with live_server(tmp_path / "absent", **given) as live:
         header = {"Authorization": f"Bearer {tokens['read'].secret}"}
         answers = [live.http.get("/metrics", headers=header) for _ in range(5)]
         assert answers[0].status_code == 200

@@ -201,6 +201,7 @@ def test_ready_says_what_serves(live: Live) -> None:
         "head": 2,
         "fallback": False,
         "backend": "torch",
+        "engine": "torch",
         "device": "cpu",
         "canary": None,
         "shadow": None,

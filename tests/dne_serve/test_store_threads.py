@@ -111,9 +111,11 @@ def test_a_version_that_does_not_come_in_time_is_503_and_there_for_the_next_one(
     assert hung.predict(png(), query="?version=1").json()["version"] == 1
 
 
-def test_who_may_not_read_is_not_told_what_else_there_is(objects: HangingObjects) -> None:
-    line = "reader read sha256:" + "0" * 64
-    with live_server(Path("far-away"), tokens=line) as live:
+def test_who_may_not_read_is_not_told_what_else_there_is(
+    objects: HangingObjects, tmp_path: Path
+) -> None:
+    (tmp_path / "tokens").write_text("reader read sha256:" + "0" * 64)
+    with live_server(Path("far-away"), token_file=tmp_path / "tokens") as live:
         live.wait_until_serving(2)
         for path in ("/versions", "/v2/models/dne", "/v2/models/dne/versions/1", "/classes"):
             assert live.http.get(path).status_code == 401

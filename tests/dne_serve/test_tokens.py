@@ -75,14 +75,10 @@ def test_a_token_without_a_name_or_scopes_is_wrong_usage(wanted: str) -> None:
         new_token(wanted)
 
 
-def test_tokens_of_the_environment_the_file_and_the_admin_token_add_up(tmp_path: Path) -> None:
-    (tmp_path / "tokens").write_text(f"one read {HASH}\n")
-    settings = load_settings(
-        tokens=f"two predict {HASH}; three read {HASH}",
-        token_file=str(tmp_path / "tokens"),
-        admin_token="secret",
-    )
-    assert [token.name for token in read_tokens(settings)] == ["", "two", "three", "one"]
+def test_tokens_of_the_file_and_the_admin_token_add_up(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"one read {HASH}\ntwo predict {HASH}\n")
+    settings = load_settings(token_file=str(tmp_path / "tokens"), admin_token="secret")
+    assert [token.name for token in read_tokens(settings)] == ["", "one", "two"]
     assert read_tokens(load_settings()) == []
 
 

@@ -121,11 +121,12 @@ def test_a_refused_version_is_promoted_only_with_its_reasons_seen_and_one_given(
 
 
 def test_a_wrong_admin_token_leaves_the_token_for_reading_alone(
-    browser: playwright.Browser, folder: Path, live: Live
+    browser: playwright.Browser, folder: Path, live: Live, tmp_path: Path
 ) -> None:
     made = new_token("someone=predict,read")
+    (tmp_path / "tokens").write_text(made.line)
     with (
-        live_server(folder, tokens=made.line) as guarded,
+        live_server(folder, token_file=tmp_path / "tokens") as guarded,
         watching(browser, guarded.url) as watched,
     ):
         page = watched.page

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store import precision
+from model_store import machine, precision
 from model_store.errors import WrongUsage
 from model_store.precision import Trial, choose, refuse_unless_it_runs, try_in_child, try_out
 from model_store.records.quality import Reduced
@@ -155,7 +155,7 @@ def test_a_gpu_is_remembered_apart_from_the_processor(
     other = tmp_path / "nvidia"
     (other / "gpus" / "0000:01:00.0").mkdir(parents=True)
     (other / "gpus" / "0000:01:00.0" / "information").write_text("Model: \t Another\nIRQ: 5\n")
-    monkeypatch.setattr(precision, "NVIDIA", other)
+    monkeypatch.setattr(machine, "NVIDIA", other)
     answers.append(SLOW)
     assert try_out("bf16", device="cuda") == SLOW  # another GPU, another machine
 

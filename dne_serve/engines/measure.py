@@ -1,0 +1,161 @@
+"""Measure the candidates for an engine, in a process of its own that may die of it.
+
+`python -m dne_serve.engines.measure REQUEST` prints a line of JSON after every load. The network
+has the shape of the served version and random weights, as time depends on the shape alone.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dne_serve.engines.choose import Candidate
+from dne_serve.engines.thread_plan import ThreadPlan
+from model_store.inference.forward import FoldedNetwork
+from model_store.network.network import Network
+from model_store.onnx.model import weights_of
+from model_store.onnx.session import Session
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+
+LOADS = (8, 1, 32)
+"""Images under way, the most telling number first."""
+RUNS = 2
+"""Timed runs of a load, of which the least counts."""
+MAX_ROUNDS = 5
+
+Images = NDArray[np.float32]
+Pass = Callable[[Images], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """The passes of a candidate: over a lone image, and over a batch beside other workers."""
+
+    alone: Pass
+    beside: Pass
+    workers: int = 1
+
+
+def main(told: str) -> None:
+    began_s = time.perf_counter()
+    request = json.loads(told)
+    network = network_of(request["spec"])
+    torch.set_num_threads(request["threads"])
+    with torch.inference_mode(), ThreadPoolExecutor(max_workers=2) as pool:
+        ways = ways_of(network, request)
+        speedup = int8_speedup(network, request)
+        until_s = began_s + request["seconds"]
+        for figures, whole in measured(ways, request=request, pool=pool, until_s=until_s):
+            line = {"figures": figures, "whole": whole, "int8_speedup": speedup}
+            print(json.dumps(line), flush=True)
+
+
+def network_of(shape: Mapping[str, Any]) -> Network:
+    """Build a network of this shape, with one class a task."""
+    torch.manual_seed(0)
+    tasks = (
+        TaskSpec(name=f"{place}", classes=(f"{place}",), expert=ExpertSpec(**expert))
+        for place, expert in enumerate(shape["tasks"])
+    )
+    return Network(NetworkSpec(**{**shape, "tasks": tuple(tasks)})).eval()
+
+
+def ways_of(network: Network, request: Mapping[str, Any]) -> dict[str, Ways]:
+    """Build the candidates. Those that differ in workers only share their sessions."""
+    candidates = [Candidate(**one) for one in request["candidates"]]
+    threads, found = request["threads"], {}
+    weights = weights_of(network, precision="int8" if "int8" in request["reduced"] else "fp32")
+    for packed in {one.packed for one in candidates if one.backend == "onnx"}:
+        alike = [one for one in candidates if one.backend == "onnx" and one.packed == packed]
+        alone = Session(weights, threads=threads, pack=packed)
+        for one in alike:
+            plan = ThreadPlan.of(threads=threads, workers=one.workers)
+            beside = alone
+            if plan.workers > 1:
+                beside = Session(weights, threads=plan.share, pack=packed)
+            found[one.name] = Ways(alone=alone, beside=beside, workers=plan.workers)
+    if candidates[0].backend == "torch":
+        reduced = torch.bfloat16 if "bf16" in request["reduced"] else None
+        folded = FoldedNetwork.of(network, matmul_dtype=reduced)
+        by_torch: Pass = lambda images: folded(torch.from_numpy(images))  # noqa: E731
+        found["torch"] = Ways(alone=by_torch, beside=by_torch)
+    return {one.name: found[one.name] for one in candidates}
+
+
+def int8_speedup(network: Network, request: Mapping[str, Any]) -> float | None:
+    """Compare 8 bits with single precision in the same runtime, one thread, batches of 8."""
+    if "int8" not in request["reduced"]:
+        return None
+    size = network.spec.image_size
+    images = np.zeros((8, 3, size, size), dtype=np.float32)
+    whole = Session(weights_of(network), threads=1)
+    reduced = Session(weights_of(network, precision="int8"), threads=1)
+    return _least_seconds(lambda: whole(images)) / _least_seconds(lambda: reduced(images))
+
+
+def measured(
+    ways: Mapping[str, Ways],
+    *,
+    request: Mapping[str, Any],
+    pool: ThreadPoolExecutor,
+    until_s: float,
+) -> Iterator[tuple[dict[str, dict[str, float]], bool]]:
+    """Give the figures after every load that all candidates have run, until the time is over.
+    They are whole once every load has been run."""
+    best: dict[str, dict[str, float]] = {name: {} for name in ways}
+    size = request["spec"]["image_size"]
+    for _ in range(MAX_ROUNDS):
+        for load in LOADS:
+            found = {}
+            for name, one in ways.items():
+                if time.perf_counter() > until_s:
+                    return
+                found[name] = images_a_second(
+                    one, load=load, size=size, max_batch=request["max_batch"], pool=pool
+                )
+            for name, rate in found.items():
+                best[name][str(load)] = max(rate, best[name].get(str(load), 0.0))
+                best[name] = dict(sorted(best[name].items(), key=lambda one: int(one[0])))
+            yield best, len(best[next(iter(best))]) == len(LOADS)
+
+
+def images_a_second(
+    ways: Ways, *, load: int, size: int, max_batch: int, pool: ThreadPoolExecutor
+) -> float:
+    """Run all workers at the same time, with the batches that this many clients give."""
+    batch = max(1, min(max_batch, load // ways.workers))
+    images = np.zeros((batch, 3, size, size), dtype=np.float32)
+    workers = min(ways.workers, load)
+
+    def run() -> None:
+        if load == 1:
+            ways.alone(images)
+        elif workers == 1:  # in this thread, which is the one that torch knows
+            ways.beside(images)
+        else:
+            list(pool.map(lambda _: ways.beside(images), range(workers)))
+
+    return workers * batch / _least_seconds(run)
+
+
+def _least_seconds(run: Callable[[], object]) -> float:
+    """Time some runs after one that does not count; others on the machine only ever add."""
+    took = []
+    for _ in range(1 + RUNS):
+        began_s = time.perf_counter()
+        run()
+        took.append(time.perf_counter() - began_s)
+    return min(took[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
