@@ -107,7 +107,6 @@ class Serving:
             decoder=self._decoder,
             guard=self._guard,
             statistics=self.statistics,
-            max_queue=settings.max_queue,
             max_wait_s=settings.max_wait_seconds,
             on_answered=self.metrics.answered,
             on_compared=self.metrics.compared,

@@ -9,7 +9,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from dne_serve.engines.base import Answers, Floats, Query, Resident, joined
-from dne_serve.engines.batcher import QueueFull
 from dne_serve.http.problems import NotReady
 from dne_serve.http.uploads import Picture
 from dne_serve.inference.answers import is_unknown
@@ -38,7 +37,6 @@ class Predictor:
         decoder: Decoder,
         guard: Guard,
         statistics: Statistics,
-        max_queue: int,
         max_wait_s: float,
         on_answered: Callable[[By, int], None] = lambda by, images: None,
         on_compared: Callable[[int, int], None] = lambda same, other: None,
@@ -51,7 +49,6 @@ class Predictor:
         self._loads = Loads(self._load)
         self._guard = guard
         self._statistics = statistics
-        self._max_queue = max_queue
         self._max_wait_s = max_wait_s
         self._on_answered = on_answered
         self._on_compared = on_compared
@@ -80,8 +77,8 @@ class Predictor:
         self._loads.stop()
 
     def expect_room(self) -> None:
-        """QueueFull where not even one image would be taken: to be asked before a body is read, so
-        that who is refused costs little."""
+        """Raise QueueFull where not even one image would be taken. Call it before a body is read,
+        so that a refusal costs little."""
         self._check_room(1)
 
     async def logits(
@@ -160,8 +157,7 @@ class Predictor:
         return self._residents.load(store.read_manifest(version), shards=store)
 
     def _check_room(self, images: int) -> None:
-        if self._decoding + self._batcher.depth + images > self._max_queue:
-            raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
+        self._batcher.check_room(self._decoding + images)  # what is being decoded counts as queued
 
     async def _decode(self, resident: Resident, pictures: Sequence[Picture]) -> list[Pixels]:
         """All images or the first one's fault. Images in decoding count as queued; one that is
