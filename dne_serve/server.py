@@ -20,7 +20,7 @@ from dne_serve.rollout.memory import MemoryCheck
 from dne_serve.rollout.metrics import Metrics
 from dne_serve.rollout.promote import Moved, Mover, RecordMover
 from dne_serve.rollout.reloader import Reloader
-from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
+from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents
 from dne_serve.rollout.rules import parse_rules
 from dne_serve.rollout.statistics import Statistics
 from dne_serve.settings import Settings, listed
@@ -70,7 +70,7 @@ class Serving:
         self.residents = Residents(
             engine,
             batcher=self.batcher,
-            limits=Limits(
+            limits=ResidentLimits(
                 spare=settings.max_resident,
                 max_bytes=settings.max_model_bytes,
                 idle_s=settings.idle_seconds,

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class QueueFull(DneError):
-    """The queue has no room for all of the tickets, and none of them was taken."""
+    """There is no room for the tickets; none of them was taken."""
 
 
 class Stopped(DneError):
