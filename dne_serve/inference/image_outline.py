@@ -2,7 +2,7 @@
 
 A hostile file of few bytes and pixels may take minutes to decode, so chunks, markers, blocks and
 tags are counted here first. Structures of ordinary writers are plain, all others are odd. Walks end
-at a count, and nothing is allocated by a size in the file. See `docs/adr/030-cheap-by-structure.md`.
+at a count and allocate nothing by a size in the file (`docs/adr/030-cheap-by-structure.md`).
 """
 
 from __future__ import annotations
