@@ -160,7 +160,7 @@ class Predictor:
         return self._residents.load(store.read_manifest(version), shards=store)
 
     def _check_room(self, images: int) -> None:
-        self._batcher.check_room(self._decoding + images)  # what is being decoded counts as queued
+        self._batcher.check_room(self._decoding + images)  # images in decoding count
 
     async def _decode(self, resident: Resident, pictures: Sequence[Picture]) -> list[Pixels]:
         """Decode all images, or raise the first error. An image in decoding counts as queued and
