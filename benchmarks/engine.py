@@ -32,7 +32,7 @@ from benchmarks.onnx_rows import measure_export, measure_precision
 from benchmarks.turns import in_turns
 from dne_serve.engines.base import Query, Resident, finish, joined
 from dne_serve.engines.torch_engine import TorchEngine
-from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
+from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents
 from model_store.inference.forward import FoldedNetwork
 from model_store.network.flops import folded_flops
 from model_store.records.manifest import ShardRef, delta_of, total_bytes
@@ -176,7 +176,7 @@ def measure_versions(*, rounds: int) -> Measured:
     batcher = ImageBatcher(engine.run, max_batch=BATCH, max_queue=64, join=joined)
     batcher.start()
     try:
-        switched = switch_s(Residents(engine, batcher=batcher, limits=Limits()), residents)
+        switched = switch_s(Residents(engine, batcher=batcher, limits=ResidentLimits()), residents)
     finally:
         batcher.stop()
     pixels = np.random.default_rng(0).integers(0, 256, (BATCH, 32, 32, 3), dtype=np.uint8)

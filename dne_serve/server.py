@@ -20,7 +20,7 @@ from dne_serve.rollout.memory import MemoryCheck
 from dne_serve.rollout.metrics import Metrics
 from dne_serve.rollout.promote import Moved, Mover, RecordMover
 from dne_serve.rollout.reloader import Reloader
-from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
+from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents
 from dne_serve.rollout.statistics import Statistics
 from dne_serve.settings import Settings, listed
 from model_store.cli.command import current_actor
@@ -69,7 +69,7 @@ class Serving:
         self.residents = Residents(
             engine,
             batcher=self.batcher,
-            limits=Limits(
+            limits=ResidentLimits(
                 spare=settings.max_resident,
                 max_bytes=settings.max_model_bytes,
                 idle_s=settings.fixed.idle_seconds,
@@ -106,7 +106,6 @@ class Serving:
             decoder=self._decoder,
             guard=self._guard,
             statistics=self.statistics,
-            max_queue=settings.max_queue,
             max_wait_s=settings.max_wait_seconds,
             on_answered=self.metrics.answered,
             on_compared=self.metrics.compared,

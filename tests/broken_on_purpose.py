@@ -90,8 +90,8 @@ BREAKS = (
     Break(
         "6 a request of the Open Inference Protocol has one version",
         "dne_serve/protocol_v2/infer.py",
-        "    logits = await serving.predictor.logits(chosen, pictures=pictures, since=since)\n",
-        "    logits = await serving.predictor.logits(chosen, pictures=pictures, since=since)\n"
+        "    scored = await serving.predictor.score(chosen, pictures=pictures, since=since)\n",
+        "    scored = await serving.predictor.score(chosen, pictures=pictures, since=since)\n"
         "    resident = (await _resolve(serving, version)).resident\n",
         "tests/dne_serve/test_protocol_v2.py::test_a_request_keeps_the_version_it_began_with",
     ),

@@ -21,6 +21,7 @@ export async function listVersions() {
   try {
     newest = await ask("versions");
     keep(newest.versions);
+    await keepServed(newest.served);
     if (oldest === null) before = newest.next_before ?? null;
     showAll();
     show($("versions-error"), (newest.problems ?? []).join(" "));
@@ -52,6 +53,13 @@ function keep(page, { isNewest = true } = {}) {
   for (const one of page) known.set(one.version, one);
 }
 
+/** Remember the served version, which may be older than the newest page. */
+async function keepServed(served) {
+  if (served === null || known.has(served)) return;
+  const { versions } = await ask(`versions?before=${served + 1}&limit=1`);
+  for (const one of versions) if (one.version === served) known.set(served, one);
+}
+
 async function showOlder() {
   if (asking) return;
   asking = true; // the button stays enabled, because a disabled one loses the focus
@@ -61,7 +69,7 @@ async function showOlder() {
     before = page.next_before ?? null;
     keep(page.versions, { isNewest: false });
     showAll();
-    if (before === null) $(`move-to-${page.versions.at(-1)?.version}`)?.focus();
+    if ($("older").hidden) $(`move-to-${page.versions.at(-1)?.version}`)?.focus();
   } catch (error) {
     show($("versions-error"), error.message);
   } finally {
@@ -75,8 +83,8 @@ function showAll() {
   $("no-versions").hidden = rows.length > 0;
   listChoices(rows);
   listHistory(newest.history);
-  const more = before === null ? 0 : Math.max((newest.total ?? 0) - rows.length, 0);
-  show($("older"), before === null ? "" : `Show older${more ? ` (${more} more)` : ""}`);
+  const more = before === null ? 0 : Math.max(newest.total - rows.length, 0);
+  show($("older"), more ? `Show older (${more} more)` : "");
   const pinned = newest.mode === "pin";
   $("resume").hidden = !pinned;
   show($("pinned"), pinned ? "The channel was rolled back. It stays here until it is resumed or a version is promoted." : "");

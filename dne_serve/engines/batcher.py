@@ -1,10 +1,7 @@
-"""Groups tickets into batches for worker threads, usually one. Knows nothing of images, torch or
-HTTP.
+"""Group tickets into batches for worker threads. Knows nothing of images, torch or HTTP.
 
-When a worker is free it takes what is queued, up to the maximum; while all are busy, the queue
-fills. A lone ticket pays no delay and a crowd gets large batches. One thing is waited for: clients
-that have just got their answers and are sending the next ticket, for a moment that is short beside
-the batch they were in. Else they would be split, some of them and then the others, for ever.
+A free worker takes its share of the queue at once, up to the largest batch. While all workers are
+busy, the queue fills: a lone ticket pays no delay, and a crowd gets large batches.
 """
 
 from __future__ import annotations
@@ -45,21 +42,9 @@ class Call:
     done: Future[Any] = field(default_factory=Future)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expecting:
-    """What a worker may wait for: as many tickets as it has just answered and seen waiting."""
-
-    tickets: int
-    until_s: float
-
-
-NOBODY = Expecting(tickets=0, until_s=0.0)
-PATIENCE = 0.1
-"""How long to wait for them, in times of the batch that they were in."""
-MOST_PATIENCE_S = 0.02
-
-
 class Batcher(Generic[Key, Item, Answer]):
+    """A queue of tickets, and the threads that answer them."""
+
     def __init__(
         self,
         run: Callable[[Key, Sequence[Item]], Sequence[Answer | Exception]],
@@ -73,9 +58,9 @@ class Batcher(Generic[Key, Item, Answer]):
         ] = lambda tickets, began_ns, ended_ns: None,
         join: Callable[[Key, Key], Key | None] = lambda one, other: one if one == other else None,
     ) -> None:
-        """`run` is called by as many threads at a time as there are `workers`. An exception among
-        its answers belongs to its own ticket. `join` gives the key under which tickets of two keys
-        go in one batch; None: they do not."""
+        """Let up to `workers` threads call `run` at a time. An exception among the answers of `run`
+        belongs to its own ticket. `join` gives the key under which tickets of two keys go in one
+        batch, or None if they must not."""
         self._run = run
         self._join = join
         self._max_batch = max_batch
@@ -97,7 +82,7 @@ class Batcher(Generic[Key, Item, Answer]):
             thread.start()
 
     def stop(self) -> None:
-        """Batches under way are finished; what is still queued fails with Stopped."""
+        """Finish the batches under way, and fail all queued tickets with Stopped."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -113,18 +98,22 @@ class Batcher(Generic[Key, Item, Answer]):
         return len(self._tickets)
 
     def submit(self, key: Key, *, items: Sequence[Item]) -> list[Future[Answer]]:
-        """Queues all of `items` or, with QueueFull, none. Answers come in the order of `items`."""
+        """Queue all of `items` or, with QueueFull, none. Answers come in the order of `items`."""
         tickets: list[Ticket[Key, Item, Answer]] = [Ticket(key=key, item=item) for item in items]
         with self._changed:
             self._refuse_when_stopping()
-            if len(self._tickets) + len(tickets) > self._max_queue:
-                raise QueueFull(f"{len(self._tickets)} images are waiting already; try again soon")
+            self.check_room(len(tickets))
             self._tickets.extend(tickets)
             self._changed.notify()
         return [ticket.answer for ticket in tickets]
 
+    def check_room(self, count: int) -> None:
+        """Raise QueueFull where the queue cannot take `count` more tickets."""
+        if len(self._tickets) + count > self._max_queue:
+            raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
+
     def call(self, work: Callable[[], Result]) -> Future[Result]:
-        """Runs `work` on a worker thread before its next batch."""
+        """Run `work` on a worker thread before its next batch."""
         call = Call(work=work)
         with self._changed:
             self._refuse_when_stopping()
@@ -137,49 +126,29 @@ class Batcher(Generic[Key, Item, Answer]):
             raise Stopped("the server is stopping")
 
     def _loop(self) -> None:
-        expecting: Expecting | None = NOBODY
-        while expecting is not None:
-            expecting = self._work_once(expecting)
+        while self._work_once():
+            pass
 
-    def _work_once(self, expecting: Expecting) -> Expecting | None:
-        """None when it is time to stop."""
+    def _work_once(self) -> bool:
+        """Do one call or one batch. False when it is time to stop."""
         # A function of its own, so that nothing of the last batch stays referenced while we wait.
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or self._calls or self._tickets)
-            self._wait_for_company(expecting)
             if self._stopping:
-                return None
+                return False
             if self._calls:
-                work: Callable[[], int] = partial(_answer, self._calls.popleft())
-            elif self._tickets:
+                work = partial(_answer, self._calls.popleft())
+            else:
                 work = partial(self._answer_batch, *self._take())
-            else:  # another worker was faster
-                return NOBODY
             if self._calls or self._tickets:
                 self._changed.notify()  # there is something left for another worker
-        began_s = time.perf_counter()
-        answered = work()
-        ended_s = time.perf_counter()
-        if not answered:
-            return expecting
-        with self._changed:
-            self._under_way -= answered
-            waiting = len(self._tickets)
-        return Expecting(
-            tickets=min(answered + waiting, self._max_batch),
-            until_s=ended_s + min(PATIENCE * (ended_s - began_s), MOST_PATIENCE_S),
-        )
-
-    def _wait_for_company(self, expecting: Expecting) -> None:
-        self._changed.wait_for(
-            lambda: self._stopping or self._calls or len(self._tickets) >= expecting.tickets,
-            timeout=max(0.0, expecting.until_s - time.perf_counter()),
-        )
+        work()
+        return True
 
     def _take(self) -> tuple[Key, list[Ticket[Key, Item, Answer]]]:
-        """The oldest ticket and those that can join it, oldest first, and the key of all. The
-        others keep their place. No worker takes more than its share of what there is to do: the
-        others are free soon, and nobody waits long for a large batch beside small ones."""
+        """Take the oldest ticket and those that can join it, oldest first, and the key of all. The
+        others keep their place. No worker takes more than its share of all tickets, queued or under
+        way: the other workers are free soon, and nobody waits long for one large batch."""
         key = self._tickets[0].key
         all_of_it = len(self._tickets) + self._under_way
         most = min(math.ceil(all_of_it / len(self._threads)), self._max_batch)
@@ -196,40 +165,44 @@ class Batcher(Generic[Key, Item, Answer]):
         self._under_way += len(batch)
         return key, batch
 
-    def _answer_batch(self, key: Key, batch: list[Ticket[Key, Item, Answer]]) -> int:
-        """How many tickets were answered."""
+    def _answer_batch(self, key: Key, batch: list[Ticket[Key, Item, Answer]]) -> None:
         if not batch:  # all were cancelled
-            return 0
+            return
         try:
-            self._on_batch(len(batch))
-            began_ns = time.perf_counter_ns()
-            answers = list(self._run(key, [ticket.item for ticket in batch]))
-            if len(answers) != len(batch):
-                raise RuntimeError(f"{len(batch)} items gave {len(answers)} answers")
-            self._on_ran(batch, began_ns, time.perf_counter_ns())
+            answers = self._run_batch(key, batch)
         except Exception as error:  # belongs to these tickets, not to the loop
             for ticket in batch:
                 ticket.answer.set_exception(error)
-            return len(batch)
-        for ticket, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Exception):
-                ticket.answer.set_exception(answer)
-            else:
-                ticket.answer.set_result(answer)
-        return len(batch)
+        else:
+            for ticket, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception):
+                    ticket.answer.set_exception(answer)
+                else:
+                    ticket.answer.set_result(answer)
+        with self._changed:
+            self._under_way -= len(batch)
+
+    def _run_batch(
+        self, key: Key, batch: list[Ticket[Key, Item, Answer]]
+    ) -> list[Answer | Exception]:
+        self._on_batch(len(batch))
+        began_ns = time.perf_counter_ns()
+        answers = list(self._run(key, [ticket.item for ticket in batch]))
+        if len(answers) != len(batch):
+            raise RuntimeError(f"{len(batch)} items gave {len(answers)} answers")
+        self._on_ran(batch, began_ns, time.perf_counter_ns())
+        return answers
 
 
-def _answer(call: Call) -> int:
-    """No ticket was answered by it."""
+def _answer(call: Call) -> None:
     if not call.done.set_running_or_notify_cancel():
-        return 0
+        return
     try:
         result = call.work()
-    except Exception as error:  # belongs to whoever asked for the work
+    except Exception as error:  # belongs to the caller that asked for the work
         call.done.set_exception(error)
     else:
         call.done.set_result(result)
-    return 0
 
 
 def _fail(future: Future[Any], error: Exception) -> None:

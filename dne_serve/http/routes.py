@@ -123,7 +123,7 @@ async def predict(
     serving.predictor.expect_room()
     chosen = await serving.predictor.resolve(version)
     uploads = await read_uploads(request, max_images=serving.settings.max_images)
-    logits = await serving.predictor.logits(
+    scored = await serving.predictor.score(
         chosen, pictures=uploads, since=request.scope.get(ARRIVED)
     )
     resident = chosen.resident
@@ -132,7 +132,7 @@ async def predict(
         resident,
         canary=chosen.by == "canary",
         filenames=[upload.filename for upload in uploads],
-        logits=logits,
+        scored=scored,
         top_k=top_k,
     )
     work = work_of(len(uploads), classes=len(resident.labels), listed=top_k)

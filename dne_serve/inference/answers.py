@@ -1,8 +1,8 @@
-"""Build answers: from logits to labels, scores and JSON. Knows nothing of images and HTTP.
+"""Turn logits into labels, scores and JSON. Knows nothing of images and HTTP.
 
-The event loop builds small answers itself. A thread of its own builds large ones, piece by piece,
-so that the event loop gets its turn in between. Only numpy computes here: a second thread that
-uses torch's OpenMP would slow the engine down.
+The event loop builds small answers, and one thread builds large answers piece by piece, so that
+the event loop gets its turn in between. Only numpy computes here: a second thread that uses
+torch's OpenMP would slow the engine down.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,16 +29,31 @@ LARGE_WORK = 50_000
 MAX_LARGE_ANSWERS = 64
 """Large answers that may wait for the thread. Each holds its logits: 5 MB for 64 × 20,000."""
 PIECE_VALUES = 4096
-"""Values that are written to JSON without a pause for the event loop: about 1 ms."""
+"""Values written to JSON without a pause for the event loop: about 1 ms."""
 FEW = 8
-"""A full sort is faster for fewer values than this many times those that are wanted. Of 20,000
-values it takes ten times as long."""
+"""Sort all values if there are fewer than this many times the wanted ones. A full sort of 20,000
+values takes ten times as long as a partition."""
 
 Built = TypeVar("Built")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scored:
+    """The logits of one image, and whether it is like none of the version's classes."""
+
+    logits: Floats
+    is_unknown: bool
+
+    @classmethod
+    def of(cls, resident: Resident, logits: Floats) -> Scored:
+        """Judge the image by the rule that the version's trainer fitted."""
+        detector = resident.manifest.unknown
+        unknown = detector is not None and float(logits.max()) < detector.threshold
+        return cls(logits=logits, is_unknown=unknown)
+
+
 class AnswerBuilder:
-    """Runs the building of an answer where it holds nobody up."""
+    """Builder of answers that keeps long work off the event loop."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "answer")
@@ -60,7 +76,8 @@ class AnswerBuilder:
 
 
 def work_of(images: int, *, classes: int, listed: int) -> int:
-    """Estimate what an answer costs, in probabilities. `listed`: the classes an image lists."""
+    """Estimate the cost of an answer, in computed probabilities. `listed`: classes listed for each
+    image."""
     return images * (classes + SCORE_WORK * min(listed, classes))
 
 
@@ -69,15 +86,15 @@ def prediction_json(
     *,
     canary: bool,
     filenames: Sequence[str | None],
-    logits: Sequence[Floats],
+    scored: Sequence[Scored],
     top_k: int,
 ) -> bytes:
-    """Write a `PredictAnswer` without building its models: one for each score is most of the
-    time. A test holds the JSON and the models together."""
+    """Write a `PredictAnswer` without building its pydantic models: a model for each score would
+    take most of the time. A test compares the JSON with the models."""
     head = to_json({"version": resident.version, "canary": canary})
     predictions = [
-        to_json(_prediction(resident, filename=name, logits=row, top_k=top_k), inf_nan_mode="null")
-        for name, row in zip(filenames, logits, strict=True)
+        to_json(_prediction(resident, filename=name, scored=one, top_k=top_k), inf_nan_mode="null")
+        for name, one in zip(filenames, scored, strict=True)
     ]
     return b"".join((head[:-1], b',"predictions":[', b",".join(predictions), b"]}"))
 
@@ -102,15 +119,9 @@ def best_of(values: NDArray[Any], count: int) -> NDArray[np.intp]:
     return candidates[np.argsort(lowered[candidates], kind="stable")[:count]]
 
 
-def is_unknown(resident: Resident, logits: Floats) -> bool:
-    """Whether the image is like none of the classes, by the rule that its trainer fitted."""
-    detector = resident.manifest.unknown
-    return detector is not None and float(logits.max()) < detector.threshold
-
-
 def probabilities_of(resident: Resident, logits: Floats) -> NDArray[np.float64]:
-    """Calibrated, over the version's classes. Differences are taken before the division, so that
-    no temperature makes a number that is not finite of them."""
+    """Compute calibrated probabilities of the version's classes. The maximum is subtracted before
+    the division by the temperature, so that every result is finite."""
     below = logits.astype(np.float64) - float(logits.max())
     with np.errstate(over="ignore"):  # minus infinity, and e to its power is 0
         weights = np.exp(below / resident.manifest.calibration.temperature)
@@ -118,10 +129,10 @@ def probabilities_of(resident: Resident, logits: Floats) -> NDArray[np.float64]:
 
 
 def _prediction(
-    resident: Resident, *, filename: str | None, logits: Floats, top_k: int
+    resident: Resident, *, filename: str | None, scored: Scored, top_k: int
 ) -> dict[str, Any]:
     """Name the classes of one image, with the fields of `Prediction` in their order."""
-    scores = probabilities_of(resident, logits)
+    scores = probabilities_of(resident, scored.logits)
     order = best_of(scores, top_k)
     indexes: list[int] = order.tolist()
     values: list[float] = scores[order].tolist()
@@ -131,7 +142,7 @@ def _prediction(
         "label": labels[indexes[0]],
         "score": values[0],
         "task": resident.tasks[indexes[0]],
-        "unknown": is_unknown(resident, logits),
+        "unknown": scored.is_unknown,
         "top": [
             {"label": labels[index], "score": score}
             for index, score in zip(indexes, values, strict=True)

@@ -1,5 +1,5 @@
-"""How long one request may wait. One that has waited too long is refused, not served late: its
-client has probably gone, and whoever comes next would wait for nothing."""
+"""Limit the time that one request may wait. A request that has waited too long is refused: its
+client has probably gone, and the next request would wait for nothing."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ Answer = TypeVar("Answer")
 
 
 ARRIVED = "dne_serve.arrived"
-"""In the scope of a request: when its last byte was read, by the event loop's clock. Where more
-is asked than can be done, requests wait for the event loop as well."""
+"""Key in the scope of a request for the time its last byte was read, by the event loop's clock.
+Under overload, requests wait for the event loop as well."""
 
 
-class Patience:
-    """Begins when it is made, on the event loop, or `since` an earlier moment by its clock."""
+class Deadline:
+    """A moment so many seconds after the deadline is made, or after `since`, an earlier moment by
+    the event loop's clock."""
 
     def __init__(self, seconds: float, *, since: float | None = None) -> None:
         self._seconds = seconds
         began = asyncio.get_running_loop().time() if since is None else since
-        self._until = began + seconds
+        self._at = began + seconds
 
     async def result(self, work: Coroutine[Any, Any, Answer]) -> Answer:
-        """What the coroutine returns; it is cancelled when the time is over."""
+        """Await the coroutine, and cancel it at the deadline."""
         with suppress(TimeoutError):
-            async with asyncio.timeout_at(self._until):
+            async with asyncio.timeout_at(self._at):
                 return await work
-        # Not while it is handled: as a cause it would hold on to the frames of the work, and to the
-        # images in them, until Python looks for cycles, which it seldom does.
+        # Raised after the `with`: a TimeoutError as its cause would keep the frames of the work,
+        # and the images in them, until Python looks for cycles, which it seldom does.
         raise self._refusal()
 
     async def answers(self, tickets: Sequence[Future[Answer]]) -> list[Answer]:
-        """In the order of the tickets. When the time is over, tickets that have not begun never
-        will; those that have are waited for, as their work is done either way."""
+        """Await the answers in the order of the tickets. At the deadline, cancel the tickets that
+        have not begun. Tickets that have begun are waited for, as their work is done either way."""
         answers = [asyncio.wrap_future(ticket) for ticket in tickets]
-        left_s = self._until - asyncio.get_running_loop().time()
+        left_s = self._at - asyncio.get_running_loop().time()
         try:
             await asyncio.wait(answers, timeout=max(left_s, 0))
             withdrawn = [ticket.cancel() for ticket in tickets]
@@ -49,7 +50,7 @@ class Patience:
             return [await answer for answer in answers]
         finally:
             for answer in answers:
-                # Also when the request itself was cancelled. What is done is looked at, since
+                # Also when the request itself was cancelled. Read the outcome of each answer:
                 # asyncio complains of failures that nobody has seen.
                 if not answer.cancel() and not answer.cancelled():
                     answer.exception()

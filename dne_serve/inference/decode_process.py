@@ -1,5 +1,5 @@
-"""One process that decodes images, as the server sees it: it is started when first needed, told
-what to decode, killed when its time is up, and replaced when it has died."""
+"""Run a process that decodes images, from the server's side: start it when first needed, kill it
+when its time is up, and replace it when it has died."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from model_store.records.manifest import Preprocessing
 
 START_S = 60.0
 KEPT_BYTES = 2000
-# Not what the server's own environment holds: tokens, keys of the object store.
+# The server's own environment also holds tokens and keys of the object store.
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR")
-# Memory that numpy would set aside for every core counts against the limit of the process.
+# The memory that numpy reserves for each thread counts against the limit of the process.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP}
@@ -37,11 +37,11 @@ log = logging.getLogger("dne_serve.decoding")
 
 
 class ImageTooSlow(ImageRejected):
-    """It was not decoded in time, and its process was ended."""
+    """An image that was not decoded in time, so that its process was ended."""
 
 
 class DecodeProcess:
-    """Started when it is first needed, and anew after it has died. One caller at a time."""
+    """A process for one caller at a time, started when first needed and again after it has died."""
 
     def __init__(self, *, seconds: float, max_pixels: int, niceness: int = 0) -> None:
         self._seconds = seconds
@@ -50,7 +50,8 @@ class DecodeProcess:
         self._said = Said()
 
     def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
-        """ImageRejected, ImageTooLarge, ImageTooSlow or DecoderUnavailable."""
+        """Decode an image, or raise ImageRejected, ImageTooLarge, ImageTooSlow or
+        DecoderUnavailable."""
         process = self._running()
         with _ended_after(process, self._seconds) as late:
             try:
@@ -108,20 +109,20 @@ class DecodeProcess:
 
 
 class Said(threading.Thread):
-    """Reads a process's stderr, where libraries complain of every tag of a hostile file: the
-    process never waits, the server's log has none of it, and the end is kept for its last words."""
+    """Reader of a process's stderr, to which libraries complain of every tag of a hostile file. The
+    process never waits, and the server logs only the end, if the process dies."""
 
     def __init__(self, process: subprocess.Popen[bytes] | None = None) -> None:
         super().__init__(name="decode-said", daemon=True)
         self._kept = b""
         if process is not None:
-            # Taken away from `communicate`, which would read it too.
+            # Taken away from `communicate`, which would read the stream too.
             self._stream, process.stderr = process.stderr, None
             self.start()
 
     @property
     def end(self) -> str:
-        """What was said last, as one line."""
+        """Quote the last words on one line."""
         return repr(self._kept.decode(errors="replace").strip())
 
     def run(self) -> None:
@@ -154,7 +155,7 @@ def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def _ended_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
-    """Inside, the process is killed when the time is up; the event says whether it was."""
+    """Kill the process when the time is up, and set the event that is yielded."""
     late = threading.Event()
 
     def end() -> None:

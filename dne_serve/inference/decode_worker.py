@@ -1,8 +1,7 @@
-"""A process that decodes images, one after the other, and nothing else.
+"""Decode images in a process of its own: read frames from stdin and write frames to stdout.
 
-It reads frames from stdin and writes frames to stdout until stdin ends. It may be killed at any
-time, is limited in memory and processor time, and has none of the server's secrets. See
-`decode_process.py`.
+The process may be killed at any time, is limited in memory and processor time, and has none of the
+server's secrets. `decode_process.py` starts it.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
 
 ASKED = struct.Struct(">II")
-"""Bytes of the JSON, bytes of the image; then both."""
+"""Lengths of the JSON and of the image. Both follow."""
 ANSWERED = struct.Struct(">BI")
-"""What it is, and its bytes; then those."""
+"""Kind and length of the payload, which follows."""
 PIXELS, REJECTED, TOO_LARGE = range(3)
 READY = b"R"
 """Written once, so that the time to start is not taken from the first image."""
@@ -71,7 +70,7 @@ def _limit_cpu(seconds: float) -> None:
 
 
 def read_frame(stream: BinaryIO) -> tuple[bytes, bytes] | None:
-    """The parameters and the image; None when the server has ended."""
+    """Read the parameters and the image. None: the server has ended."""
     head = stream.read(ASKED.size)
     if len(head) < ASKED.size:
         return None

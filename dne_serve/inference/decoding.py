@@ -1,8 +1,8 @@
-"""Bytes to pixels, within limits of time and memory.
+"""Decode image files to pixels, within limits of time and memory.
 
-A thread cannot be stopped, so threads decode an image only where its outline shows that it is
-cheap. All others go to processes that are killed when their time is up, in two lanes: large images
-that are plain otherwise, such as photos, never wait for odd ones.
+A thread cannot be stopped, so threads decode an image only if its outline shows that it is cheap.
+Processes that can be killed decode all other images, in two lanes: large images of plain structure,
+such as photos, never wait for odd ones.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ class Picture(Protocol):
 
 
 class Decoder:
+    """Threads for cheap images, and two lanes of processes for the others."""
+
     def __init__(
         self, *, threads: int, seconds: float, max_pixels: int, max_queue: int, max_images: int
     ) -> None:
-        """Of the `max_queue` images that may wait in the whole server, a half may be large and a
-        quarter odd, so that neither keeps small ones out; but a full request of `max_images` is
-        always taken."""
+        """Give large images half of `max_queue`, the queue of the whole server, and odd images a
+        quarter, so that neither keeps small ones out. Each lane has room for `max_images`, the
+        largest request."""
         self._small = ThreadPoolExecutor(threads, "decode")
 
         def processes(niceness: int) -> list[DecodeProcess]:
@@ -58,14 +60,14 @@ class Decoder:
         self._max_pixels = max_pixels
 
     async def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
-        """ImageRejected, ImageTooLarge or ImageTooSlow for what cannot be had; QueueFull or
-        DecoderUnavailable for what cannot be had now."""
+        """Decode and scale an image file. Raise ImageRejected, ImageTooLarge or ImageTooSlow for
+        a bad image; QueueFull or DecoderUnavailable if the client should try again."""
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._small, self._read_small, data, preprocessing)
         return await found.read(data, preprocessing) if isinstance(found, Lane) else found
 
     async def fit(self, pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
-        """The same of an image that came as pixels."""
+        """Scale an image that came as pixels."""
         height, width = pixels_HWC.shape[:2]
         self._check_pixels(width, height)
         loop = asyncio.get_running_loop()
@@ -77,7 +79,7 @@ class Decoder:
         self.odd.stop()
 
     def _read_small(self, data: bytes, preprocessing: Preprocessing) -> Pixels | Lane:
-        """The pixels of a cheap image, or the lane of another; one that is too large is refused."""
+        """Decode a cheap image, or choose the lane of another. Refuse one that is too large."""
         outline = read_outline(data)
         self._check_pixels(outline.width, outline.height)
         if not is_cheap(outline, size_bytes=len(data)):
@@ -95,7 +97,7 @@ class Decoder:
 
 
 def is_cheap(outline: Outline, *, size_bytes: int) -> bool:
-    """Whether a thread may decode the image."""
+    """Say whether a thread may decode the image."""
     return (
         outline.is_plain
         and size_bytes <= SMALL_BYTES
@@ -105,8 +107,8 @@ def is_cheap(outline: Outline, *, size_bytes: int) -> bool:
 
 
 class Lane:
-    """Processes for images of one kind, each with a thread that waits for it, and the images that
-    wait for a process. Belongs to the event loop."""
+    """Processes for images of one kind, each with a thread that waits for it. Used on the event
+    loop."""
 
     def __init__(self, kind: str, processes: Sequence[DecodeProcess], *, room: int) -> None:
         self._kind = kind

@@ -1,10 +1,8 @@
 """Read an image's outline: its size, and whether its structure bounds the work of decoding it.
 
-Hostile files are small and have few pixels, and still take minutes: a thousand colour profiles, a
-strip that is named a hundred thousand times. So chunks, markers, blocks and tags are counted here,
-before any decoder sees the file. Only structures that ordinary writers make are plain; all others
-are odd, which is no verdict on the image. Walks end at a count, and allocate nothing by a size that
-the file names. `docs/adr/030-cheap-by-structure.md` has the figures behind the limits.
+A hostile file of few bytes and pixels may take minutes to decode, so chunks, markers, blocks and
+tags are counted here first. Structures of ordinary writers are plain, all others are odd. Walks end
+at a count and allocate nothing by a size in the file (`docs/adr/030-cheap-by-structure.md`).
 """
 
 from __future__ import annotations
@@ -32,9 +30,11 @@ decoding 200 usual ones."""
 
 @dataclass(frozen=True, slots=True)
 class Outline:
+    """The size of an image, and a bound on the work of decoding it."""
+
     width: int = 0
     height: int = 0
-    """Zero where the file does not say."""
+    """Zero if the file does not say."""
     is_plain: bool = True
     """Whether work is bounded by pixels and bytes."""
     work_a_pixel: int = 1
@@ -45,16 +45,16 @@ class Outline:
 
     @property
     def work(self) -> int:
-        """Decoding costs at most about as much as that of an image with this many pixels."""
+        """Bound the cost of decoding, in pixels of an ordinary image."""
         return self.pixels * self.work_a_pixel
 
 
 NO_IMAGE = Outline()
-"""No accepted format has such a signature, so that nothing will be decoded."""
+"""Outline of a file without the signature of an accepted format. It will not be decoded."""
 
 
 def read_outline(data: bytes) -> Outline:
-    """Never fails: a file that ends early has the outline of what is there."""
+    """Read the outline without fail: that of a truncated file describes the part that is there."""
     reader = _READERS.get(data[:2])
     if reader is None:
         return NO_IMAGE
@@ -143,7 +143,7 @@ def _jpeg(data: bytes) -> Outline:
 
 
 def _odd_jpeg(data: bytes, at: int) -> Outline:
-    """The size is still worth knowing: an image that is too large needs no process."""
+    """Read the size of an odd JPEG: an image that is too large needs no process."""
     for _ in range(MARKERS):
         if at + 9 > len(data) or data[at] != 0xFF:
             break
@@ -179,8 +179,8 @@ def _gif(data: bytes) -> Outline:
 
 
 def _misleads(data: bytes, at: int) -> bool:
-    """Whether Pillow reads past the end of this extension, and sees other blocks than are counted
-    here: where it ends before the blocks that Pillow expects in it."""
+    """Say whether the extension ends before the blocks that Pillow expects in it. Pillow then reads
+    past its end, and sees other blocks than are counted here."""
     label, first = data[at + 1], data[at + 2]
     if label == _GIF_COMMENT:
         return False

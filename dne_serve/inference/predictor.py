@@ -1,4 +1,4 @@
-"""From a request's bytes to its logits: resolve the version, decode, queue, ask the engine."""
+"""Take a request from its images to logits: resolve the version, decode, queue, run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from typing import Any
 
 from dne_serve.engines.base import Answers, Floats, Query, Resident, joined
-from dne_serve.errors import NotReady, QueueFull
-from dne_serve.inference.answers import is_unknown
-from dne_serve.inference.deadline import Patience
+from dne_serve.errors import NotReady
+from dne_serve.inference.answers import Scored
+from dne_serve.inference.deadline import Deadline
 from dne_serve.inference.decoding import Decoder, Picture
 from dne_serve.inference.store_threads import Loads
 from dne_serve.rollout.canary import By, Chosen, Companions
@@ -26,6 +26,8 @@ log = logging.getLogger("dne_serve.predictor")
 
 
 class Predictor:
+    """The way of a request through decoder and batcher. Used on the event loop."""
+
     def __init__(
         self,
         open_store: Callable[[], Store],
@@ -36,7 +38,6 @@ class Predictor:
         decoder: Decoder,
         guard: Guard,
         statistics: Statistics,
-        max_queue: int,
         max_wait_s: float,
         on_answered: Callable[[By, int], None] = lambda by, images: None,
         on_compared: Callable[[int, int], None] = lambda same, other: None,
@@ -49,7 +50,6 @@ class Predictor:
         self._loads = Loads(self._load)
         self._guard = guard
         self._statistics = statistics
-        self._max_queue = max_queue
         self._max_wait_s = max_wait_s
         self._on_answered = on_answered
         self._on_compared = on_compared
@@ -57,7 +57,7 @@ class Predictor:
         self._decoding = 0  # touched on the event loop only
 
     async def resolve(self, version: int | None) -> Chosen:
-        """The one version that a request is answered by, whatever the channel does meanwhile."""
+        """Choose the one version that answers a request, whatever the channel does meanwhile."""
         if version is None:
             served = self._residents.served
             if served is None:
@@ -65,53 +65,54 @@ class Predictor:
             return self._companions.choose(served)
         found = self._residents.find_version(version)
         if found is None:
-            found = await self._loads.get(version, patience=Patience(self._max_wait_s))
+            found = await self._loads.get(version, deadline=Deadline(self._max_wait_s))
         return Chosen(resident=found, by="asked")
 
     async def load(self, version: int) -> None:
-        """Brings a version into memory, however long that takes."""
+        """Load a version into memory, without a deadline."""
         if self._residents.find_version(version) is None:
             await self._loads.get(version)
 
     def stop(self) -> None:
-        """Waits for a load under way, which needs the engine to finish."""
+        """Wait for a load under way, which needs the engine to finish."""
         self._loads.stop()
 
     def expect_room(self) -> None:
-        """QueueFull where not even one image would be taken: to be asked before a body is read, so
-        that who is refused costs little."""
+        """Raise QueueFull where not even one image would be taken. Call it before a body is read,
+        so that a refusal costs little."""
         self._check_room(1)
 
-    async def logits(
+    async def score(
         self, chosen: Chosen, *, pictures: Sequence[Picture], since: float | None = None
-    ) -> list[Floats]:
-        """One for each of the labels of the version that answers, of each picture, in order.
-        `since`: when the request had arrived, where that was not now."""
+    ) -> list[Scored]:
+        """Compute one logit for each label of the version that answers, for each picture in order.
+        `since`: the moment when the request had arrived, if that was earlier."""
         resident, version = chosen.resident, chosen.resident.version
         with self._statistics.request(version, images=len(pictures)):
-            patience = Patience(self._max_wait_s, since=since)
+            deadline = Deadline(self._max_wait_s, since=since)
             with self._statistics.decoding(version):
-                pixels = await patience.result(self._decode(resident, pictures))
+                pixels = await deadline.result(self._decode(resident, pictures))
             with self._guard.request(version):  # decoding is no work of the version's
-                logits = await self._ask(chosen, pixels, patience)
-        unknown = sum(is_unknown(resident, row) for row in logits)
-        self._guard.answered(version, images=len(logits), unknown=unknown)
-        self._on_answered(chosen.by, len(logits))
-        return logits
+                logits = await self._ask(chosen, pixels, deadline)
+        scored = [Scored.of(resident, row) for row in logits]
+        unknown = sum(one.is_unknown for one in scored)
+        self._guard.answered(version, images=len(scored), unknown=unknown)
+        self._on_answered(chosen.by, len(scored))
+        return scored
 
     async def _ask(
-        self, chosen: Chosen, pixels: Sequence[Pixels], patience: Patience
+        self, chosen: Chosen, pixels: Sequence[Pixels], deadline: Deadline
     ) -> list[Floats]:
-        """The logits of the version that answers. A shadow of its lineage is asked in the same
-        pass; another one on its own, after the answer."""
+        """Compute the logits of the version that answers. A shadow of the same lineage is computed
+        in the same pass, any other shadow in a pass after the answer."""
         resident, shadow = chosen.resident, chosen.shadow
         wider = joined(resident, shadow) if shadow else None
         if shadow and wider:
-            both = await patience.answers(self._submit(wider, pixels, (resident, shadow)))
+            both = await deadline.answers(self._submit(wider, pixels, (resident, shadow)))
             logits = [_given(own) for own, _ in both]
             self._compare(resident, logits, shadow, [other for _, other in both])
             return logits
-        alone = await patience.answers(self._submit(resident, pixels, (resident,)))
+        alone = await deadline.answers(self._submit(resident, pixels, (resident,)))
         logits = [_given(own) for (own,) in alone]
         if shadow:
             task = asyncio.create_task(self._ask_apart(resident, logits, shadow, pixels))
@@ -158,12 +159,11 @@ class Predictor:
         return self._residents.load(store.read_manifest(version), shards=store)
 
     def _check_room(self, images: int) -> None:
-        if self._decoding + self._batcher.depth + images > self._max_queue:
-            raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
+        self._batcher.check_room(self._decoding + images)  # images in decoding count
 
     async def _decode(self, resident: Resident, pictures: Sequence[Picture]) -> list[Pixels]:
-        """All images or the first one's fault. Images in decoding count as queued; one that is
-        done leaves its place at once, so that few slow ones do not hold the places of many."""
+        """Decode all images, or raise the first error. An image in decoding counts as queued and
+        gives up its place when decoded, so that slow images do not hold the places of fast ones."""
         self._check_room(len(pictures))
         self._decoding += len(pictures)
         held = len(pictures)

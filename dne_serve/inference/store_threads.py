@@ -1,5 +1,5 @@
-"""Threads on which the store is read. A store that hangs keeps these busy, and no others: the
-threads that read requests and decode images go on."""
+"""Read the store on threads of its own. A store that hangs keeps only these threads busy: requests
+are still read, and images decoded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from dne_serve.engines.base import Resident
 from dne_serve.errors import StoreBusy
-from dne_serve.inference.deadline import Patience
+from dne_serve.inference.deadline import Deadline
 
 MAX_LOADS = 8
 """Versions that requests have named and that wait to be loaded, one at a time."""
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 class StoreThreads:
-    """Does so many pieces of work at a time, and keeps so many waiting. Used on the event loop."""
+    """A pool of `threads` with a queue of `waiting` pieces of work. Used on the event loop."""
 
     def __init__(self, name: str, *, threads: int, waiting: int) -> None:
         self._executor = ThreadPoolExecutor(threads, name)
@@ -28,7 +28,7 @@ class StoreThreads:
         self._under_way: set[Future[Any]] = set()
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns. Work that nobody waits for any more is not begun."""
+        """Await the result of `work`. If the caller is cancelled first, the work never begins."""
         return await asyncio.wrap_future(self.begin(work))
 
     def begin(self, work: Callable[[], Result]) -> Future[Result]:
@@ -43,28 +43,28 @@ class StoreThreads:
         return future
 
     def stop(self, *, wait: bool) -> None:
-        """Begins nothing more. What is under way ends by itself."""
+        """Begin no more work. Work under way ends by itself."""
         self._executor.shutdown(wait=wait, cancel_futures=True)
 
 
 class Loads:
-    """Brings versions that requests name into memory. Who asks for a version that is being loaded
-    waits for that load; a load goes on when nobody waits any more."""
+    """Loads of versions that requests name. Requests for the same version share one load. A load
+    goes on when no request waits any more."""
 
     def __init__(self, load: Callable[[int], Resident]) -> None:
         self._load = load
         self._threads = StoreThreads("load", threads=1, waiting=MAX_LOADS - 1)
         self._loading: dict[int, Future[Resident]] = {}
 
-    async def get(self, version: int, *, patience: Patience | None = None) -> Resident:
-        """WaitedTooLong where it takes longer than there is patience for."""
+    async def get(self, version: int, *, deadline: Deadline | None = None) -> Resident:
+        """Await the version, or raise WaitedTooLong at the deadline."""
         loading = self._loading.get(version)
         if loading is None:
             loading = self._threads.begin(lambda: self._load(version))
             self._loading[version] = loading
             loading.add_done_callback(lambda done: self._forget(version, done))
         work = _outcome(loading)
-        return await (work if patience is None else patience.result(work))
+        return await (work if deadline is None else deadline.result(work))
 
     def stop(self) -> None:
         self._threads.stop(wait=True)
@@ -75,13 +75,13 @@ class Loads:
 
 
 async def _outcome(work: Future[Result]) -> Result:
-    """What the work returns. It is not cancelled with whoever waits for it."""
+    """Await the result of the work, which goes on if the caller is cancelled."""
     outcome = asyncio.wrap_future(work)
     outcome.add_done_callback(_look_at)
     return await asyncio.shield(outcome)
 
 
 def _look_at(outcome: asyncio.Future[Any]) -> None:
-    """Asyncio complains of failures that nobody has seen, and everybody may have gone."""
+    """Read the outcome: asyncio complains of failures that no caller is left to see."""
     if not outcome.cancelled():
         outcome.exception()

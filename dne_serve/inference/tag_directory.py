@@ -1,6 +1,5 @@
-"""Read directories of tags (TIFF files, EXIF data) without their values: which tags there are, and
-how much a reader of all values would have to do. Nothing is allocated by a size that a file names.
-"""
+"""Read directories of tags (TIFF files, EXIF data) without their values, and bound the work of a
+reader of all values. Nothing is allocated by a size that a file names."""
 
 from __future__ import annotations
 
@@ -9,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 ENTRIES, OUTSIDE_BYTES, VALUES = 512, 256 << 10, 1024
-"""The most that EXIF data may have of tags, of bytes that tags point to, and of values that are
-made into Python objects one by one, to be cheap. A camera writes about 60 tags and 200 values."""
+"""Limits of cheap EXIF data: tags, bytes that tags point to, and values that become Python objects
+one by one. A camera writes about 60 tags and 200 values."""
 POINTERS = frozenset({0x8769, 0x8825, 0xA005})
 """Tags whose value is the place of another directory: Exif, GPS, interoperability."""
 DEEPEST = 3
@@ -27,7 +26,7 @@ EXIF_HEAD = b"Exif\0\0"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The byte order of a file and, by its kind, how its directories are packed."""
+    """The byte order of a file, and whether its directories have the large form of BigTIFF."""
 
     order: str
     is_big: bool
@@ -45,8 +44,8 @@ class Layout:
         return int(struct.unpack_from(f"{self.order}{code}", data, at)[0])
 
     def entries(self, data: bytes, at: int, *, most: int) -> Iterator[tuple[int, int, int, int]]:
-        """Tag, type, count, and where the value or its place is written. What the data ends before
-        is left out, as is what comes after `most`."""
+        """Yield the tag, type and count of each entry, and the place of its value field. Entries
+        beyond the end of the data or after `most` are left out."""
         head, entry = (f"{self.order}{'Q' if self.is_big else 'H'}",
                        f"{self.order}HH{'Q' if self.is_big else 'I'}")  # fmt: skip
         step = 20 if self.is_big else 12
@@ -60,7 +59,7 @@ class Layout:
 
 
 def tiff_size(data: bytes) -> tuple[int, int]:
-    """Width and height of a TIFF's first picture; zeros where it does not say."""
+    """Read the width and height of a TIFF's first picture; zeros if the file does not say."""
     layout = Layout.of(data)
     if layout is None:
         return 0, 0
@@ -73,7 +72,7 @@ def tiff_size(data: bytes) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class Budget:
-    """What is left of each limit while directories are walked."""
+    """The rest of each limit while directories are walked."""
 
     entries: int = ENTRIES
     outside_bytes: int = OUTSIDE_BYTES
@@ -93,7 +92,7 @@ class Budget:
 
 
 def is_cheap_exif(data: bytes) -> bool:
-    """Whether reading and writing all of this EXIF data is little work."""
+    """Say whether reading and writing all of this EXIF data is little work."""
     data = data.removeprefix(EXIF_HEAD).removeprefix(EXIF_HEAD)
     layout = Layout.of(data)
     if layout is None or layout.is_big:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dne_serve.engines.base import Floats, Resident
 from dne_serve.errors import Malformed
-from dne_serve.inference.answers import best_of, is_unknown, probabilities_of
+from dne_serve.inference.answers import Scored, best_of, probabilities_of
 from dne_serve.protocol_v2.schemas import MAX_JSON_VALUES, Datatype, RequestOutput
 from dne_serve.protocol_v2.tensors import Output
 
@@ -20,17 +20,17 @@ from dne_serve.protocol_v2.tensors import Output
 class Answers:
     """Logits of a request's images, and values that are computed when they are asked for."""
 
-    def __init__(self, resident: Resident, logits: Sequence[Floats]) -> None:
+    def __init__(self, resident: Resident, scored: Sequence[Scored]) -> None:
         self.resident = resident
-        self._rows = logits
+        self._scored = scored
 
     @cached_property
     def logits_NC(self) -> Floats:
-        return np.stack(self._rows).astype(np.float32, copy=False)
+        return np.stack([one.logits for one in self._scored]).astype(np.float32, copy=False)
 
     @cached_property
     def exact_NC(self) -> NDArray[np.float64]:
-        return np.stack([probabilities_of(self.resident, row) for row in self._rows])
+        return np.stack([probabilities_of(self.resident, one.logits) for one in self._scored])
 
     @property
     def probabilities_NC(self) -> Floats:
@@ -54,7 +54,7 @@ class Answers:
 
     @property
     def unknown_N(self) -> NDArray[np.bool_]:
-        return np.array([is_unknown(self.resident, row) for row in self._rows], dtype=np.bool_)
+        return np.array([one.is_unknown for one in self._scored], dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

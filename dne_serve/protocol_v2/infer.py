@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from dne_serve.access.permission import Permission
-from dne_serve.engines.base import Floats, Resident
+from dne_serve.engines.base import Resident
 from dne_serve.http.scoped_route import Parts
-from dne_serve.inference.answers import SCORE_WORK, work_of
+from dne_serve.inference.answers import SCORE_WORK, Scored, work_of
 from dne_serve.inference.deadline import ARRIVED
 from dne_serve.inference.decoding import Picture
 from dne_serve.protocol_v2 import describe
@@ -93,8 +93,8 @@ async def _infer(request: Request, serving: Serving, *, version: int | None) -> 
         asked.outputs, images=len(pictures), classes=classes, binary=asked.binary
     )
     since = request.scope.get(ARRIVED)
-    logits = await serving.predictor.logits(chosen, pictures=pictures, since=since)
-    build = partial(_answer, asked, resident, logits, model_name=serving.settings.model_name)
+    scored = await serving.predictor.score(chosen, pictures=pictures, since=since)
+    build = partial(_answer, asked, resident, scored, model_name=serving.settings.model_name)
     work = work_of(len(pictures), classes=classes, listed=0) + SCORE_WORK * values
     return await serving.answers.build(build, work=work)
 
@@ -115,9 +115,9 @@ async def _read(
 
 
 def _answer(
-    asked: Asked, resident: Resident, logits: Sequence[Floats], *, model_name: str
+    asked: Asked, resident: Resident, scored: Sequence[Scored], *, model_name: str
 ) -> Response:
-    answers = Answers(resident, logits)
+    answers = Answers(resident, scored)
     heads, encoded = [], []
     for wanted in asked.outputs:
         parameters = wanted.parameters

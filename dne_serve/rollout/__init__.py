@@ -1,1 +1,1 @@
-"""Follow a channel, swap versions in memory, watch how a new one does."""
+"""Follow a channel, swap versions in memory, and watch a new version."""

@@ -1,8 +1,7 @@
-"""Versions beside the served one: a canary, which answers a share of the requests, and a shadow,
-which is asked what it would have said.
+"""Keep versions beside the served one: a canary answers a share of the requests, and the answers of
+a shadow are only compared.
 
-Both are in memory together with the served version. Where they are of its lineage, one pass over
-an image answers for all of them.
+Versions of one lineage share one pass over an image.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class VersionReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Who answers a request, why, and who is asked besides."""
+    """The version that answers a request, the reason, and the shadow to compare with."""
 
     resident: Resident
     by: By
@@ -53,6 +52,8 @@ class _Companion:
 
 @dataclass(slots=True)
 class Companions:
+    """The canary and the shadow of a server."""
+
     canary: Canary | None
     shadow: int | None
     residents: Residents
@@ -66,8 +67,8 @@ class Companions:
         self._shadow = _Companion("shadow", self.shadow) if self.shadow is not None else None
 
     def load(self, open_store: Callable[[], VersionReader]) -> None:
-        """Loads those that are not in memory; blocks. What is in the way is logged, and tried
-        again in a while: a companion that is missing takes nothing from the served version."""
+        """Load the companions that are not in memory; blocks. A failure is logged, and tried again
+        after RETRY_S: the served version needs no companion."""
         for one in (self._canary, self._shadow):
             if one is None or one.resident is not None or self.clock() < one.retry_at:
                 continue
@@ -81,8 +82,8 @@ class Companions:
                 log.error("cannot load version %s as %s: %s", one.version, one.name, error)
 
     def choose(self, served: Resident) -> Chosen:
-        """Who answers a request that names no version. Of n requests the canary answers its share
-        to the last one, and not by chance."""
+        """Choose the version for a request that names none. The canary's share is counted, not
+        drawn by chance: of n requests it answers share × n, rounded down."""
         canary = self._canary.resident if self._canary else None
         if canary is not None and canary.version != served.version and self._is_due():
             return Chosen(resident=canary, by="canary")
@@ -92,7 +93,7 @@ class Companions:
         return Chosen(resident=served, by="served", shadow=shadow)
 
     def ready(self, name: Literal["canary", "shadow"]) -> int | None:
-        """The version that stands by under this name."""
+        """Return the version that is in memory under this name."""
         one = self._canary if name == "canary" else self._shadow
         return one.version if one is not None and one.resident is not None else None
 

@@ -1,7 +1,7 @@
-"""The store that a server follows: opened once, and found to be the same one at every look.
+"""Open the store that a server follows, and check at every look that it is the same store.
 
-A directory that is not mounted, or a prefix that was emptied, looks like a store without versions;
-another store in its place looks like a channel that has moved. Neither is followed.
+A directory that is not mounted looks like a store without versions, and another store in its place
+looks like a channel that has moved. The server follows neither.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from model_store.store.store import Store
 
 
 class SameStore:
-    """Opens the store at a location when it is first asked for. Later calls read `store.json`
-    again, which is one small read, and raise StoreChanged unless it names the same store.
-
-    A store that is absent at first is looked for again.
-    """
+    """The store at a location, opened by the first call that finds one. Later calls read
+    `store.json` again, which is small, and raise StoreChanged unless it names the same store."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -51,8 +48,8 @@ def _check_unchanged(store: Store) -> None:
 def check_onward(
     channel: str, *, seen: ChannelRecord | None, head: ChannelRecord | None, asked: bool
 ) -> None:
-    """Raise ChannelWentBack where `head` is not the record seen last or a later one. Records are
-    only ever appended. `asked`: somebody wants this head to be served, whatever was seen before."""
+    """Raise ChannelWentBack unless `head` is the record seen last or a later one: records are only
+    appended. `asked`: an administrator wants this head to be served, whatever was seen before."""
     if seen is None or (head is not None and asked):
         return
     if head is None:

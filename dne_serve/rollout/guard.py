@@ -1,8 +1,7 @@
-"""Watches a version after it was promoted, and returns to the one before when it breaks a rule.
+"""Watch a version after its promotion, and roll back when the version breaks a rule.
 
-Only faults of the engine are errors of the version: not what clients do wrong, what is refused for
-want of room, an image that cannot be decoded, or a store that cannot be read. The return is a
-rollback like any other: recorded with its reason, and it stays.
+Only faults of the engine count as errors of the version. Bad requests, full queues, images that
+cannot be decoded and a store that cannot be read do not. The rollback is recorded and stays.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ log = logging.getLogger("dne_serve.guard")
 
 
 class ChannelMover(Protocol):
-    """The part of a store that returning needs."""
+    """The part of a store that a rollback needs."""
 
     def rollback(
         self, *, channel: str, to: int | None, actor: str, reason: str, after: int | None = None
@@ -37,7 +36,7 @@ class ChannelMover(Protocol):
 
 @dataclass(slots=True)
 class Watch:
-    """What was seen of one version since this server began to serve it."""
+    """Counts for one version since this server began to serve it."""
 
     record: ChannelRecord
     since: float
@@ -48,15 +47,15 @@ class Watch:
     unknown: int = 0
 
     def seen(self, what: str) -> tuple[int, int]:
-        """How many were bad, and of how many."""
+        """Return the bad ones and the total, in requests or images."""
         if what == "errors":
             return self.errors, self.requests
         return self.unknown, self.images
 
 
 class Guard:
-    """Fed by requests on the event loop and by the reloader's thread; returns on a thread of its
-    own, which a store that is slow or away may keep busy."""
+    """A watch over the served version. The event loop and the reloader's thread report to it. A
+    rollback runs on a thread of its own, as the store may be slow or away."""
 
     def __init__(
         self,
@@ -70,8 +69,8 @@ class Guard:
         on_return: Callable[[ChannelRecord, str], None] = lambda record, rule: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`least`: how many requests or images it takes before their share says anything.
-        `on_return` gets the record of the return and the rule that was broken."""
+        """Judge a share only of at least `least` requests or images. `on_return` gets the record
+        of the rollback and the broken rule."""
         self._open_store = open_store
         self._rules = rules
         self._channel = channel
@@ -87,8 +86,8 @@ class Guard:
         self._returning: threading.Thread | None = None
 
     def serving(self, record: ChannelRecord) -> None:
-        """This server serves what `record` names, as of now."""
-        # What is found at the start was promoted before, perhaps long ago.
+        """Begin to watch the version that `record` names, which this server has begun to serve."""
+        # The record found at the start may be old.
         age_s = _age_s(record) if self._is_first else 0.0
         self._is_first = False
         with self._table:
@@ -99,7 +98,7 @@ class Guard:
 
     @contextmanager
     def request(self, version: int) -> Iterator[None]:
-        """Around the engine's work for one request that this version answers."""
+        """Count the engine's work for one request that this version answers."""
         try:
             yield
         except Exception as error:
@@ -138,7 +137,7 @@ class Guard:
         return of >= self._least and bad > rule.share * of
 
     def _return(self, record: ChannelRecord, rule: Rule, reason: str) -> None:
-        """Tries until it is done, or somebody else has moved the channel."""
+        """Roll back, and retry until it is done or the channel has moved otherwise."""
         log.warning("version %s does badly: %s", record.target, reason)
         wait_s = RETRY_S
         while not self._stopping.is_set():
@@ -164,8 +163,8 @@ class Guard:
 
 
 def is_fault_of_version(error: Exception) -> bool:
-    """Whether the engine failed on a version. The store, the decoder, a full queue and clients
-    raise domain errors of their own, and none of these speaks against the version."""
+    """Say whether the engine failed on a version. The store, the decoder, a full queue and bad
+    requests raise domain errors of their own, which do not count against the version."""
     return isinstance(error, ModelUnusable) or not isinstance(error, DneError)
 
 

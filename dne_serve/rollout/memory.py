@@ -1,6 +1,5 @@
-"""Whether a version will fit, before a byte of it is read: a server that runs out of memory is
-killed, and with it the version that was served well. Its weights count, and a pass over a batch.
-And what versions leave behind."""
+"""Check that a version fits into memory before a byte of it is read, and return freed memory to
+the system. A server that runs out of memory is killed, and its served version with it."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ from model_store.records.manifest import Manifest
 from model_store.spec import NetworkSpec
 
 COPIES = 3
-"""Of a shard at the worst moment: its bytes, its tensors, and what is made of these."""
+"""Copies of a shard at the worst moment: its bytes, its tensors, and the engine's form of them."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
 class MemoryCheck:
-    """To be asked before a version is loaded."""
+    """A check of free memory, made before a version is loaded."""
 
     def __init__(
         self,
@@ -29,8 +28,8 @@ class MemoryCheck:
         available: Callable[[], int | None] | None = None,
     ) -> None:
         """`resident`: the versions in memory, whose shards need not be loaded again. `pass_bytes`:
-        what a pass over the largest batch takes; all versions use the same memory for it in
-        turn, so only what one takes beyond the others counts."""
+        the memory of a pass over the largest batch. Versions use this memory in turn, so only the
+        excess over the versions in memory counts."""
         self._resident = resident
         self._pass_bytes = pass_bytes
         self._available = available or available_bytes
@@ -51,7 +50,7 @@ class MemoryCheck:
 
 
 def available_bytes() -> int | None:
-    """What this machine, or the container, has left; None where nobody says."""
+    """Return the free bytes of this machine or its container; None if neither is known."""
     left = [found for found in (_of_machine(), _of_cgroup()) if found is not None]
     return min(left, default=None)
 
@@ -65,7 +64,7 @@ def _of_machine(path: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _of_cgroup(folder: Path = CGROUP) -> int | None:
-    """The limit of a container, minus what it uses and cannot drop. "max" is no limit."""
+    """Return the container's limit minus the memory it cannot drop. "max" is no limit."""
     with suppress(OSError, ValueError):
         limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())
@@ -79,9 +78,8 @@ def _mib(count: int) -> str:
 
 
 def give_back() -> None:
-    """Returns to the system what the process has freed, where the C library can: it keeps pages
-    between what is in use, and while versions come and go they become many. Takes milliseconds,
-    and no interpreter."""
+    """Return freed pages to the system, if the C library can. It keeps pages between those in use,
+    and they become many while versions come and go. Takes milliseconds and releases the GIL."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

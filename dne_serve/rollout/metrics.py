@@ -1,4 +1,4 @@
-"""What Prometheus sees. Labels are few and fixed: nothing a client can make up."""
+"""Define the metrics for Prometheus. Labels are few and fixed: clients cannot add series."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """One registry a server, so that two servers in one process do not share counts."""
+    """The metrics of one server, in a registry of its own: two servers in one process share no
+    counts."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, for nobody
@@ -90,7 +91,7 @@ class Metrics:
         following: Callable[[], bool],
         fallback: Callable[[], bool],
     ) -> None:
-        """Gauges that are read when Prometheus asks."""
+        """Set the gauges that are read when Prometheus asks."""
         self.queue_images.set_function(queue)
         self.residents.set_function(residents)
         self.model_bytes.set_function(model_bytes)

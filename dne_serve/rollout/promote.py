@@ -1,12 +1,13 @@
-"""Moves the channel through this server: the target is loaded first, and only then recorded.
+"""Move the channel through this server: load the target first, and append the record after that.
 
-A version that cannot be loaded must not be named: every server that restarts would look for it.
+A record must not name a version that cannot be loaded: restarted servers would look for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from dne_serve.engines.base import Resident
 from dne_serve.errors import NotMoved, tell
@@ -26,6 +27,8 @@ class Moved:
 
 
 class Mover:
+    """The three moves of one channel."""
+
     def __init__(
         self, open_store: Callable[[], Store], *, residents: Residents, channel: str
     ) -> None:
@@ -34,76 +37,42 @@ class Mover:
         self._channel = channel
 
     def promote(self, to: int, *, actor: str, reason: str) -> Moved:
-        loading = self._loading()
-        return loading.moved(
-            moves.promote(
-                loading.store,
-                to,
-                channel=self._channel,
-                actor=actor,
-                reason=reason,
-                check=loading.load,
-            )
-        )
+        return self._move(partial(moves.promote, version=to), actor=actor, reason=reason)
 
     def rollback(
         self, *, to: int | None, actor: str, reason: str, after: int | None = None
     ) -> Moved:
-        loading = self._loading()
-        return loading.moved(
-            moves.rollback(
-                loading.store,
-                channel=self._channel,
-                to=to,
-                actor=actor,
-                reason=reason,
-                after=after,
-                check=loading.load,
-            )
-        )
+        move = partial(moves.rollback, to=to, after=after)
+        return self._move(move, actor=actor, reason=reason)
 
     def resume(self, *, actor: str, reason: str) -> Moved:
-        loading = self._loading()
-        return loading.moved(
-            moves.resume(
-                loading.store,
-                channel=self._channel,
-                actor=actor,
-                reason=reason,
-                check=loading.load,
-            )
+        return self._move(moves.resume, actor=actor, reason=reason)
+
+    def _move(self, append: Callable[..., ChannelRecord], *, actor: str, reason: str) -> Moved:
+        store, loaded = self._open_store(), list[Resident]()
+        record = append(
+            store,
+            channel=self._channel,
+            actor=actor,
+            reason=reason,
+            # The list keeps the version, which the residents may let go of meanwhile.
+            check=lambda manifest: loaded.append(self._load(manifest, store)),
         )
+        return Moved(record=record, resident=loaded[-1])
 
-    def _loading(self) -> _Loading:
-        return _Loading(store=self._open_store(), residents=self._residents, channel=self._channel)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Loading:
-    """One move. It holds on to the version, which the residents may let go of meanwhile."""
-
-    store: Store
-    residents: Residents
-    channel: str
-    resident: Resident | None = None
-
-    def load(self, manifest: Manifest) -> None:
+    def _load(self, manifest: Manifest, store: Store) -> Resident:
         try:
-            self.resident = self.residents.load(manifest, shards=self.store, needed=True)
+            return self._residents.load(manifest, shards=store, needed=True)
         except Exception as error:
             raise NotMoved(
-                f"this server cannot load version {manifest.version}, so channel {self.channel} "
+                f"this server cannot load version {manifest.version}, so channel {self._channel} "
                 f"was not moved: {tell(error)}"
             ) from error
-
-    def moved(self, record: ChannelRecord) -> Moved:
-        assert self.resident is not None  # no record is written without a check
-        return Moved(record=record, resident=self.resident)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordMover:
-    """A mover as the guard asks for it: the channel is known, and the record is enough."""
+    """A mover in the form that the guard takes: the channel is known, and the record is enough."""
 
     mover: Mover
 

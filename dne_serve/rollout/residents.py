@@ -1,7 +1,7 @@
-"""The versions in memory: the served one, those it must stand beside, and some that were asked for.
+"""Hold the versions in memory: the served one, its canary and shadow, and some that were asked for.
 
-They share their experts, so a version costs what no other resident has. Those that nobody needs
-leave: after a while, when there are too many, or when memory is short.
+Versions share their experts, so each costs only the shards that no other has. A version that is not
+needed leaves after a while, when there are too many, or when memory is short.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class ShardReader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What versions stay in memory besides those that are needed."""
+class ResidentLimits:
+    """Limits on the versions in memory that are not needed."""
 
     spare: int = 4
     max_bytes: int | None = None
-    """Of the experts and classifiers of all residents."""
+    """Limit on the experts and classifiers of all residents."""
     idle_s: float = 600.0
 
 
@@ -44,8 +44,8 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Table:
-    """The residents by manifest digest, because a number can mean another version in a store made
-    anew. Least recently used first."""
+    """The residents by manifest digest, least recently used first. A number could mean another
+    version in a store made anew."""
 
     entries: OrderedDict[str, _Entry] = field(default_factory=OrderedDict)
 
@@ -68,11 +68,11 @@ class _Table:
         self,
         *,
         needed: Iterable[Resident],
-        limits: Limits,
+        limits: ResidentLimits,
         now: float,
         coming: Sequence[Manifest] = (),
     ) -> bool:
-        """Takes out what the limits do not allow beside what is coming, least recently used
+        """Remove versions that the limits do not allow beside those coming, least recently used
         first."""
         stay = {one.manifest.digest for one in needed}
         spare = [digest for digest in self.entries if digest not in stay]
@@ -85,25 +85,25 @@ class _Table:
                 gone = True
         return gone
 
-    def _too_large(self, limits: Limits, coming: Sequence[Manifest]) -> bool:
+    def _too_large(self, limits: ResidentLimits, coming: Sequence[Manifest]) -> bool:
         held = bytes_of([*(one.manifest for one in self.residents()), *coming])
         return limits.max_bytes is not None and held > limits.max_bytes
 
 
 class Residents:
-    """Loads one version at a time: bytes on the caller's thread, tensors on the engine's, in steps
-    between which it answers."""
+    """The versions in memory, loaded one at a time: bytes on the caller's thread, tensors on a
+    worker of the batcher, in steps between its batches."""
 
     def __init__(
         self,
         engine: Engine,
         *,
         batcher: ImageBatcher,
-        limits: Limits,
+        limits: ResidentLimits,
         admit: Callable[[Manifest], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`admit` is asked before any byte of a version is read, and raises to refuse it."""
+        """Call `admit` before any byte of a version is read. It raises to refuse the version."""
         self._engine = engine
         self._admit = admit
         self._batcher = batcher
@@ -126,7 +126,7 @@ class Residents:
 
     @property
     def bytes(self) -> int:
-        """Of the experts and classifiers in memory; what versions share counts once."""
+        """Count the bytes of experts and classifiers in memory, shared ones once."""
         with self._table:
             residents = self._residents.residents()
         return bytes_of(resident.manifest for resident in residents)
@@ -137,23 +137,21 @@ class Residents:
             return [one.manifest for one in self._residents.residents()]
 
     def find(self, digest: str) -> Resident | None:
-        """The version if it is in memory; does not wait for a load under way."""
+        """Return the version if it is in memory, without waiting for a load under way."""
         with self._table:
             return self._residents.use(digest, now=self._clock())
 
     def find_version(self, version: int) -> Resident | None:
-        """By number; the served one first, then the one used last."""
+        """Return a version by its number: the served one first, then the one used last."""
         with self._table:
             candidates = [self._served, *reversed(self._residents.residents())]
         found = next((one for one in candidates if one and one.version == version), None)
         return found and self.find(found.manifest.digest)
 
     def load(self, manifest: Manifest, *, shards: ShardReader, needed: bool = False) -> Resident:
-        """The version, loaded if it is not in memory. Blocks; never call it on the event loop.
-
-        NoRoom if it does not fit beside what has to stay; one that is `needed` itself comes in,
-        and others leave.
-        """
+        """Return the version, loaded if it is not in memory. Blocks; never call it on the event
+        loop. Raise NoRoom if it does not fit beside the versions that stay. A version that is
+        `needed` is loaded all the same, and others leave."""
         with self._loading:
             resident = self.find(manifest.digest)
             if resident is None:
@@ -161,22 +159,20 @@ class Residents:
                     self._admit(manifest)
                 if not needed:
                     self._refuse_without_room(manifest)
-                self._sweep(
-                    coming=[manifest]
-                )  # who has to leave for it leaves before it takes memory
+                self._sweep(coming=[manifest])  # others leave before it takes memory
                 fetched = self._engine.fetch(manifest, read=shards.read_shard)
                 resident = self._in_steps(self._engine.load(fetched))
                 self._put(resident)
             return resident
 
     def serve(self, resident: Resident) -> None:
-        """From now on requests that name no version are answered by this one."""
+        """Answer requests that name no version by this one."""
         self._served = resident
         with self._loading:
             self._put(resident)
 
     def clear(self) -> None:
-        """Lets go of every version; requests under way hold on to theirs."""
+        """Let go of every version. Requests under way keep theirs."""
         self._served, self._beside = None, ()
         with self._loading:
             with self._table:
@@ -184,11 +180,11 @@ class Residents:
             self._in_steps(self._engine.retain([]))
 
     def stand_beside(self, residents: Iterable[Resident]) -> None:
-        """These stay, as the served one does, until others take their place."""
+        """Keep these as the served one is kept, until others take their place."""
         self._beside = tuple(residents)
 
     def sweep(self) -> None:
-        """Versions that nobody has asked for in a while leave. Blocks."""
+        """Let go of versions that were idle for a while. Blocks."""
         if self._loading.acquire(blocking=False):  # a load under way sweeps by itself
             try:
                 self._sweep()
@@ -196,7 +192,7 @@ class Residents:
                 self._loading.release()
 
     def _put(self, resident: Resident) -> None:
-        """Only while loading, so that no expert is let go of between its fetch and its use."""
+        """Add a version. Call with `_loading` held: no expert may leave between fetch and use."""
         with self._table:
             self._residents.put(resident, now=self._clock())
         self._sweep()
@@ -226,7 +222,7 @@ class Residents:
             )
 
     def _in_steps(self, steps: Steps[Result]) -> Result:
-        """Between two steps the engine answers what has come in meanwhile."""
+        """Run the steps on a worker, which answers batches between two of them."""
         while True:
             done = self._batcher.call(lambda: _step(steps)).result()
             if done is not None:
@@ -247,5 +243,5 @@ def _step(steps: Steps[Result]) -> _Done[Result] | None:
 
 
 def bytes_of(manifests: Iterable[Manifest]) -> int:
-    """Of experts and classifiers; what they share counts once."""
+    """Count the bytes of experts and classifiers, shared ones once."""
     return total_bytes(tuple(ref for one in manifests for ref in one.model_shards))

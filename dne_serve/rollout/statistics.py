@@ -1,6 +1,6 @@
-"""What each version has answered since the server started, and where the time went.
+"""Count requests, images and times for each version since the server started.
 
-Knows nothing of HTTP: the Open Inference Protocol reads it, the predictor and the batcher write it.
+Knows nothing of HTTP: predictor and batcher write, the Open Inference Protocol reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dne_serve.engines.batcher import Ticket
 
 @dataclass(slots=True, kw_only=True)
 class Duration:
-    """How often something happened, and how long it took in all."""
+    """A number of events, and the time of all of them together."""
 
     count: int = 0
     ns: int = 0
@@ -31,26 +31,28 @@ class Duration:
 
 @dataclass(slots=True, kw_only=True)
 class VersionStatistics:
+    """Counts and times of one version."""
+
     last_answer_ms: int = 0
-    """Milliseconds since the epoch; 0 while there was no answer."""
+    """Milliseconds since the epoch; 0 before the first answer."""
     images: int = 0
     """Images answered."""
     success: Duration = field(default_factory=Duration)
-    """Requests that were answered, from their version's choice to their logits."""
+    """Requests answered, timed from the choice of the version to the logits."""
     fail: Duration = field(default_factory=Duration)
-    """Requests that had a version and got no answer from it."""
+    """Requests that failed after the choice of the version."""
     decode: Duration = field(default_factory=Duration)
-    """By request: its images to pixels."""
+    """Decoding of all images, by request."""
     queue: Duration = field(default_factory=Duration)
-    """By image: waiting for the engine."""
+    """Waiting for the engine, by image."""
     run: Duration = field(default_factory=Duration)
-    """By image: the batch that it was in."""
+    """Run of the batch, by image."""
     batches: dict[int, Duration] = field(default_factory=dict)
-    """Batches run, by how many of this version's images were in them."""
+    """Batches run, by the number of this version's images in them."""
 
 
 class Statistics:
-    """Written from the event loop and the engine thread, read from any."""
+    """Statistics of all versions, safe to use from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -58,18 +60,18 @@ class Statistics:
 
     @property
     def versions(self) -> list[int]:
-        """Those that were asked for anything."""
+        """List the versions that had a request."""
         with self._lock:
             return sorted(self._by_version)
 
     def of(self, version: int) -> VersionStatistics:
-        """As they stand now; all zero for a version that nobody asked for."""
+        """Copy the statistics of a version; all zero for one without requests."""
         with self._lock:
             return deepcopy(self._by_version.get(version, VersionStatistics()))
 
     @contextmanager
     def request(self, version: int, *, images: int) -> Iterator[None]:
-        """Counts what happens inside as one request: answered unless it raises."""
+        """Count the work inside as one request: failed if it raises, answered otherwise."""
         began = time.perf_counter_ns()
         try:
             yield
@@ -93,7 +95,7 @@ class Statistics:
     def ran(
         self, tickets: Sequence[Ticket[Resident, Query, Any]], began_ns: int, ended_ns: int
     ) -> None:
-        """A batch was run. Its tickets need not be of one version."""
+        """Count a batch. Its tickets need not be of one version."""
         sizes: dict[int, int] = {}
         with self._lock:
             for ticket in tickets:

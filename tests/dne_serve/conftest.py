@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
+from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.fake_engine import Clock, FakeEngine
@@ -78,7 +78,9 @@ def batcher(engine: FakeEngine) -> Iterator[ImageBatcher]:
 
 @pytest.fixture
 def residents(engine: FakeEngine, batcher: ImageBatcher, clock: Clock) -> Residents:
-    return Residents(engine, batcher=batcher, limits=Limits(spare=2, idle_s=60), clock=clock)
+    return Residents(
+        engine, batcher=batcher, limits=ResidentLimits(spare=2, idle_s=60), clock=clock
+    )
 
 
 def publish_letters(store: Store) -> Manifest:

@@ -24,6 +24,7 @@ from dne_serve.inference import answers
 from dne_serve.inference.answers import (
     MAX_TOP_K,
     AnswerBuilder,
+    Scored,
     best_of,
     list_json,
     prediction_json,
@@ -121,9 +122,10 @@ def test_the_event_loop_answers_while_a_large_answer_is_built(wide: Live, ask: A
 
 def test_a_large_answer_leaves_the_event_loop_its_turns() -> None:
     resident = resident_of(*(f"class {index}" for index in range(CLASSES)))
-    filenames, logits = [f"{i}.png" for i in range(IMAGES)], logits_of(IMAGES, CLASSES)
+    filenames = [f"{i}.png" for i in range(IMAGES)]
+    scored = [Scored.of(resident, row) for row in logits_of(IMAGES, CLASSES)]
     build = partial(
-        prediction_json, resident, canary=False, filenames=filenames, logits=logits, top_k=MAX_TOP_K
+        prediction_json, resident, canary=False, filenames=filenames, scored=scored, top_k=MAX_TOP_K
     )
 
     async def count_turns() -> int:
@@ -211,8 +213,9 @@ def test_the_json_is_that_of_the_models(
     labels: list[str], filenames: list[str | None], top_k: int
 ) -> None:
     resident, logits = resident_of(*labels), logits_of(len(filenames), len(labels))
+    scored = [Scored.of(resident, row) for row in logits]
     written = prediction_json(
-        resident, canary=True, filenames=filenames, logits=logits, top_k=top_k
+        resident, canary=True, filenames=filenames, scored=scored, top_k=top_k
     )
     predictions = []
     for name, row in zip(filenames, logits, strict=True):

@@ -15,7 +15,7 @@ from dne_serve.engines.base import (
     Steps,
 )
 from dne_serve.errors import NoRoom
-from dne_serve.rollout.residents import ImageBatcher, Limits, Residents, bytes_of
+from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents, bytes_of
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.fake_engine import Clock, FakeEngine
@@ -87,7 +87,7 @@ def test_memory_says_what_is_kept(
     trunk = publish_tiny(store, tasks=[("t", ["a"])])
     others = [publish_tiny(store, tasks=[("t", [f"c{i}"])], seed=i) for i in range(1, 4)]
     child = publish_tiny(store, tasks=[("u", ["b"])], parent=trunk, seed=9)
-    limits = Limits(spare=9, max_bytes=bytes_of([trunk, *others[:2]]))
+    limits = ResidentLimits(spare=9, max_bytes=bytes_of([trunk, *others[:2]]))
     residents = Residents(engine, batcher=batcher, limits=limits, clock=clock)
     residents.serve(residents.load(trunk, shards=store))
     for manifest in others:
@@ -95,7 +95,7 @@ def test_memory_says_what_is_kept(
     assert engine.kept == [1, 3, 4]
     assert residents.bytes <= bytes_of([trunk, *others[:2]])
 
-    tight = Limits(spare=9, max_bytes=bytes_of([trunk]))
+    tight = ResidentLimits(spare=9, max_bytes=bytes_of([trunk]))
     residents = Residents(engine, batcher=batcher, limits=tight, clock=clock)
     residents.serve(residents.load(trunk, shards=store, needed=True))
     with pytest.raises(NoRoom, match="version 5 does not fit"):
@@ -116,7 +116,7 @@ def test_who_has_to_leave_for_a_version_leaves_before_it_takes_memory(
             return super().fetch(manifest, read=read)
 
     made = [publish_tiny(store, tasks=[("t", [f"c{i}"])], seed=i) for i in range(4)]
-    for limits in (Limits(spare=1), Limits(spare=9, max_bytes=bytes_of(made[:2]))):
+    for limits in (ResidentLimits(spare=1), ResidentLimits(spare=9, max_bytes=bytes_of(made[:2]))):
         at_fetch.clear()
         residents = Residents(Watching(), batcher=batcher, limits=limits, clock=clock)
         for manifest in made:
@@ -136,7 +136,7 @@ def test_experts_that_versions_share_count_once(store: Store) -> None:
 def test_the_engine_answers_between_the_steps_of_a_load(
     store: Store, letters: Manifest, engine: FakeEngine, batcher: ImageBatcher
 ) -> None:
-    residents = Residents(engine, batcher=batcher, limits=Limits())
+    residents = Residents(engine, batcher=batcher, limits=ResidentLimits())
     answered: list[bool] = []
 
     class Slow(FakeEngine):
@@ -150,5 +150,5 @@ def test_the_engine_answers_between_the_steps_of_a_load(
 
     first = residents.load(letters, shards=store)
     second = publish_tiny(store, tasks=[("digits", ["0"])], parent=letters)
-    Residents(Slow(), batcher=batcher, limits=Limits()).load(second, shards=store)
+    Residents(Slow(), batcher=batcher, limits=ResidentLimits()).load(second, shards=store)
     assert answered == [True, True, True]

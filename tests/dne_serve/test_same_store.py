@@ -11,7 +11,7 @@ import pytest
 from dne_serve.errors import StoreChanged
 from dne_serve.rollout.followed_store import SameStore
 from dne_serve.rollout.reloader import Reloader
-from dne_serve.rollout.residents import ImageBatcher, Limits, Residents
+from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents
 from model_store.backends.base import Objects
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
@@ -111,7 +111,7 @@ def test_a_bucket_that_was_emptied_or_filled_anew_is_told(objects: MemoryObjects
     engine = FakeEngine()
     batcher = ImageBatcher(engine.run, max_batch=4, max_queue=8)
     batcher.start()
-    residents = Residents(engine, batcher=batcher, limits=Limits())
+    residents = Residents(engine, batcher=batcher, limits=ResidentLimits())
     open_store = SameStore("memory")
     reloader = Reloader(open_store, residents=residents, channel="production", poll_s=1.0)
 

@@ -15,7 +15,7 @@ import pytest
 
 from dne_serve.engines.base import Resident
 from dne_serve.errors import StoreBusy, WaitedTooLong
-from dne_serve.inference.deadline import Patience
+from dne_serve.inference.deadline import Deadline
 from dne_serve.inference.store_threads import MAX_LOADS, Loads, StoreThreads
 from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters
@@ -159,9 +159,9 @@ def test_loads_are_bounded_shared_and_fail_without_a_trace(
         loads = Loads(load)
         for version in range(MAX_LOADS):
             with pytest.raises(WaitedTooLong):
-                await loads.get(version, patience=Patience(0.0))
+                await loads.get(version, deadline=Deadline(0.0))
         with pytest.raises(StoreBusy):
-            await loads.get(99, patience=Patience(0.0))
+            await loads.get(99, deadline=Deadline(0.0))
         joined = asyncio.ensure_future(loads.get(0))
         await asyncio.sleep(0)
         gate.set()

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from dne_serve.errors import NotAcceptable
-from dne_serve.http.uploads import check_accept
+from dne_serve.http.uploads import _from_json, check_accept
 from tests.abuse.images import encoded, gzip_bomb
 from tests.live_server import Live, assert_problem, png
 
@@ -109,6 +109,17 @@ def test_base64_of_no_image_is_422_and_named(steady: Live) -> None:
     body = {"images": [b64(png()), {"data": b64(b"text"), "filename": "notes.txt"}]}
     answer = steady.http.post("/predict", json=body)
     assert_problem(answer, 422, says="image 2 of 2 ('notes.txt')")
+
+
+def test_a_large_json_body_is_never_in_memory_three_times() -> None:
+    text = json.dumps({"images": ["AAAA" * (1 << 20), b64(png())]}).encode()
+    tracemalloc.start()
+    pieces = [text[at : at + (1 << 16)] for at in range(0, len(text), 1 << 16)]
+    first, second = _from_json(pieces, max_images=2)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (len(first.data), second.data) == (3 << 20, png())
+    assert peak < 2.2 * len(text), peak / len(text)
 
 
 def test_json_with_too_many_images_is_413_before_it_is_parsed(steady: Live) -> None:

@@ -212,6 +212,26 @@ def test_older_versions_are_shown_when_asked_for(watched: Watched, live: Live) -
     assert [query.get("before") for query in asked if query] == [["2"]]
 
 
+def test_a_served_version_of_an_older_page_has_a_card(watched: Watched, live: Live) -> None:
+    page = watched.page
+    overview = {**live.http.get("/versions").json(), "served": 1}
+
+    def paged(route: playwright.Route) -> None:
+        """Answers as a server that shows one version a page."""
+        query = parse_qs(urlsplit(route.request.url).query)
+        end = int(query["before"][0]) - 1 if "before" in query else 3
+        older = {"total": 3, "next_before": end if end > 1 else None}
+        route.fulfill(json={**overview, "versions": overview["versions"][end - 1 : end], **older})
+
+    page.route(re.compile(r"/versions(\?.*)?$"), paged)
+    page.reload()
+    expect(page.locator("#versions .version")).to_have_count(2)
+    expect(row(page, 1)).to_contain_text("served")
+    page.get_by_role("button", name="Show older (1 more)").click()
+    expect(page.locator("#versions .version")).to_have_count(3)
+    expect(page.locator("#older")).to_be_hidden()
+
+
 def test_what_is_wrong_with_the_channel_stays_in_sight(
     browser: playwright.Browser, live: Live
 ) -> None:
