@@ -15,15 +15,16 @@ from model_store.records.manifest import ClassImages, delta_of, total_bytes
 from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, write_classes
 from trainer.add_task import Outcome, add_task
+from trainer.base import base_of
 from trainer.data.folders import list_classes
 from trainer.data.task_data import read_task_data
 from trainer.learning.learn import learn as learn_task
-from trainer.learning.plan import Effort
-from trainer.learning.presets import Shape
+from trainer.learning.learn import plan_of
 from trainer.learning.student import make_student
-from trainer.request import AddTask, base_of
+from trainer.presets import NetworkShape
+from trainer.request import AddTask, Effort
 
-LATER = Shape()
+LATER = NetworkShape()
 
 
 def learn(request: AddTask, *, progress: Listening | None = None) -> Outcome:
@@ -88,7 +89,7 @@ def test_old_experts_keep_their_shards_for_ever(
 ) -> None:
     learn(asked(store, letters))
     learn(asked(store, digits, shape=LATER, effort=Effort(epochs=2, learning_rate=0.01)))
-    learn(asked(store, write_classes(tmp_path / "signs", ["+"]), shape=Shape(heads=2)))
+    learn(asked(store, write_classes(tmp_path / "signs", ["+"]), shape=NetworkShape(heads=2)))
     one, two, three = (Store.open(str(store)).manifest(number) for number in (1, 2, 3))
     assert one.tasks == two.tasks[:1]
     assert two.tasks == three.tasks[:2]
@@ -111,7 +112,8 @@ def test_learning_leaves_old_experts_bit_for_bit_as_they_were(
         preprocessing=student.preprocessing,
         progress=Listening(),
     )
-    learn_task(student, data=data, request=request, progress=Listening())
+    plan = plan_of(student, images=data.for_training, request=request)
+    learn_task(student, data=data, plan=plan, request=request, progress=Listening())
     published = load_network(base.read_shard, parent).experts[0].state_dict()
     for name, value in student.network.experts[0].state_dict().items():
         assert torch.equal(value, published[name]), name
@@ -307,7 +309,7 @@ def test_a_known_class_and_a_known_task_are_refused(
 def test_the_first_task_has_fixed_the_sizes(store: Path, letters: Path, digits: Path) -> None:
     learn(asked(store, letters))
     with pytest.raises(WrongUsage, match="fixed image_size 8"):
-        learn(asked(store, digits, shape=Shape(preset="tiny")))
+        learn(asked(store, digits, shape=NetworkShape(preset="tiny")))
     assert learn(asked(store, digits, shape=SHAPE)).manifest.version == 2
 
 
