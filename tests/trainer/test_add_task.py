@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +119,32 @@ def test_learning_leaves_old_experts_bit_for_bit_as_they_were(
     published = load_network(base.read_shard, parent).experts[0].state_dict()
     for name, value in student.network.experts[0].state_dict().items():
         assert torch.equal(value, published[name]), name
+
+
+def test_two_tasks_plan_join_and_fold_no_more_often_than_they_need(
+    store: Path, letters: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+
+    def count(place: str) -> None:
+        module, _, name = place.rpartition(".")
+        original = getattr(importlib.import_module(module), name)
+
+        def counting(*args: object, **kwargs: object) -> object:
+            counts[name] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(place, counting)
+
+    count("trainer.learning.learn.make_plan")
+    count("trainer.data.task_data.join")
+    count("trainer.learning.student.fold_expert")
+    learn(asked(store, letters, checkpoint=store / "../kept"))
+    # Images for training, for judging, and to hold out; the expert before and after learning.
+    assert counts == {"make_plan": 1, "join": 3, "fold_expert": 2}
+    learn(asked(store, digits, shape=LATER, checkpoint=store / "../kept"))
+    # The older expert is folded once, for the forecast, for learning and for judging.
+    assert counts == {"make_plan": 2, "join": 6, "fold_expert": 5}
 
 
 def test_old_experts_take_part_in_folded_form_alone(

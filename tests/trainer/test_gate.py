@@ -12,7 +12,6 @@ from model_store.records.manifest import Scalar
 from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import Outcome, add_task
-from trainer.evaluation.evaluate import Judged
 from trainer.evaluation.gate import (
     Candidate,
     at_least,
@@ -20,6 +19,7 @@ from trainer.evaluation.gate import (
     no_better_than_guessing,
     sign_test,
 )
+from trainer.evaluation.judged import Judged
 from trainer.learning.learn import learn
 from trainer.presets import NetworkShape
 from trainer.request import Effort, GateLimits

@@ -12,8 +12,9 @@ from model_store.store.store import Store
 from tests.tiny_versions import promote, publish_tiny
 from tests.trainer.folders import Listening, asked, pixels_of, write_classes
 from trainer.add_task import add_task
-from trainer.evaluation.evaluate import Evaluate, evaluate
+from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.unknown import auroc, fit_threshold, max_logit, tell_apart
+from trainer.request import Evaluate
 
 
 def logits(scores: list[float]) -> np.ndarray:
