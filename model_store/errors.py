@@ -7,7 +7,7 @@ DneError
 ├── DataRejected             a folder of images that cannot be learnt from
 ├── ImageRejected            bytes that are not an accepted image
 │   └── ImageTooLarge        more pixels than allowed
-├── Interrupted              the user stopped the run; nothing was published
+├── Interrupted              the user stopped the run; the message tells what was published
 └── StoreError
     ├── StoreNotFound        there is no store at that location
     ├── StoreUnsupported     another format number, or a backend without create-if-absent

@@ -67,7 +67,7 @@ def fit_temperature(judged: Judged, *, deviation: float = PRIOR_DEVIATION) -> fl
 def negative_log_likelihood(
     judged: Judged, log_temperature: float, *, deviation: float = PRIOR_DEVIATION
 ) -> float:
-    """Add those of the labels and, under its prior, of the temperature."""
+    """Sum the negative log-likelihoods of the labels and, under its prior, of the temperature."""
     scaled = judged.logits_NC.astype(np.float64) / np.exp(log_temperature)
     top_N = scaled.max(axis=1)
     log_sum_N = top_N + np.log(np.exp(scaled - top_N[:, None]).sum(axis=1))
