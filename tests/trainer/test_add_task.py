@@ -301,7 +301,7 @@ def test_when_the_channel_has_moved_the_version_stays_a_branch(
     assert not outcome.promoted
     assert outcome.refused is not None
     assert "version 2 is a branch" in outcome.refused
-    assert "trains on top of the new head" in outcome.refused
+    assert "starts from the new head" in outcome.refused
     head = Store.open(str(store)).head("production")
     assert head is not None
     assert head.target == 1

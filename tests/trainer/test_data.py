@@ -10,7 +10,12 @@ from PIL import Image
 from model_store.errors import DataRejected, SpecInvalid, WrongUsage
 from model_store.records.manifest import Preprocessing
 from tests.trainer.folders import SIZE, Listening, write_classes
-from trainer.data.checks import refuse_known_classes, refuse_small_classes, refuse_unknown_classes
+from trainer.data.checks import (
+    refuse_known_classes,
+    refuse_no_images,
+    refuse_small_classes,
+    refuse_unknown_classes,
+)
 from trainer.data.folders import LabelledImages, list_classes, note_ignored, read_images
 
 PREPROCESSING = Preprocessing(image_size=SIZE)
@@ -182,3 +187,10 @@ def test_known_and_unknown_classes_are_named(tmp_path: Path) -> None:
         refuse_known_classes(listing, {"b", "c"})
     with pytest.raises(WrongUsage, match="holds 'a', which"):
         refuse_unknown_classes(listing, {"b", "c"}, option="--val-data")
+
+
+def test_no_images_are_refused_with_the_use_they_were_meant_for(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for option, to in (("--data", "learn from"), ("--val-data", "judge by")):
+        with pytest.raises(WrongUsage, match=f"^{option} .* holds no images to {to}$"):
+            refuse_no_images(read(tmp_path), list_classes(tmp_path), option=option, to=to)

@@ -56,7 +56,6 @@ _BLOCK = re.compile(r"blocks\.(\d{1,4})\.")
 class Pretrained:
     """The weights of one file by timm's names, and the sizes that they imply."""
 
-    path: Path
     sha256: str
     tensors: Mapping[str, Tensor]
     geometry: NetworkSpec
@@ -100,7 +99,6 @@ def read_pretrained(path: Path, *, attention_heads: int | None = None) -> Pretra
     expected = _expected(geometry, width)
     _check(path, layout, expected=expected)
     return Pretrained(
-        path=path,
         sha256=hashlib.sha256(data).hexdigest(),
         tensors={name: _tensor(path, name, data, layout[name]) for name in expected},
         geometry=geometry,

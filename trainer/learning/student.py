@@ -79,8 +79,9 @@ class Student:
 
     def frozen_lineage(self) -> Lineage | None:
         """Stack the frozen experts, if there are any: they answer alike in every step."""
-        spec = self.network.spec.until(len(self.frozen))
-        return _lineage(spec, self.frozen) if self.frozen else None
+        if not self.frozen:
+            return None
+        return _lineage(self.network.spec.until(len(self.frozen)), self.frozen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
