@@ -36,7 +36,7 @@ from model_store.spec import ExpertSpec, TaskSpec
 from model_store.store.store import Store
 from trainer.learning.fit import parameter_groups
 from trainer.learning.losses import Objective, Teacher, cross_entropy
-from trainer.learning.presets import Shape
+from trainer.presets import NetworkShape
 
 TASKS = 5
 CLASSES_A_TASK = 5
@@ -274,7 +274,7 @@ def measure_steps(rounds: int = 7) -> tuple[list[Figure], dict[str, float]]:
 def _grown_network(*, tasks: int) -> tuple[Network, Teacher]:
     """After its last expansion, and the parent's classifier from before it."""
     torch.manual_seed(0)
-    shape = Shape(preset="paper")
+    shape = NetworkShape(preset="paper")
     network = Network(shape.first_network())
     for index in range(tasks):
         teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))

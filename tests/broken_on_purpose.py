@@ -106,9 +106,9 @@ BREAKS = (
     ),
     Break(
         "8 a rollback stays",
-        "trainer/add_task.py",
-        'base.head.mode == "pin"',
-        'base.head.mode == "never"',
+        "model_store/store/promote.py",
+        'head.mode == "pin"',
+        'head.mode == "never"',
         "tests/trainer/test_cli.py::"
         "test_a_pinned_channel_ends_with_3_and_the_command_that_would_promote",
     ),

@@ -1,1 +1,1 @@
-"""Learning a task. Knows the store and what a model is; knows nothing of the server."""
+"""Learn tasks and measure versions. Know the store and the network, and nothing of the server."""

@@ -1,4 +1,4 @@
-"""Learning one task, from a folder of images to a version that is served."""
+"""Learn one task, from a folder of images to a version that is promoted."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.errors import ChannelMoved, Interrupted, OutcomeUnknown, StoreError
+from model_store.errors import Interrupted, OutcomeUnknown, StoreError
 from model_store.names import notes_on_look_alikes
 from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest, delta_of, total_bytes
+from model_store.store.promote import promote_or_explain
 from model_store.store.store import Store
-from trainer.data.folders import (
-    Listing,
-    list_classes,
-    note_ignored,
+from trainer.assess import say_evidence
+from trainer.base import Base, base_of
+from trainer.data.checks import (
     refuse_known_classes,
     refuse_nested,
     refuse_new_classes,
     refuse_retired_classes,
-    shown,
 )
+from trainer.data.folders import Listing, list_classes, note_ignored, shown
 from trainer.data.task_data import TaskData, read_task_data
-from trainer.evaluation.assess import say_evidence
 from trainer.evaluation.forecast import Before, Forecast, forecast
-from trainer.evaluation.version_draft import draft_version
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.configuration import configuration_of
 from trainer.learning.learn import learn, plan_of
-from trainer.learning.start import refuse_pretrained
-from trainer.learning.student import Student, make_student
+from trainer.learning.plan import Plan
+from trainer.learning.student import Student, make_student, refuse_pretrained
 from trainer.progress import Progress
-from trainer.request import AddTask, Base, base_of
+from trainer.request import AddTask
+from trainer.version_draft import draft_version
 
 MAX_REASON = 2000
 """Characters that a channel record takes."""
@@ -41,7 +40,7 @@ MAX_REASON = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it. `refused` says why a version was published and not promoted."""
+    """The result of a run. `refused` says why a version was published and not promoted."""
 
     manifest: Manifest
     parent: Manifest | None
@@ -50,7 +49,7 @@ class Outcome:
     forecast: Forecast
     seconds: float
     notes: tuple[str, ...] = ()
-    """What may be wrong with the names of the classes."""
+    """Warnings about the names of the classes."""
 
     def as_json(self) -> dict[str, Any]:
         manifest = self.manifest
@@ -80,9 +79,9 @@ class Outcome:
 
 
 def add_task(request: AddTask, *, progress: Progress) -> Outcome:
-    """Trains, judges, publishes, and promotes what the gate lets pass.
+    """Train, judge and publish a version, and promote it if the gate lets it pass.
 
-    Until it is published nothing of it can be seen.
+    Nothing of the version can be seen before it is published.
     """
     started = time.monotonic()
     listing = list_classes(request.data)
@@ -90,11 +89,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     note_ignored(listing, progress)
     base = base_of(request)
     if base.parent:
-        refuse_pretrained(request)
-        listing = listing.spelt_as(base.parent.spec.classes)
-        refuse_retired_classes(listing, base.parent.retired)
-        refuse = refuse_new_classes if request.extend else refuse_known_classes
-        refuse(listing, base.parent.classes)
+        listing = _checked(listing, base.parent, request)
     notes = _say_look_alikes(listing, base, progress)
     transaction = uuid.uuid4().hex
     _announce(base, transaction)
@@ -112,9 +107,15 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         expected = _forecast(student, base, images=listing.images)
         progress.note(str(expected))
         say_evidence(student, data=data, limits=request.limits, progress=progress)
-        checkpoint = _checkpoint(student, data=data, request=request, progress=progress)
+        plan = plan_of(student, images=data.for_training, request=request)
+        checkpoint = _checkpoint(student, data, plan, request=request, progress=progress)
         training = learn(
-            student, data=data, request=request, progress=progress, checkpoint=checkpoint
+            student,
+            data=data,
+            plan=plan,
+            request=request,
+            progress=progress,
+            checkpoint=checkpoint,
         )
         draft, shards = draft_version(
             student,
@@ -130,7 +131,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
             checkpoint.remove()
         refused = _promote(store, manifest, base=base, request=request)
     except OutcomeUnknown:
-        raise  # the version may be there, so what it needs stays announced
+        raise  # the version may be there, so its shards stay announced
     except KeyboardInterrupt as error:
         _withdraw(base, transaction)
         raise Interrupted(_where_it_stopped(base, transaction, request, checkpoint)) from error
@@ -148,8 +149,18 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     )
 
 
+def _checked(listing: Listing, parent: Manifest, request: AddTask) -> Listing:
+    """Spell the classes as the parent does, and refuse those that do not fit the request."""
+    refuse_pretrained(request)
+    listing = listing.spelt_as(parent.spec.classes)
+    refuse_retired_classes(listing, parent.retired)
+    refuse = refuse_new_classes if request.extend else refuse_known_classes
+    refuse(listing, parent.classes)
+    return listing
+
+
 def _say_look_alikes(listing: Listing, base: Base, progress: Progress) -> tuple[str, ...]:
-    """Tell of names that differ in case or form only; both are kept as two classes."""
+    """Note names that differ in case or form only; they stay two classes."""
     known = base.parent.classes if base.parent else ()
     new = [name for name in listing.names if name not in known]
     notes = notes_on_look_alikes(new, known=known)
@@ -159,14 +170,14 @@ def _say_look_alikes(listing: Listing, base: Base, progress: Progress) -> tuple[
 
 
 def _announce(base: Base, transaction: str) -> None:
-    """Housekeeping leaves alone what this run stands on, however long it trains."""
+    """Announce the shards that this run needs, so that no housekeeping removes them meanwhile."""
     if base.store is not None and base.parent is not None:
         digests = [ref.sha256 for ref in base.parent.shards]
         base.store.announce(transaction, parent=base.parent.version, digests=digests)
 
 
 def _withdraw(base: Base, transaction: str) -> None:
-    with suppress(StoreError):  # it expires by itself, and must not hide why the run failed
+    with suppress(StoreError):  # an announcement expires; the fault of the run must be seen
         store = base.store_now()
         if store is not None:
             store.withdraw(transaction)
@@ -180,58 +191,43 @@ def _forecast(student: Student, base: Base, *, images: int) -> Forecast:
             expert_bytes=total_bytes(tuple(task.expert for task in base.parent.tasks)),
             classifier_bytes=base.parent.classifier.bytes,
         )
-    return forecast(student.network, images=images, parent=before)
+    return forecast(student.network, experts=student.lineage(), images=images, parent=before)
 
 
 def _checkpoint(
-    student: Student, *, data: TaskData, request: AddTask, progress: Progress
+    student: Student, data: TaskData, plan: Plan | None, *, request: AddTask, progress: Progress
 ) -> Checkpoint | None:
-    """This run's place among the checkpoints, and what an interrupted run left there."""
+    """Open this run's checkpoint, which an interrupted run may have left."""
     if request.checkpoint is None:
         return None
-    images = data.for_training
-    plan = plan_of(student, images=images, request=request)
-    configuration = configuration_of(student, images=images, plan=plan, request=request)
+    configuration = configuration_of(student, images=data.for_training, plan=plan, request=request)
     return Checkpoint(request.checkpoint, configuration=configuration, progress=progress)
 
 
 def _promote(store: Store, manifest: Manifest, *, base: Base, request: AddTask) -> str | None:
-    """Promotes the version, or says why not and how to go on."""
-    channel, number, gate = request.channel, manifest.version, manifest.metrics.gate
+    """Promote the version, if that is asked for. Return the reason against it, if there is one."""
     if not request.promote:
         return None
-    by_hand = f"`dne-store promote {number} --channel {channel}` would promote it"
-    against = "; ".join(gate.reasons) if gate else ""
-    if against and not request.limits.force:
-        return f"the gate refused it: {against}; {by_hand}"
-    if base.head is not None and base.head.mode == "pin":
-        return f"channel {channel} is pinned to version {base.head.target}; {by_hand}"
-    try:
-        store.promote(
-            number,
-            channel=channel,
-            actor=request.actor,
-            reason=_reason(manifest, request),
-            after=base.head.number if base.head else 0,
-        )
-    except ChannelMoved:
-        return (
-            f"channel {channel} has moved since training began, so version {number} is a branch; "
-            f"{by_hand}, and running the same command again trains on top of the new head"
-        )
-    return None
+    return promote_or_explain(
+        store,
+        manifest,
+        head=base.head,
+        channel=request.channel,
+        actor=request.actor,
+        reason=_reason(manifest, request),
+    )
 
 
 def _reason(manifest: Manifest, request: AddTask) -> str:
-    """What the channel's history will say, and that the gate was overruled where it was."""
-    reason = request.reason or _what_was_done(manifest)
+    """Write the line of the channel's history; it tells of a gate that was overruled."""
+    reason = request.reason or _done(manifest)
     gate = manifest.metrics.gate
     if gate is None or not gate.forced:
         return reason
     return f"{reason} (forced: {'; '.join(gate.reasons)})"[:MAX_REASON]
 
 
-def _what_was_done(manifest: Manifest) -> str:
+def _done(manifest: Manifest) -> str:
     if manifest.extended:
         return f"more images of {', '.join(manifest.extended)}"[:MAX_REASON]
     return f"task {manifest.tasks[-1].name} was learnt"

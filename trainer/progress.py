@@ -1,6 +1,6 @@
-"""What a run says while it runs: notes, and phases with loss, accuracy, images/s and time left.
+"""Show the progress of a run: notes, and phases with loss, accuracy, images/s and time left.
 
-Everything goes to stderr, so that stdout stays clean for answers.
+Write to stderr only: stdout is for answers.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ class Phase(Protocol):
     def advance(
         self, images: int, *, loss: float | None = None, accuracy: float | None = None
     ) -> None:
-        """`images` more are done. Loss and accuracy are those of the latest batches."""
+        """Count `images` more as done. Loss and accuracy are those of the latest batch."""
 
 
 class Progress(Protocol):
     def note(self, text: str) -> None:
-        """One sentence for the user."""
+        """Tell the user one sentence."""
 
     def phase(self, name: str, *, total: int) -> AbstractContextManager[Phase]:
-        """A part of the run that handles `total` images."""
+        """Begin a part of the run that handles `total` images."""
 
 
 def show_progress(stream: TextIO | None = None) -> Progress:
-    """Bars on a terminal, plain lines elsewhere."""
+    """Choose bars for a terminal, and plain lines for anything else."""
     chosen = sys.stderr if stream is None else stream
     return Bars() if chosen.isatty() else Lines(chosen)
 
 
 class Lines:
-    """A line when a phase ends, and every few seconds while it runs."""
+    """Progress as lines: one when a phase ends, and one every few seconds while it runs."""
 
     def __init__(self, stream: TextIO, *, every_s: float = SECONDS_BETWEEN_LINES) -> None:
         self._stream = stream
@@ -80,10 +80,10 @@ class _LinesPhase:
 
 
 class Bars:
-    """A bar for each phase, by rich."""
+    """Progress as a bar for each phase, drawn by rich."""
 
     def __init__(self) -> None:
-        # Imported here: runs without a terminal start faster without it.
+        # Imported here: a run without a terminal starts faster without rich.
         from rich.console import Console
 
         self._console = Console(stderr=True)

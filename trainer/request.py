@@ -1,33 +1,49 @@
-"""What `dne-train add-task` is asked, and what it builds on."""
+"""Describe the requests of `dne-train`: one dataclass a command, whose fields are its options."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from model_store.errors import StoreNotFound, WrongUsage
-from model_store.records.channel import ChannelRecord
-from model_store.records.manifest import ClassImages, Manifest, ShardRef
-from model_store.records.signing import Signer
-from model_store.store.making import check_location
-from model_store.store.publish import next_version
-from model_store.store.store import Store
-from trainer.evaluation.gate import Limits
-from trainer.evaluation.unknown import RATE
-from trainer.learning.plan import Effort
-from trainer.learning.presets import Shape
+from model_store.cli.command import add_sign_option, version_number
+from model_store.errors import WrongUsage
+from model_store.records.manifest import Signs
+from trainer.options import described, option, points, share
+from trainer.presets import NetworkShape
+
+PRETRAINED = "a pre-trained start (first task only)"
+_pretrained = partial(option, group=PRETRAINED)
+_learning = partial(option, group="learning")
+_gate = partial(option, group="the gate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FromFile:
+class PretrainedFile:
     """A pre-trained file to begin with."""
 
-    file: Path
-    normalise: str = "half"
-    unfreeze_last: int = 0
-    """Blocks that the first task may change; 0: none of its weights."""
-    attention_heads: int | None = None
-    """None: by the custom of its width."""
+    file: Path = field(
+        metadata=described(
+            "begin with the weights of a vision transformer: safetensors, in timm's names",
+            name="--pretrained",
+            group=PRETRAINED,
+            metavar="FILE",
+        )
+    )
+    unfreeze_last: int = _pretrained(
+        0, "let the first task change its last N blocks (default: 0, none of it)", metavar="N"
+    )
+    normalise: str = _pretrained(
+        "half",
+        "what it was trained with: imagenet, half or M,M,M/S,S,S (default: {default})",
+        metavar="HOW",
+    )
+    attention_heads: int | None = _pretrained(
+        None,
+        "how many it has, which no file says (default: by the custom of its width)",
+        metavar="N",
+    )
 
     def __post_init__(self) -> None:
         if self.unfreeze_last < 0:
@@ -35,90 +51,153 @@ class FromFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddTask:
-    """What `dne-train add-task` is asked."""
+class Effort:
+    """The length and rate of learning. None: chosen from the number of images and the width."""
 
-    store: str
-    data: Path
-    channel: str = "production"
-    name: str | None = None
-    extend: bool = False
-    """More images for classes that exist, and no new task."""
-    val_data: Path | None = None
-    shape: Shape = field(default_factory=Shape)
-    pretrained: FromFile | None = None
-    effort: Effort = field(default_factory=Effort)
-    augment: str = "auto"
-    flip: bool | None = None
-    loss: str = "cross-entropy"
-    memory: int = 2000
-    seed: int = 0
-    promote: bool = True
-    limits: Limits = field(default_factory=Limits)
-    unknown_rate: float = RATE
-    skip_bad: bool = False
-    device: str = "auto"
-    actor: str = "unknown"
-    signer: Signer | None = None
-    reason: str = ""
-    checkpoint: Path | None = None
-    """The folder where the run is kept each epoch; None: nowhere."""
+    epochs: int | None = _learning(None, "default: by the data's size", metavar="N")
+    batch_size: int | None = _learning(None, "images a step", metavar="N")
+    learning_rate: float | None = _learning(None, "default: by the width", metavar="R")
+
+    def __post_init__(self) -> None:
+        _refuse_not_above_0(self, "epochs", "batch_size", "learning_rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Base:
-    """What a task is learnt on top of: the channel as it was when training began."""
+class GateLimits:
+    """Limits that a version has to keep. Shares are between 0 and 1; None sets no limit."""
 
-    location: str
-    store: Store | None
-    """None before the first version: the store is made when there is something to publish."""
-    head: ChannelRecord | None
-    parent: Manifest | None
+    max_drop: float = _gate(
+        0.02,
+        "how far accuracy on old classes may fall, in points of 100; a fall that may be "
+        "chance is let pass (default: 2)",
+        metavar="POINTS",
+        type=points,
+    )
+    min_new: float | None = _gate(
+        None,
+        "least accuracy on new classes: 0.8 or 80%% (default: better than guessing)",
+        metavar="SHARE",
+        type=share,
+    )
+    max_latency_ms: float | None = _gate(
+        None, "for one image, measured on this machine", metavar="MS"
+    )
+    max_bytes: int | None = _gate(None, "size of all experts and the classifier", metavar="N")
+    force: bool = _gate(False, "promote all the same, and record that it was forced")
 
-    def read_shard(self, ref: ShardRef) -> bytes:
-        assert self.store is not None, "without a store there is no shard to ask for"
-        return self.store.read_shard(ref)
-
-    def made_store(self) -> Store:
-        """Open the store, and make it where there is none."""
-        return self.store or Store.create(self.location)
-
-    def store_now(self) -> Store | None:
-        """Open the store where there is one by now."""
-        try:
-            return self.store or Store.open(self.location)
-        except StoreNotFound:
-            return None
-
-    @property
-    def memory(self) -> tuple[ClassImages, ...]:
-        """The parent's exemplars, but for those that were forgotten since."""
-        return self._remembered(self.parent.memory) if self.parent else ()
-
-    @property
-    def held_out(self) -> tuple[ClassImages, ...]:
-        return self._remembered(self.parent.held_out) if self.parent else ()
-
-    def _remembered(self, entries: tuple[ClassImages, ...]) -> tuple[ClassImages, ...]:
-        forgotten = self.store.forgotten() if self.store else ()
-        return tuple(entry for entry in entries if entry.shard.sha256 not in forgotten)
+    def __post_init__(self) -> None:
+        for name in ("max_drop", "min_new"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise WrongUsage(f"--{name.replace('_', '-')} must be between 0 and 100 %")
+        _refuse_not_above_0(self, "max_latency_ms", "max_bytes")
 
 
-def base_of(request: AddTask) -> Base:
-    """The store, if it is there, and what its channel names now. A place where none can be made
-    is refused now, and not after the training."""
-    try:
-        store = Store.open(request.store)
-    except StoreNotFound:
-        check_location(request.store)
-        return Base(location=request.store, store=None, head=None, parent=None)
-    head = store.head(request.channel)
-    newest = store.newest()
-    if head is None and newest is not None:
-        raise WrongUsage(
-            f"channel {request.channel} names no version to build on; choose one with "
-            f"`dne-store promote {newest} --channel {request.channel}`"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddTask:
+    """A request to learn a task: `dne-train add-task`."""
+
+    data: Path = field(metadata=described("one folder a class", metavar="DIR"))
+    name: str | None = option(None, "the task's name (default: the folder's name)", metavar="N")
+    extend: bool = option(
+        False, "DIR has more images of classes that are known: tune the classifier, add no expert"
+    )
+    val_data: Path | None = option(
+        None, "judge by these images, not by held-out ones", metavar="DIR"
+    )
+    skip_bad: bool = option(False, "go on without unreadable images")
+    promote: bool = option(
+        True, "publish only; the channel does not move", name="--no-promote", action="store_false"
+    )
+    reason: str = option("", "why, for the channel's history", metavar="T")
+    checkpoint: Path | None = option(
+        None,
+        "where the run is kept each epoch, so that the same command goes on after an "
+        "interruption (default: below $XDG_CACHE_HOME/dne-serve)",
+        metavar="DIR",
+    )
+    """None: no checkpoint is kept. The command line has a default of its own."""
+    signer: Signs | None = field(default=None, metadata={"add": add_sign_option})
+    shape: NetworkShape = field(default_factory=NetworkShape)
+    pretrained: PretrainedFile | None = None
+    effort: Effort = field(default_factory=Effort)
+    loss: str = _learning(
+        "cross-entropy",
+        "what classification is trained with (default: {default})",
+        choices=["cross-entropy", "binary"],
+    )
+    augment: str = _learning(
+        "auto",
+        "random changes to training images: standard is crop, flip and RandAugment; light is "
+        "crop; auto (the default) is standard, light for images under 32 pixels, and crop and "
+        "flip after a pre-trained start",
+        choices=["auto", "standard", "light", "none"],
+    )
+    flip: bool | None = _learning(
+        None, "mirror images at random, or never (letters, signs); default: by --augment"
+    )
+    memory: int = _learning(
+        2000,
+        "exemplars kept in all, over all classes; 0 keeps none (default: {default})",
+        metavar="N",
+    )
+    seed: int = _learning(0, "makes a run repeatable (default: {default})", metavar="N")
+    limits: GateLimits = field(default_factory=GateLimits)
+    unknown_rate: float = _gate(
+        0.05,
+        "share of known images that may be answered as unknown: 0.05 or 5%% (the default)",
+        metavar="SHARE",
+        type=share,
+    )
+    store: str
+    channel: str = "production"
+    device: str = "auto"
+    actor: str = "unknown"
+
+    def __post_init__(self) -> None:
+        if self.memory < 0:
+            raise WrongUsage(f"--memory must be 0 or more, not {self.memory}")
+        if not 0 <= self.seed < 2**63:
+            raise WrongUsage(f"--seed must be between 0 and 2^63, not {self.seed}")
+        if not 0 < self.unknown_rate < 1:
+            raise WrongUsage("--unknown-rate must be between 0 and 100 %, and neither of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluate:
+    """A request to measure a version: `dne-train evaluate`."""
+
+    data: Path = field(metadata=described("one folder a class", metavar="DIR"))
+    version: int | None = option(
+        None, "default: what the channel names", metavar="N", type=version_number
+    )
+    unknown_data: Path | None = option(
+        None,
+        "images of no class of the model: how well they are told from those in --data",
+        metavar="DIR",
+    )
+    skip_bad: bool = option(False, "go on without unreadable images")
+    store: str
+    channel: str
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A request to write a version's report: `dne-train report`."""
+
+    version: int = field(
+        metadata=described(
+            "the number of the version", name="version", metavar="N", type=version_number
         )
-    parent = store.resolve(head) if head else None
-    next_version(store)  # where none is left, that is said now too
-    return Base(location=request.store, store=store, head=head, parent=parent)
+    )
+    out: Path = field(metadata=described("where to write it", metavar="DIR"))
+    store: str
+    device: str = "auto"
+
+
+def _refuse_not_above_0(asked: Effort | GateLimits, *names: str) -> None:
+    for name in names:
+        value = getattr(asked, name)
+        if value is not None and not 0 < value < math.inf:
+            raise WrongUsage(f"--{name.replace('_', '-')} must be more than 0, not {value}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from model_store import __version__
-from model_store.errors import ChannelMoved, ChannelNotFound, DataRejected, WrongUsage
+from model_store.errors import ChannelNotFound, DataRejected, WrongUsage
 from model_store.names import new_class_name, notes_on_look_alikes, spelt_among
 from model_store.records.manifest import (
     Accuracy,
@@ -24,6 +24,7 @@ from model_store.records.manifest import (
     TaskRecord,
 )
 from model_store.records.sealing import timestamp
+from model_store.store.promote import promote_or_explain
 from model_store.store.store import Store
 
 
@@ -135,31 +136,20 @@ def _publish(
     manifest = care.store.publish(draft, shards={}, signer=care.signer)
     refused = None
     if care.promote:
-        refused = _promote(care, manifest, pinned=head.mode == "pin", after=head.number, what=what)
+        refused = promote_or_explain(
+            care.store,
+            manifest,
+            head=head,
+            channel=care.channel,
+            actor=care.actor,
+            reason=care.reason or what,
+        )
     return CareOutcome(
         manifest=manifest,
         parent=parent,
         promoted=care.promote and refused is None,
         refused=refused,
     )
-
-
-def _promote(care: Care, manifest: Manifest, *, pinned: bool, after: int, what: str) -> str | None:
-    """Promote the version, or tell the reason and the next step: the rules of `add-task`."""
-    number, channel = manifest.version, care.channel
-    by_hand = f"`dne-store promote {number} --channel {channel}` would promote it"
-    if pinned:
-        return f"channel {channel} is pinned to version {manifest.parent}; {by_hand}"
-    try:
-        care.store.promote(
-            number, channel=channel, actor=care.actor, reason=care.reason or what, after=after
-        )
-    except ChannelMoved:
-        return (
-            f"channel {channel} was moved meanwhile, so version {number} is a branch; {by_hand}, "
-            "and the same command again starts from the new head"
-        )
-    return None
 
 
 def _known(parent: Manifest, name: str) -> str:

@@ -10,7 +10,8 @@ from model_store.cli.main import main
 from model_store.errors import WriteFailed
 from model_store.store.store import Store
 from tests.model_store.drafts import publish_lineage
-from trainer.request import AddTask, base_of
+from trainer.base import base_of
+from trainer.request import AddTask
 
 LAST = "99999999.json"
 

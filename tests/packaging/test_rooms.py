@@ -25,7 +25,7 @@ TO_DO = pytest.mark.xfail(strict=True, reason="the rooms are not yet put in orde
     "package",
     [
         "model_store",
-        pytest.param("trainer", marks=TO_DO),
+        "trainer",
         pytest.param("dne_serve", marks=TO_DO),
     ],
 )
@@ -50,7 +50,7 @@ def test_no_modules_import_each_other(package: str) -> None:
     "package",
     [
         "model_store",
-        pytest.param("trainer", marks=TO_DO),
+        "trainer",
         pytest.param("dne_serve", marks=TO_DO),
     ],
 )

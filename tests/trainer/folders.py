@@ -10,13 +10,12 @@ import numpy as np
 from PIL import Image
 
 from trainer.data.folders import LabelledImages
-from trainer.learning.plan import Effort
-from trainer.learning.presets import Shape
+from trainer.presets import NetworkShape
 from trainer.progress import Phase
-from trainer.request import AddTask
+from trainer.request import AddTask, Effort
 
 SIZE = 8
-SHAPE = Shape(image_size=SIZE, patch_size=4, depth=1, head_width=8, heads=2)
+SHAPE = NetworkShape(image_size=SIZE, patch_size=4, depth=1, head_width=8, heads=2)
 SIZES = [
     *("--image-size", "8", "--patch-size", "4", "--depth", "1"),
     *("--head-width", "8", "--heads", "1"),

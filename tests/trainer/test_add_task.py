@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import importlib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +17,16 @@ from model_store.records.manifest import ClassImages, delta_of, total_bytes
 from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, write_classes
 from trainer.add_task import Outcome, add_task
+from trainer.base import base_of
 from trainer.data.folders import list_classes
 from trainer.data.task_data import read_task_data
 from trainer.learning.learn import learn as learn_task
-from trainer.learning.plan import Effort
-from trainer.learning.presets import Shape
+from trainer.learning.learn import plan_of
 from trainer.learning.student import make_student
-from trainer.request import AddTask, base_of
+from trainer.presets import NetworkShape
+from trainer.request import AddTask, Effort
 
-LATER = Shape()
+LATER = NetworkShape()
 
 
 def learn(request: AddTask, *, progress: Listening | None = None) -> Outcome:
@@ -88,7 +91,7 @@ def test_old_experts_keep_their_shards_for_ever(
 ) -> None:
     learn(asked(store, letters))
     learn(asked(store, digits, shape=LATER, effort=Effort(epochs=2, learning_rate=0.01)))
-    learn(asked(store, write_classes(tmp_path / "signs", ["+"]), shape=Shape(heads=2)))
+    learn(asked(store, write_classes(tmp_path / "signs", ["+"]), shape=NetworkShape(heads=2)))
     one, two, three = (Store.open(str(store)).manifest(number) for number in (1, 2, 3))
     assert one.tasks == two.tasks[:1]
     assert two.tasks == three.tasks[:2]
@@ -111,10 +114,37 @@ def test_learning_leaves_old_experts_bit_for_bit_as_they_were(
         preprocessing=student.preprocessing,
         progress=Listening(),
     )
-    learn_task(student, data=data, request=request, progress=Listening())
+    plan = plan_of(student, images=data.for_training, request=request)
+    learn_task(student, data=data, plan=plan, request=request, progress=Listening())
     published = load_network(base.read_shard, parent).experts[0].state_dict()
     for name, value in student.network.experts[0].state_dict().items():
         assert torch.equal(value, published[name]), name
+
+
+def test_two_tasks_plan_join_and_fold_no_more_often_than_they_need(
+    store: Path, letters: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+
+    def count(place: str) -> None:
+        module, _, name = place.rpartition(".")
+        original = getattr(importlib.import_module(module), name)
+
+        def counting(*args: object, **kwargs: object) -> object:
+            counts[name] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(place, counting)
+
+    count("trainer.learning.learn.make_plan")
+    count("trainer.data.task_data.join")
+    count("trainer.learning.student.fold_expert")
+    learn(asked(store, letters, checkpoint=store / "../kept"))
+    # Images for training, for judging, and to hold out; the expert before and after learning.
+    assert counts == {"make_plan": 1, "join": 3, "fold_expert": 2}
+    learn(asked(store, digits, shape=LATER, checkpoint=store / "../kept"))
+    # The older expert is folded once, for the forecast, for learning and for judging.
+    assert counts == {"make_plan": 2, "join": 6, "fold_expert": 5}
 
 
 def test_old_experts_take_part_in_folded_form_alone(
@@ -271,7 +301,7 @@ def test_when_the_channel_has_moved_the_version_stays_a_branch(
     assert not outcome.promoted
     assert outcome.refused is not None
     assert "version 2 is a branch" in outcome.refused
-    assert "trains on top of the new head" in outcome.refused
+    assert "starts from the new head" in outcome.refused
     head = Store.open(str(store)).head("production")
     assert head is not None
     assert head.target == 1
@@ -307,7 +337,7 @@ def test_a_known_class_and_a_known_task_are_refused(
 def test_the_first_task_has_fixed_the_sizes(store: Path, letters: Path, digits: Path) -> None:
     learn(asked(store, letters))
     with pytest.raises(WrongUsage, match="fixed image_size 8"):
-        learn(asked(store, digits, shape=Shape(preset="tiny")))
+        learn(asked(store, digits, shape=NetworkShape(preset="tiny")))
     assert learn(asked(store, digits, shape=SHAPE)).manifest.version == 2
 
 

@@ -12,7 +12,7 @@ from model_store.records.manifest import Preprocessing
 from tests.model_store.networks import grown
 from trainer.data.folders import LabelledImages
 from trainer.evaluation import precision_agreement as agree
-from trainer.evaluation.evaluate import Judged, judge
+from trainer.evaluation.judged import Judged, judge
 from trainer.evaluation.precision_agreement import agreement_of
 
 pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")

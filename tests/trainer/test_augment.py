@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from trainer.data.augment import MOVES, RECOLOURS, Augmentation
+from trainer.data.augment import AFFINES, RECOLOURS, Augmentation
 
 BATCH = 64
 
@@ -72,7 +72,7 @@ def test_about_half_of_the_images_are_mirrored_where_that_is_asked() -> None:
     assert 150 < sum(mirrored) < 250
 
 
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", AFFINES)
 def test_a_move_of_strength_zero_is_no_move(move: object) -> None:
     assert callable(move)
     torch.testing.assert_close(move(torch.zeros(3)), torch.eye(3).repeat(3, 1, 1))

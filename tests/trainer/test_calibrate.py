@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.evaluation.calibrate import calibrate, fit_temperature
-from trainer.evaluation.evaluate import Judged
+from trainer.evaluation.judged import Judged
 
 CLASSES = tuple("abcd")
 

@@ -16,9 +16,8 @@ from tests.trainer.folders import SIZES, Listening, asked
 from trainer.add_task import add_task
 from trainer.cli import main
 from trainer.learning.checkpoint import default_folder
-from trainer.learning.plan import Effort
-from trainer.learning.presets import Shape
-from trainer.request import AddTask
+from trainer.presets import NetworkShape
+from trainer.request import AddTask, Effort
 
 EFFORT = Effort(epochs=4, batch_size=20)  # 2 batches an epoch, and 1 epoch of balancing
 
@@ -29,7 +28,7 @@ def kept(tmp_path: Path) -> Path:
 
 
 def request_for(store: Path, digits: Path, kept: Path | None, **others: object) -> AddTask:
-    options = {"effort": EFFORT, "augment": "light", "shape": Shape(), **others}
+    options = {"effort": EFFORT, "augment": "light", "shape": NetworkShape(), **others}
     return asked(store, digits, checkpoint=kept, **options)
 
 

@@ -12,7 +12,9 @@ from model_store.maintenance.edit_classes import Care, rename_class, retire_clas
 from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, labelled, write_classes
 from trainer.add_task import add_task
-from trainer.evaluation.evaluate import Evaluate, evaluate, judged_by
+from trainer.evaluation.evaluate import evaluate
+from trainer.evaluation.judged import judged_by
+from trainer.request import Evaluate
 
 
 @pytest.fixture

@@ -10,16 +10,13 @@ from PIL import Image
 from model_store.errors import DataRejected, SpecInvalid, WrongUsage
 from model_store.records.manifest import Preprocessing
 from tests.trainer.folders import SIZE, Listening, write_classes
-from trainer.data.folders import (
-    LabelledImages,
-    list_classes,
-    note_ignored,
-    read_images,
+from trainer.data.checks import (
     refuse_known_classes,
+    refuse_no_images,
     refuse_small_classes,
     refuse_unknown_classes,
-    still_there,
 )
+from trainer.data.folders import LabelledImages, list_classes, note_ignored, read_images
 
 PREPROCESSING = Preprocessing(image_size=SIZE)
 
@@ -168,7 +165,7 @@ def test_too_few_images_are_refused_with_the_class_and_both_numbers(tmp_path: Pa
     write_classes(tmp_path, ["rare"], images=1)
     (tmp_path / "none").mkdir()
     with pytest.raises(DataRejected) as refused:
-        refuse_small_classes(list_classes(tmp_path))
+        refuse_small_classes(list_classes(tmp_path).images_by_class)
     message = str(refused.value)
     assert "'rare' has 1 image" in message
     assert "'none' has 0 images" in message
@@ -179,10 +176,9 @@ def test_too_few_images_are_refused_with_the_class_and_both_numbers(tmp_path: Pa
 def test_what_was_left_out_counts_no_more(tmp_path: Path) -> None:
     write_classes(tmp_path, ["a"], images=2)
     (tmp_path / "a" / "000.png").write_bytes(b"broken")
-    listing = list_classes(tmp_path)
     images = read(tmp_path, skip_bad=True)
     with pytest.raises(DataRejected, match="'a' has 1 image"):
-        refuse_small_classes(still_there(listing, images))
+        refuse_small_classes(images.images_by_class)
 
 
 def test_known_and_unknown_classes_are_named(tmp_path: Path) -> None:
@@ -191,3 +187,10 @@ def test_known_and_unknown_classes_are_named(tmp_path: Path) -> None:
         refuse_known_classes(listing, {"b", "c"})
     with pytest.raises(WrongUsage, match="holds 'a', which"):
         refuse_unknown_classes(listing, {"b", "c"}, option="--val-data")
+
+
+def test_no_images_are_refused_with_the_use_they_were_meant_for(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for option, to in (("--data", "learn from"), ("--val-data", "judge by")):
+        with pytest.raises(WrongUsage, match=f"^{option} .* holds no images to {to}$"):
+            refuse_no_images(read(tmp_path), list_classes(tmp_path), option=option, to=to)

@@ -13,7 +13,9 @@ from model_store.store.store import Store
 from tests.model_store.networks import grown
 from tests.tiny_versions import promote, publish_tiny
 from tests.trainer.folders import Listening, labelled, write_classes
-from trainer.evaluation.evaluate import Evaluate, Judged, evaluate, judge
+from trainer.evaluation.evaluate import evaluate
+from trainer.evaluation.judged import Judged, judge
+from trainer.request import Evaluate
 
 JUDGED = Judged(
     classes=("a", "b", "c"),

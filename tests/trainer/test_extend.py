@@ -14,8 +14,8 @@ from model_store.records.manifest import ClassImages, Manifest, delta_of
 from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, pixels_of, write_classes
 from trainer.add_task import Outcome, add_task
-from trainer.learning.plan import Effort
-from trainer.learning.presets import Shape
+from trainer.presets import NetworkShape
+from trainer.request import Effort
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("learnt")
     for name, classes in (("letters", ["a", "b"]), ("digits", ["0", "1"])):
         data = write_classes(folder / name, classes)
-        shape = SHAPE if name == "letters" else Shape()
+        shape = SHAPE if name == "letters" else NetworkShape()
         add_task(asked(folder / "models", data, shape=shape), progress=Listening())
     return folder
 
@@ -45,7 +45,7 @@ def more_of(folder: Path, class_name: str, *, images: int = 12, seed: int = 9) -
 def extend(
     store: Path, data: Path, *, progress: Listening | None = None, **more: object
 ) -> Outcome:
-    options: dict[str, object] = {"shape": Shape(), "effort": Effort(epochs=2), **more}
+    options: dict[str, object] = {"shape": NetworkShape(), "effort": Effort(epochs=2), **more}
     request = asked(store, data, extend=True, **options)
     return add_task(request, progress=progress or Listening())
 
@@ -83,7 +83,7 @@ def test_an_extended_version_loads_and_the_next_task_builds_on_it(
 ) -> None:
     extend(store, more_of(tmp_path / "more", "b"))
     signs = write_classes(tmp_path / "signs", ["+"])
-    manifest = add_task(asked(store, signs, shape=Shape()), progress=Listening()).manifest
+    manifest = add_task(asked(store, signs, shape=NetworkShape()), progress=Listening()).manifest
     assert manifest.spec.classes == ("a", "b", "0", "1", "+")
     assert manifest.extended == ()
     assert load_network(Store.open(str(store)).read_shard, manifest).spec == manifest.spec
@@ -144,7 +144,10 @@ def test_one_image_is_enough_to_extend_and_is_not_held_out(store: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"name": "again"}, "--name and --heads do not fit"), ({"shape": Shape(heads=2)}, "--heads")],
+    [
+        ({"name": "again"}, "--name and --heads do not fit"),
+        ({"shape": NetworkShape(heads=2)}, "--heads"),
+    ],
 )
 def test_what_an_extension_cannot_have_is_wrong_usage(
     store: Path, tmp_path: Path, options: dict[str, object], sentence: str

@@ -16,16 +16,10 @@ from tests.trainer.folders import Listening, labelled
 from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import balanced, can_be_balanced, evened
-from trainer.learning.fit import (
-    Plan,
-    every_image,
-    fit,
-    normalisation_on,
-    parameter_groups,
-    rate_share,
-)
+from trainer.learning.fit import fit, normalisation_on, parameter_groups, rate_share
 from trainer.learning.losses import Objective, Step, cross_entropy
-from trainer.learning.plan import MAX_EPOCHS, MIN_EPOCHS, Effort
+from trainer.learning.plan import MAX_EPOCHS, MIN_EPOCHS, Plan, make_plan
+from trainer.request import Effort
 
 PREPROCESSING = Preprocessing(image_size=8)
 PLAN = Plan(epochs=3, batch_size=4, learning_rate=1e-2)
@@ -47,7 +41,7 @@ def run_fit(
         plan=plan,
         augment=Augmentation.named("light"),
         preprocessing=PREPROCESSING,
-        draw_epoch=every_image(images),
+        draw_epoch=evened(images, among=()),
         seed=0,
         name="learning",
         progress=progress,
@@ -114,8 +108,8 @@ def test_training_sees_pixels_as_the_server_does() -> None:
     assert np.array_equal(found, normalise(pixels, odd))
 
 
-def test_an_epoch_is_every_image_once() -> None:
-    draw = every_image(labelled([5, 6]))
+def test_an_epoch_of_no_new_class_is_every_image_once() -> None:
+    draw = evened(labelled([5, 6]), among=())
     order = np.random.default_rng(0)
     first, second = draw(order), draw(order)
     assert sorted(first) == sorted(second) == list(range(11))
@@ -180,7 +174,7 @@ def test_the_rate_warms_up_and_falls_to_a_small_share() -> None:
 
 def test_epochs_follow_from_the_number_of_images() -> None:
     def chosen(images: int) -> int:
-        return Effort().plan(images=images, width=128).epochs
+        return make_plan(Effort(), images=images, width=128).epochs
 
     assert chosen(2) == MAX_EPOCHS
     assert chosen(10**6) == MIN_EPOCHS
@@ -188,7 +182,8 @@ def test_epochs_follow_from_the_number_of_images() -> None:
 
 
 def test_what_is_asked_is_what_is_planned() -> None:
-    plan = Effort(epochs=3, batch_size=7, learning_rate=0.5).plan(images=1000, width=128)
+    effort = Effort(epochs=3, batch_size=7, learning_rate=0.5)
+    plan = make_plan(effort, images=1000, width=128)
     assert plan == Plan(epochs=3, batch_size=7, learning_rate=0.5)
 
 

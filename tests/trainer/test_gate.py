@@ -12,18 +12,17 @@ from model_store.records.manifest import Scalar
 from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import Outcome, add_task
-from trainer.evaluation.evaluate import Judged
 from trainer.evaluation.gate import (
     Candidate,
-    Limits,
     at_least,
     decide,
     no_better_than_guessing,
     sign_test,
 )
+from trainer.evaluation.judged import Judged
 from trainer.learning.learn import learn
-from trainer.learning.plan import Effort
-from trainer.learning.presets import Shape
+from trainer.presets import NetworkShape
+from trainer.request import Effort, GateLimits
 
 OLD, NEW = ("a", "b"), ("c", "d")
 
@@ -58,7 +57,7 @@ def test_the_tests_of_chance_against_plain_counts() -> None:
 def test_a_large_fall_on_old_classes_is_refused_with_what_got_worse() -> None:
     gate = decide(
         candidate([0] * 6 + [1] * 4, before=[0] * 6 + [1] * 4, after=[2] * 6 + [1] * 4),
-        limits=Limits(),
+        limits=GateLimits(),
     )
     assert not gate.passed
     assert "fell from 100.0 % to 40.0 %" in gate.reasons[0]
@@ -72,31 +71,31 @@ def test_a_large_fall_on_old_classes_is_refused_with_what_got_worse() -> None:
 def test_a_handful_of_images_is_noise() -> None:
     for flips, passed in ((4, True), (5, True), (6, False)):
         case = candidate([0] * flips, before=[0] * flips, after=[2] * flips)
-        gate = decide(case, limits=Limits())
+        gate = decide(case, limits=GateLimits())
         assert gate.passed is passed
         assert gate.p_value == pytest.approx(1 / 2**flips)
 
 
 def test_flips_to_the_good_weigh_against_flips_to_the_bad() -> None:
     before, after = [0] * 8 + [1] * 12, [1] * 8 + [0] * 5 + [1] * 7
-    gate = decide(candidate([0] * 20, before=before, after=after), limits=Limits())
+    gate = decide(candidate([0] * 20, before=before, after=after), limits=GateLimits())
     assert (gate.got_worse, gate.got_better) == (8, 5)
     assert gate.passed
 
 
 def test_the_drop_that_is_allowed_is_the_users_choice() -> None:
     case = candidate([0] * 24, before=[0] * 24, after=[1] * 6 + [0] * 18)
-    assert not decide(case, limits=Limits(max_drop=0.24)).passed
-    assert decide(case, limits=Limits(max_drop=0.25)).passed
+    assert not decide(case, limits=GateLimits(max_drop=0.24)).passed
+    assert decide(case, limits=GateLimits(max_drop=0.25)).passed
 
 
 def test_new_classes_that_are_only_guessed_are_refused() -> None:
     guessed = candidate([2, 3] * 12, before=[0] * 24, after=[2] * 24)
-    gate = decide(guessed, limits=Limits())
+    gate = decide(guessed, limits=GateLimits())
     assert not gate.passed
     assert "no better than guessing" in gate.reasons[0]
-    assert decide(guessed, limits=Limits(min_new=0.5)).passed
-    assert not decide(guessed, limits=Limits(min_new=0.51)).passed
+    assert decide(guessed, limits=GateLimits(min_new=0.5)).passed
+    assert not decide(guessed, limits=GateLimits(min_new=0.51)).passed
 
 
 @pytest.mark.parametrize(
@@ -120,21 +119,21 @@ def test_a_first_version_passes_but_for_what_was_asked() -> None:
     first = Candidate(
         judged=answers([2, 3] * 12, [2] * 24), parent=None, older=(), newest=NEW, model_bytes=1000
     )
-    assert decide(first, limits=Limits()).passed
-    assert not decide(first, limits=Limits(min_new=0.6)).passed
-    assert decide(first, limits=Limits()).notes == ()
+    assert decide(first, limits=GateLimits()).passed
+    assert not decide(first, limits=GateLimits(min_new=0.6)).passed
+    assert decide(first, limits=GateLimits()).notes == ()
 
 
 def test_budgets_are_kept() -> None:
     case = replace(candidate([2], before=[0], after=[2]), latency_ms=5.0)
-    assert decide(case, limits=Limits(max_latency_ms=5, max_bytes=1000)).passed
-    gate = decide(case, limits=Limits(max_latency_ms=4.9, max_bytes=999))
+    assert decide(case, limits=GateLimits(max_latency_ms=5, max_bytes=1000)).passed
+    gate = decide(case, limits=GateLimits(max_latency_ms=4.9, max_bytes=999))
     assert "more than --max-latency-ms 4.9" in gate.reasons[0]
     assert "1000 bytes, more than --max-bytes 999" in gate.reasons[1]
 
 
 def test_what_could_not_be_judged_is_said() -> None:
-    nothing = decide(candidate([], before=[], after=[]), limits=Limits())
+    nothing = decide(candidate([], before=[], after=[]), limits=GateLimits())
     assert nothing.passed
     assert nothing.p_value is None
     assert nothing.notes == (
@@ -145,7 +144,7 @@ def test_what_could_not_be_judged_is_said() -> None:
     )
     assert nothing.not_judged == ("new", "old")
     labels = [0] * 6 + [2] * 12
-    some = decide(candidate(labels, before=[0] * 18, after=labels), limits=Limits())
+    some = decide(candidate(labels, before=[0] * 18, after=labels), limits=GateLimits())
     assert some.notes == ("not judged, for want of images to judge by: 'b'",)
     assert (some.not_judged, some.old_images, some.new_images) == ((), 6, 12)
 
@@ -156,21 +155,21 @@ def test_a_side_is_judged_from_as_many_images_as_could_refuse_it(old: int, new: 
     labels = labels[: old + new]
     wrong = candidate(labels, before=[0] * len(labels), after=[1] * len(labels))
     right = candidate(labels, before=[0] * len(labels), after=labels)
-    few = decide(right, limits=Limits()).not_judged
+    few = decide(right, limits=GateLimits()).not_judged
     assert few == (("new",) if new < 12 else ()) + (("old",) if old < 6 else ())
-    against = decide(wrong, limits=Limits()).reasons
+    against = decide(wrong, limits=GateLimits()).reasons
     assert any("old classes fell" in one for one in against) is ("old" not in few)
     assert any("guessing" in one for one in against) is ("new" not in few)
 
 
 def test_min_new_without_evidence_refuses_and_0_asks_for_none() -> None:
     four = candidate([2, 3] * 2, before=[0] * 4, after=[2, 3] * 2)
-    gate = decide(four, limits=Limits(min_new=0.8))
+    gate = decide(four, limits=GateLimits(min_new=0.8))
     assert gate.reasons == (
         "--min-new 80.0 % cannot be judged by 4 images of new classes: 12 are needed; give more "
         "with --val-data DIR",
     )
-    assert decide(four, limits=Limits(min_new=0)).passed
+    assert decide(four, limits=GateLimits(min_new=0)).passed
 
 
 def test_a_lone_new_class_that_is_never_answered_is_refused() -> None:
@@ -181,9 +180,9 @@ def test_a_lone_new_class_that_is_never_answered_is_refused() -> None:
         newest=("c",),
         model_bytes=1000,
     )
-    assert "no better than guessing" in decide(lone, limits=Limits()).reasons[0]
+    assert "no better than guessing" in decide(lone, limits=GateLimits()).reasons[0]
     learnt = replace(lone, judged=answers([2] * 12, [2] * 12))
-    assert decide(learnt, limits=Limits()).passed
+    assert decide(learnt, limits=GateLimits()).passed
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,7 @@ def test_a_lone_new_class_that_is_never_answered_is_refused() -> None:
 )
 def test_limits_that_make_no_sense_are_wrong_usage(limits: dict[str, float]) -> None:
     with pytest.raises(WrongUsage):
-        Limits(**limits)  # type: ignore[arg-type]
+        GateLimits(**limits)  # type: ignore[arg-type]
 
 
 LEARNING = {"effort": Effort(epochs=25, learning_rate=3e-3), "augment": "none"}
@@ -229,7 +228,7 @@ def test_a_version_whose_old_accuracy_was_sabotaged_is_published_and_not_promote
 ) -> None:
     sabotage_old_heads(monkeypatch)
     digits = write_classes(tmp_path / "digits", ["0", "1"])
-    outcome = add(learnt, digits, shape=Shape())
+    outcome = add(learnt, digits, shape=NetworkShape())
     assert not outcome.promoted
     assert outcome.refused is not None
     assert outcome.refused.startswith("the gate refused it: accuracy on old classes fell")
@@ -249,7 +248,7 @@ def test_force_promotes_and_is_recorded(
 ) -> None:
     sabotage_old_heads(monkeypatch)
     digits = write_classes(tmp_path / "digits", ["0", "1"])
-    outcome = add(learnt, digits, shape=Shape(), limits=Limits(force=True))
+    outcome = add(learnt, digits, shape=NetworkShape(), limits=GateLimits(force=True))
     assert (outcome.promoted, outcome.refused) == (True, None)
     gate = outcome.manifest.metrics.gate
     assert gate is not None
@@ -268,15 +267,15 @@ def test_a_version_trained_on_shuffled_labels_is_refused(learnt: Path, tmp_path:
     contents = [path.read_bytes() for path in files]
     for path, place in zip(files, np.random.default_rng(1).permutation(len(files)), strict=True):
         path.write_bytes(contents[place])
-    outcome = add(learnt, shuffled, shape=Shape())
+    outcome = add(learnt, shuffled, shape=NetworkShape())
     assert outcome.refused is not None
     assert "no better than guessing" in outcome.refused
 
 
 def test_a_version_that_learns_and_keeps_passes(learnt: Path, tmp_path: Path) -> None:
     digits = write_classes(tmp_path / "digits", ["0", "1"], images=60)
-    limits = Limits(min_new=0.5, max_latency_ms=60_000, max_bytes=10**9)
-    outcome = add(learnt, digits, shape=Shape(), limits=limits)
+    limits = GateLimits(min_new=0.5, max_latency_ms=60_000, max_bytes=10**9)
+    outcome = add(learnt, digits, shape=NetworkShape(), limits=limits)
     assert outcome.promoted
     gate = outcome.manifest.metrics.gate
     assert gate is not None
@@ -288,5 +287,5 @@ def test_a_version_that_learns_and_keeps_passes(learnt: Path, tmp_path: Path) ->
 def test_the_parent_is_judged_by_its_own_classifier(learnt: Path, tmp_path: Path) -> None:
     first = Store.open(str(learnt)).manifest(1).metrics.accuracy.all
     digits = write_classes(tmp_path / "digits", ["0", "1"])
-    second = add(learnt, digits, shape=Shape()).manifest.metrics.accuracy
+    second = add(learnt, digits, shape=NetworkShape()).manifest.metrics.accuracy
     assert second.parent_old == first

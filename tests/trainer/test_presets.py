@@ -4,10 +4,10 @@ import pytest
 
 from model_store.errors import SpecInvalid, WrongUsage
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
-from trainer.learning.presets import Shape
+from trainer.presets import NetworkShape
 
 
-def lineage(shape: Shape) -> NetworkSpec:
+def lineage(shape: NetworkShape) -> NetworkSpec:
     spec = shape.first_network()
     heads = ExpertSpec(heads=shape.heads_of_first())
     return spec.expand(TaskSpec(name="first", classes=("a",), expert=heads))
@@ -18,15 +18,15 @@ def lineage(shape: Shape) -> NetworkSpec:
     [("tiny", (16, 4, 2, 4)), ("small", (64, 8, 5, 6)), ("paper", (32, 4, 5, 12))],
 )
 def test_presets_are_those_of_the_design(preset: str, sizes: tuple[int, ...]) -> None:
-    spec = lineage(Shape(preset=preset))
+    spec = lineage(NetworkShape(preset=preset))
     heads = spec.tasks[0].expert.heads
     assert (spec.image_size, spec.patch_size, spec.depth, heads) == sizes
     assert spec.head_width == 32
 
 
 def test_small_is_the_default_and_each_number_can_be_given_instead() -> None:
-    assert lineage(Shape()) == lineage(Shape(preset="small"))
-    spec = lineage(Shape(preset="tiny", depth=3, heads=2))
+    assert lineage(NetworkShape()) == lineage(NetworkShape(preset="small"))
+    spec = lineage(NetworkShape(preset="tiny", depth=3, heads=2))
     assert (spec.depth, spec.image_size, spec.tasks[0].expert.heads) == (3, 16, 2)
 
 
@@ -35,17 +35,17 @@ def test_small_is_the_default_and_each_number_can_be_given_instead() -> None:
     [(5, 1), (3_999, 1), (4_000, 2), (9_999, 2), (10_000, 4), (1_000_000, 4)],
 )
 def test_a_later_task_has_heads_by_its_images_unless_told(images: int, heads: int) -> None:
-    assert Shape(preset="tiny").heads_of_later(images=images) == heads
-    assert Shape(heads=3).heads_of_later(images=images) == 3
+    assert NetworkShape(preset="tiny").heads_of_later(images=images) == heads
+    assert NetworkShape(heads=3).heads_of_later(images=images) == 3
 
 
 def test_a_later_task_may_repeat_the_sizes() -> None:
-    spec = lineage(Shape(preset="tiny"))
+    spec = lineage(NetworkShape(preset="tiny"))
     for same in (
-        Shape(),
-        Shape(preset="tiny"),
-        Shape(image_size=16, depth=2),
-        Shape(head_width=32),
+        NetworkShape(),
+        NetworkShape(preset="tiny"),
+        NetworkShape(image_size=16, depth=2),
+        NetworkShape(head_width=32),
     ):
         same.check_agrees(spec)
 
@@ -53,18 +53,18 @@ def test_a_later_task_may_repeat_the_sizes() -> None:
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        (Shape(preset="paper"), r"--preset paper \(--image-size 32\) does not fit"),
-        (Shape(depth=5), "--depth 5 does not fit: the first task has fixed depth 2"),
-        (Shape(preset="tiny", patch_size=8), "--patch-size 8 does not fit"),
+        (NetworkShape(preset="paper"), r"--preset paper \(--image-size 32\) does not fit"),
+        (NetworkShape(depth=5), "--depth 5 does not fit: the first task has fixed depth 2"),
+        (NetworkShape(preset="tiny", patch_size=8), "--patch-size 8 does not fit"),
     ],
 )
-def test_a_later_task_may_not_change_the_sizes(shape: Shape, sentence: str) -> None:
+def test_a_later_task_may_not_change_the_sizes(shape: NetworkShape, sentence: str) -> None:
     with pytest.raises(WrongUsage, match=sentence):
-        shape.check_agrees(lineage(Shape(preset="tiny")))
+        shape.check_agrees(lineage(NetworkShape(preset="tiny")))
 
 
 def test_sizes_that_make_no_network_are_refused_with_the_reason() -> None:
     with pytest.raises(SpecInvalid, match="cannot be cut into patches"):
-        Shape(image_size=30, patch_size=8).first_network()
+        NetworkShape(image_size=30, patch_size=8).first_network()
     with pytest.raises(WrongUsage, match="not one of tiny, small, paper"):
-        Shape(preset="huge")
+        NetworkShape(preset="huge")

@@ -16,7 +16,7 @@ from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
 from trainer.cli import main
-from trainer.evaluation.evaluate import judge
+from trainer.evaluation.judged import judge
 from trainer.report.history import lineage_of
 from trainer.report.html import page
 from trainer.report.report import make_report

@@ -16,12 +16,12 @@ from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from tests.trainer.vit import class_token, made_up, write_vit
 from trainer.add_task import Outcome, add_task
+from trainer.base import base_of
 from trainer.data.folders import list_classes
 from trainer.data.task_data import read_task_data
-from trainer.learning.plan import Effort
-from trainer.learning.presets import Shape
-from trainer.learning.start import normalisation_named
-from trainer.request import AddTask, FromFile, base_of
+from trainer.learning.student import normalisation_named
+from trainer.presets import NetworkShape
+from trainer.request import AddTask, Effort, PretrainedFile
 
 HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
 EFFORT = Effort(epochs=2, batch_size=10)
@@ -30,7 +30,7 @@ EFFORT = Effort(epochs=2, batch_size=10)
 @pytest.fixture(autouse=True)
 def _few_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Choosing among many takes most of the time of so small a task; test_classifier tries all."""
-    monkeypatch.setattr("trainer.learning.classifier.STRENGTHS", (0.1, 0.01))
+    monkeypatch.setattr("trainer.learning.classifier.L2_PENALTIES", (0.1, 0.01))
 
 
 @pytest.fixture
@@ -54,13 +54,14 @@ def digits(tmp_path: Path) -> Path:
 
 
 def first(store: Path, data: Path, vit: Path, **others: object) -> AddTask:
-    chosen = {"file": vit, **{k: others.pop(k) for k in list(others) if k in FromFile.__slots__}}
-    options = {"shape": Shape(), "effort": EFFORT, **others}
-    return asked(store, data, pretrained=FromFile(**chosen), **options)  # type: ignore[arg-type]
+    names = [name for name in others if name in PretrainedFile.__slots__]
+    chosen = {"file": vit, **{name: others.pop(name) for name in names}}
+    options = {"shape": NetworkShape(), "effort": EFFORT, **others}
+    return asked(store, data, pretrained=PretrainedFile(**chosen), **options)  # type: ignore[arg-type]
 
 
 def later(store: Path, data: Path, **others: object) -> AddTask:
-    return asked(store, data, **{"shape": Shape(), "effort": EFFORT, **others})
+    return asked(store, data, **{"shape": NetworkShape(), "effort": EFFORT, **others})
 
 
 def run(request: AddTask, *, progress: Listening | None = None) -> Outcome:
@@ -298,7 +299,7 @@ def test_a_normalisation_that_makes_no_sense_is_wrong_usage(given: str) -> None:
 
 
 def test_another_image_size_is_fine_and_stays(store: Path, letters: Path, vit: Path) -> None:
-    manifest = run(first(store, letters, vit, shape=Shape(image_size=12))).manifest
+    manifest = run(first(store, letters, vit, shape=NetworkShape(image_size=12))).manifest
     assert manifest.spec.patches == 9
     assert manifest.preprocessing.image_size == 12
     assert np.isfinite(manifest.metrics.accuracy.all)
@@ -307,12 +308,15 @@ def test_another_image_size_is_fine_and_stays(store: Path, letters: Path, vit: P
 @pytest.mark.parametrize(
     ("others", "sentence"),
     [
-        ({"shape": Shape(preset="tiny")}, "--preset tiny does not go with --pretrained"),
-        ({"shape": Shape(depth=5)}, "--depth 5 does not fit: the pre-trained file has fixed it"),
-        ({"shape": Shape(patch_size=8)}, "--patch-size 8 does not fit"),
-        ({"shape": Shape(head_width=16)}, "--head-width 16 does not fit"),
-        ({"shape": Shape(heads=1)}, "--heads 1 does not fit"),
-        ({"shape": Shape(image_size=10)}, "cannot be cut into patches of 4"),
+        ({"shape": NetworkShape(preset="tiny")}, "--preset tiny does not go with --pretrained"),
+        (
+            {"shape": NetworkShape(depth=5)},
+            "--depth 5 does not fit: the pre-trained file has fixed it",
+        ),
+        ({"shape": NetworkShape(patch_size=8)}, "--patch-size 8 does not fit"),
+        ({"shape": NetworkShape(head_width=16)}, "--head-width 16 does not fit"),
+        ({"shape": NetworkShape(heads=1)}, "--heads 1 does not fit"),
+        ({"shape": NetworkShape(image_size=10)}, "cannot be cut into patches of 4"),
         ({"unfreeze_last": 3}, "--unfreeze-last 3: .* has 2 blocks"),
         ({"normalise": "mine"}, "--normalise 'mine' is neither"),
         ({"attention_heads": 7}, "--attention-heads 7"),
@@ -328,7 +332,7 @@ def test_what_contradicts_the_file_is_wrong_usage(
 
 
 def test_sizes_that_agree_with_the_file_may_be_said(store: Path, letters: Path, vit: Path) -> None:
-    said = Shape(image_size=8, patch_size=4, depth=2, head_width=32, heads=2)
+    said = NetworkShape(image_size=8, patch_size=4, depth=2, head_width=32, heads=2)
     assert run(first(store, letters, vit, shape=said)).manifest.version == 1
 
 

@@ -12,8 +12,9 @@ from model_store.store.store import Store
 from tests.tiny_versions import promote, publish_tiny
 from tests.trainer.folders import Listening, asked, pixels_of, write_classes
 from trainer.add_task import add_task
-from trainer.evaluation.evaluate import Evaluate, evaluate
-from trainer.evaluation.unknown import auroc, check_rate, familiarity, fit_threshold, tell_apart
+from trainer.evaluation.evaluate import evaluate
+from trainer.evaluation.unknown import auroc, fit_threshold, max_logit, tell_apart
+from trainer.request import Evaluate
 
 
 def logits(scores: list[float]) -> np.ndarray:
@@ -25,10 +26,10 @@ def test_about_the_rate_of_known_images_falls_below_the_threshold() -> None:
     known = np.random.default_rng(0).normal(size=(199, 5)).astype(np.float32)
     detector = fit_threshold(known, rate=0.05)
     assert detector is not None
-    assert (familiarity(known) < detector.threshold).sum() == 10
+    assert (max_logit(known) < detector.threshold).sum() == 10
     assert (detector.rate, detector.images) == (0.05, 199)
     others = np.random.default_rng(1).normal(size=(20_000, 5)).astype(np.float32)
-    assert (familiarity(others) < detector.threshold).mean() == pytest.approx(0.05, abs=0.02)
+    assert (max_logit(others) < detector.threshold).mean() == pytest.approx(0.05, abs=0.02)
 
 
 def test_the_threshold_lies_between_two_scores() -> None:
@@ -67,7 +68,7 @@ def test_what_is_told_apart_and_what_cannot_be_said() -> None:
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, float("nan")])
 def test_a_rate_that_makes_no_sense_is_wrong_usage(rate: float) -> None:
     with pytest.raises(WrongUsage, match="--unknown-rate"):
-        check_rate(rate)
+        asked(Path("models"), Path("letters"), unknown_rate=rate)
 
 
 def test_a_version_carries_the_threshold_that_was_asked_for(tmp_path: Path) -> None:

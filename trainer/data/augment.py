@@ -1,7 +1,7 @@
-"""Random changes to training images: crop with padding, flip, and RandAugment.
+"""Change training images at random: crop with padding, flip, and RandAugment.
 
 Every image draws its own changes, and all draws come from one generator: the same generator
-state gives the same images. All moves of an image (crop, flip, rotation, shear) are one
+state gives the same images. All affine changes of an image (crop, flip, rotation, shear) are one
 resampling; colours follow. Images are float, 0 to 1, [B, 3, H, W].
 """
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 PADDING_SHARE = 1 / 8  # 4 pixels of 32
 SMALLEST_FOR_STANDARD = 32
-"""Below, a shift or a rotation of this strength leaves too little of an image to learn from."""
+"""The smallest image side for `standard`: its shifts and rotations destroy smaller images."""
 OPERATIONS_PER_IMAGE = 2
 MAGNITUDE = 0.9
 MAGNITUDE_STD = 0.05
@@ -29,7 +29,7 @@ MAX_ROTATION = math.radians(30)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Augmentation:
-    """Which changes are made. `Augmentation.named` knows the choices of the command line."""
+    """The kinds of changes. `Augmentation.named` knows the choices of the command line."""
 
     crop: bool
     flip: bool
@@ -44,8 +44,8 @@ class Augmentation:
         image_size: int | None = None,
         on_pretrained: bool = False,
     ) -> Augmentation:
-        """`auto` is `standard`, or `light` for images that are too small for more; where a
-        pre-trained expert is read, it is crop and flip."""
+        """Resolve a name. `auto` is `standard`, or `light` for small images; beside a pre-trained
+        expert `auto` is crop and flip."""
         if name == "auto" and on_pretrained:
             return cls(crop=True, flip=flip is not False, rand_augment=False)
         if name == "auto":
@@ -57,21 +57,21 @@ class Augmentation:
         )
 
     def __call__(self, images_BCHW: Tensor, generator: Generator) -> Tensor:
-        """Changed copies. The generator lives on the CPU, whatever the device of the images."""
+        """Return changed copies. The generator is on the CPU, whatever the device of the images."""
         if not (self.crop or self.flip or self.rand_augment):
             return images_BCHW
         draws = _Draws(len(images_BCHW), images_BCHW.device, generator)
-        move = torch.eye(3, device=images_BCHW.device).expand(draws.count, 3, 3)
+        affine = torch.eye(3, device=images_BCHW.device).expand(draws.count, 3, 3)
         if self.crop:
-            move = _crop(draws, size=images_BCHW.shape[-1]) @ move
+            affine = _crop(draws, size=images_BCHW.shape[-1]) @ affine
         if self.flip:
-            move = _flip(draws) @ move
+            affine = _flip(draws) @ affine
         if not self.rand_augment:
-            return _moved(images_BCHW, move)
+            return _resampled(images_BCHW, affine)
         rounds = [_Round.draw(draws) for _ in range(OPERATIONS_PER_IMAGE)]
         for one in rounds:
-            move = one.move() @ move
-        images = _moved(images_BCHW, move)
+            affine = one.affine() @ affine
+        images = _resampled(images_BCHW, affine)
         for one in rounds:
             images = one.recolour(images)
         return images
@@ -97,7 +97,7 @@ class _Draws:
 
 
 def _crop(draws: _Draws, *, size: int) -> Tensor:
-    """A window of the padded image, at whole pixels."""
+    """Draw a window of the padded image, at whole pixels."""
     padding = max(1, round(size * PADDING_SHARE))
     step = 2 / size  # of a pixel, where an image reaches from -1 to 1
     x, y = ((draws.below(2 * padding + 1) - padding) * step for _ in range(2))
@@ -109,7 +109,7 @@ def _flip(draws: _Draws) -> Tensor:
 
 
 def _affine(count: int, device: torch.device, **parts: Tensor) -> Tensor:
-    """[B, 3, 3]: the identity but for the named parts."""
+    """Make matrices [B, 3, 3]: the identity but for the named parts."""
     matrix = torch.eye(3, device=device).repeat(count, 1, 1)
     places = {
         "scale_x": (0, 0),
@@ -125,13 +125,13 @@ def _affine(count: int, device: torch.device, **parts: Tensor) -> Tensor:
     return matrix
 
 
-def _moved(images_BCHW: Tensor, move_B33: Tensor) -> Tensor:
-    """One resampling for all moves; what comes from outside the image is black."""
-    grid = F.affine_grid(move_B33[:, :2], list(images_BCHW.shape), align_corners=False)
+def _resampled(images_BCHW: Tensor, affine_B33: Tensor) -> Tensor:
+    """Resample once for all affine changes; pixels from outside the image are black."""
+    grid = F.affine_grid(affine_B33[:, :2], list(images_BCHW.shape), align_corners=False)
     return F.grid_sample(images_BCHW, grid, mode="bilinear", align_corners=False)
 
 
-Move = Callable[[Tensor], Tensor]
+Affine = Callable[[Tensor], Tensor]
 Recolour = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -147,14 +147,14 @@ def _rotate(strength_B: Tensor) -> Tensor:
     )
 
 
-def _one_part(name: str, most: float) -> Move:
-    def move(strength_B: Tensor) -> Tensor:
+def _one_part(name: str, most: float) -> Affine:
+    def affine(strength_B: Tensor) -> Tensor:
         return _affine(len(strength_B), strength_B.device, **{name: strength_B * most})
 
-    return move
+    return affine
 
 
-MOVES: tuple[Move, ...] = (
+AFFINES: tuple[Affine, ...] = (
     _rotate,
     _one_part("shear_x", MAX_SHEAR),
     _one_part("shear_y", MAX_SHEAR),
@@ -173,7 +173,7 @@ def _grey(images: Tensor) -> Tensor:
 
 
 def _blend(images: Tensor, towards: Tensor, strength_B: Tensor) -> Tensor:
-    """From the image away from, or to, `towards`: strength -1 is all of `towards`."""
+    """Blend with `towards`: strength -1 is all of it, and 1 is as far away from it."""
     return (images + _per_image(strength_B) * (images - towards)).clamp(0, 1)
 
 
@@ -226,30 +226,30 @@ RECOLOURS: tuple[Recolour, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One drawn operation for each image: an index into MOVES + RECOLOURS (past both: none)."""
+    """One drawn operation for each image: an index into AFFINES + RECOLOURS (past both: none)."""
 
     operation_B: Tensor
     strength_B: Tensor
 
     @classmethod
     def draw(cls, draws: _Draws) -> _Round:
-        operations = len(MOVES) + len(RECOLOURS)
+        operations = len(AFFINES) + len(RECOLOURS)
         operation = draws.below(operations)
         operation = torch.where(draws.uniform() < CHANCE, operation, operations)
         strength = (MAGNITUDE + MAGNITUDE_STD * draws.normal()).clamp(0, 1) * draws.sign()
         return cls(operation, strength)
 
-    def move(self) -> Tensor:
+    def affine(self) -> Tensor:
         count, device = len(self.strength_B), self.strength_B.device
         matrix = torch.eye(3, device=device).repeat(count, 1, 1)
-        for index, move in enumerate(MOVES):
+        for index, affine in enumerate(AFFINES):
             chosen = (self.operation_B == index)[:, None, None]
-            matrix = torch.where(chosen, move(self.strength_B), matrix)
+            matrix = torch.where(chosen, affine(self.strength_B), matrix)
         return matrix
 
     def recolour(self, images_BCHW: Tensor) -> Tensor:
         images = images_BCHW.clone()
-        for index, recolour in enumerate(RECOLOURS, start=len(MOVES)):
+        for index, recolour in enumerate(RECOLOURS, start=len(AFFINES)):
             rows = (self.operation_B == index).nonzero().squeeze(1)
             if len(rows):
                 images[rows] = recolour(images[rows], self.strength_B[rows])

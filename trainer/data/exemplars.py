@@ -1,4 +1,4 @@
-"""Which images are kept: a held-out share that is never trained on, and exemplars by herding."""
+"""Choose the images to keep: a held-out share that is never trained on, exemplars by herding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEWEST_FOR_HELD_OUT = 10
 
 
 def held_out_count(images: int) -> int:
-    """How many of a class's images are set aside before training."""
+    """Return how many of a class's images are held out."""
     if images < FEWEST_FOR_HELD_OUT:
         return 0
     low, high = HELD_OUT_BOUNDS
@@ -29,9 +29,9 @@ def held_out_count(images: int) -> int:
 def set_aside(
     images: LabelledImages, *, seed: int, already: Mapping[str, int] | None = None
 ) -> tuple[LabelledImages, LabelledImages]:
-    """(for training, held out): disjoint, together everything, and the same for the same seed.
+    """Split images into those for training and those held out, the same for the same seed.
 
-    `already`: how many images of a class were held out before; all in all there is a limit.
+    `already` counts the images of a class that were held out before: a class has a limit in all.
     """
     draw = np.random.default_rng(seed)
     held: list[int] = []
@@ -45,9 +45,9 @@ def set_aside(
 
 
 def herding_order(features_ND: NDArray[np.float32], *, count: int) -> list[int]:
-    """iCaRL's order: each next exemplar keeps the exemplars' mean closest to the class mean.
+    """Order by iCaRL: each next exemplar keeps the exemplars' mean closest to the class mean.
 
-    So any prefix of the order is itself the best buffer of its size by this rule.
+    Any prefix of the order is the best buffer of its size by this rule.
     """
     features = features_ND.astype(np.float64)
     features /= np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
@@ -68,7 +68,7 @@ def herding_order(features_ND: NDArray[np.float32], *, count: int) -> list[int]:
 def keep(
     images: LabelledImages, *, kind: ShardKind, rows_by_class: Mapping[str, Sequence[int]]
 ) -> tuple[tuple[ClassImages, ...], dict[str, bytes]]:
-    """One shard of PNGs a class, in the rows' order: manifest entries, and bytes by digest."""
+    """Encode one shard of PNGs a class. Return manifest entries, and bytes by digest."""
     entries, shards = [], {}
     for name, rows in rows_by_class.items():
         if not len(rows):
@@ -81,14 +81,14 @@ def keep(
 
 
 def merged(old: Sequence[ClassImages], new: Sequence[ClassImages]) -> tuple[ClassImages, ...]:
-    """One entry a class: a new one takes the place of an old one, or follows all of them."""
+    """Merge entries, one a class: a new one replaces an old one, or follows all of them."""
     by_class = {entry.class_name: entry for entry in old}
     by_class |= {entry.class_name: entry for entry in new}
     return tuple(by_class.values())
 
 
 def shrink(entries: Sequence[ClassImages], *, quota: int) -> tuple[ClassImages, ...]:
-    """The same shards, fewer of their images. A class that keeps none needs no entry."""
+    """Keep fewer images of the same shards. A class that keeps none has no entry."""
     return tuple(
         entry.model_copy(update={"count": min(entry.count, quota)}) for entry in entries if quota
     )
@@ -101,7 +101,7 @@ def recall(
     read: Callable[[ShardRef], bytes],
     preprocessing: Preprocessing,
 ) -> LabelledImages:
-    """The images that `entries` keep in the store, labelled among `classes`."""
+    """Read the images of `entries` from the store, and label them among `classes`."""
     size = preprocessing.image_size
     pixels, labels = [np.zeros((0, size, size, 3), dtype=np.uint8)], []
     for entry in entries:

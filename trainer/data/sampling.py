@@ -1,31 +1,32 @@
-"""Which images an epoch visits, so that classes with many images do not drown the others."""
+"""Draw the images of an epoch, so that classes with many images do not drown the others."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainer.data.folders import LabelledImages
-from trainer.learning.fit import DrawEpoch
+
+DrawEpoch = Callable[[np.random.Generator], NDArray[np.int64]]
+"""Draw the rows of the training images that an epoch visits, in this order."""
 
 ENOUGH_A_CLASS = 20
-"""A class with fewer does not make balanced epochs shorter still: its images come again."""
+"""Images a class at which balanced epochs stop getting shorter: rarer images come again."""
 
 
 def can_be_balanced(images: LabelledImages, *, retired: Collection[str] = ()) -> bool:
-    """Whether every class has images: without exemplars of the old ones there is no balance."""
+    """Tell whether every class has images: old classes without exemplars cannot be balanced."""
     return all(len(rows) for rows in _by_class(images, retired))
 
 
 def balanced(
     images: LabelledImages, *, retired: Collection[str] = (), most: int | None = None
 ) -> DrawEpoch:
-    """An epoch is as many images of every class as the smallest class has, drawn anew each time,
-    and not many more than `most` in all.
+    """Draw as many images of every class as the smallest class has, about `most` in all.
 
-    Undoes the bias against old classes, which have only exemplars.
+    Undo the bias against old classes, which have only exemplars.
     """
     by_class = _by_class(images, retired)
     counts = [len(rows) for rows in by_class]
@@ -40,12 +41,11 @@ def balanced(
 
 
 def evened(images: LabelledImages, *, among: Collection[str]) -> DrawEpoch:
-    """An epoch is as long as if every image came once; the classes `among` have equal shares of
-    theirs, drawn anew each time, and all other images come once."""
-    by_class = [rows for name in among if len(rows := images.rows_of(name))]
-    places = [images.classes.index(name) for name in among]
-    others = np.flatnonzero(~np.isin(images.labels_N, places)).astype(np.int64)
-    size = round(sum(map(len, by_class)) / max(1, len(by_class)))
+    """Draw equal shares of the classes `among`, and every other image once.
+
+    An epoch is as long as if every image came once.
+    """
+    by_class, others, size = _split(images, among)
 
     def draw(order: np.random.Generator) -> NDArray[np.int64]:
         drawn = [_drawn(rows, size, order) for rows in by_class]
@@ -55,12 +55,11 @@ def evened(images: LabelledImages, *, among: Collection[str]) -> DrawEpoch:
 
 
 def side_by_side(images: LabelledImages, *, among: Collection[str]) -> DrawEpoch:
-    """An epoch is the images of the classes `among`, in equal shares, and as many others: it does
-    not grow with what was learnt before."""
-    by_class = [rows for name in among if len(rows := images.rows_of(name))]
-    places = [images.classes.index(name) for name in among]
-    others = np.flatnonzero(~np.isin(images.labels_N, places)).astype(np.int64)
-    size = round(sum(map(len, by_class)) / max(1, len(by_class)))
+    """Draw equal shares of the classes `among`, and as many other images.
+
+    An epoch does not grow with the number of tasks.
+    """
+    by_class, others, size = _split(images, among)
     beside = min(len(others), sum(map(len, by_class)))
 
     def draw(order: np.random.Generator) -> NDArray[np.int64]:
@@ -70,8 +69,18 @@ def side_by_side(images: LabelledImages, *, among: Collection[str]) -> DrawEpoch
     return draw
 
 
+def _split(
+    images: LabelledImages, among: Collection[str]
+) -> tuple[list[NDArray[np.int64]], NDArray[np.int64], int]:
+    """Return the rows of each class `among`, all other rows, and the mean size of a class."""
+    by_class = [rows for name in among if len(rows := images.rows_of(name))]
+    places = [images.classes.index(name) for name in among]
+    others = np.flatnonzero(~np.isin(images.labels_N, places)).astype(np.int64)
+    return by_class, others, round(sum(map(len, by_class)) / max(1, len(by_class)))
+
+
 def _drawn(rows: NDArray[np.int64], size: int, order: np.random.Generator) -> NDArray[np.int64]:
-    """`size` of the rows: none comes again before all others have come."""
+    """Draw `size` of the rows; none comes again before all others have come."""
     rounds = -(-size // len(rows))
     return np.concatenate([order.permutation(rows) for _ in range(rounds)])[:size]
 

@@ -1,4 +1,4 @@
-"""The images of one task: new ones, what the parent remembers, and what nobody trains on."""
+"""Read the images of one task: new ones, the parent's exemplars, and held-out ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from typing import Literal
 import numpy as np
 
 from model_store.records.manifest import ClassImages, Manifest, Preprocessing
+from trainer.base import Base
+from trainer.data.checks import (
+    note_not_judged,
+    refuse_no_images,
+    refuse_small_classes,
+    refuse_unknown_classes,
+    without_known,
+)
 from trainer.data.exemplars import recall, set_aside
 from trainer.data.folders import (
     LabelledImages,
@@ -17,45 +25,37 @@ from trainer.data.folders import (
     join,
     list_classes,
     note_ignored,
-    note_not_judged,
     read_images,
-    refuse_no_images,
-    refuse_small_classes,
-    refuse_unknown_classes,
-    still_there,
-    without_known,
 )
 from trainer.progress import Progress
-from trainer.request import AddTask, Base
+from trainer.request import AddTask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskData:
-    """The new images, split, and what the parent remembers; all labelled among all classes."""
+    """The images of a task, all labelled among all classes."""
 
-    new: LabelledImages
-    """For training."""
-    memory: LabelledImages
-    """Exemplars of the parent, for training."""
+    for_training: LabelledImages
+    """New images, and then the parent's exemplars."""
+    new_images: int
     new_held_out: LabelledImages
-    """All that is held out of the classes of this task, or of this extension."""
+    """Every held-out image of the classes of this task, or of this extension."""
     judged_by: LabelledImages
-    """Never trained on: held-out images of all classes, or the validation folder."""
+    """Images that are never trained on: held-out ones of all classes, or the validation folder."""
     source: Literal["held-out", "validation"]
     retired: tuple[str, ...] = ()
-    """Classes that are never answered: there are no images of them, and none are missed."""
+    """Classes that are never answered, and so need no images."""
     learnt_from: Mapping[str, float] = field(default_factory=dict)
-    """How many images the parent's classes were learnt from, as far as it is known."""
+    """The number of images that each of the parent's classes was learnt from, where it is known."""
 
     def forgotten(self, class_name: str) -> float:
-        """Which share of the images that a class was learnt from is not there any more."""
-        once = self.learnt_from.get(class_name, 0)
-        left = len(self.new.rows_of(class_name)) + len(self.memory.rows_of(class_name))
+        """Return the share of a class's images that is lost since the class was learnt."""
+        once, left = self.learnt_from.get(class_name, 0), len(self.for_training.rows_of(class_name))
         return max(0.0, 1 - left / once) if once else 0.0
 
     @property
-    def for_training(self) -> LabelledImages:
-        return join(self.new, self.memory)
+    def exemplars(self) -> int:
+        return len(self.for_training) - self.new_images
 
 
 def read_task_data(
@@ -72,15 +72,15 @@ def read_task_data(
 
     memory, old_held_out = remembered(base.memory), remembered(base.held_out)
     if not request.extend:
-        refuse_small_classes(listing)
+        refuse_small_classes(listing.images_by_class)
     images = read_images(
         listing, preprocessing=preprocessing, skip_bad=request.skip_bad, progress=progress
     )
     if request.extend:
-        refuse_no_images(images, listing, option="--data")
+        refuse_no_images(images, listing, option="--data", to="learn from")
         images = without_known(images, join(memory, old_held_out), progress)
     else:
-        refuse_small_classes(still_there(listing, images))
+        refuse_small_classes(images.images_by_class)
     already = {entry.class_name: entry.count for entry in base.held_out}
     new, held_out = set_aside(images, seed=request.seed, already=already)
     new, held_out = new.among(classes), held_out.among(classes)
@@ -96,8 +96,8 @@ def read_task_data(
             progress=progress,
         )
     return TaskData(
-        new=new,
-        memory=memory,
+        for_training=join(new, memory),
+        new_images=len(new),
         new_held_out=join(_of_classes(old_held_out, listing.names), held_out),
         judged_by=judged_by,
         source="held-out" if request.val_data is None else "validation",
@@ -107,7 +107,7 @@ def read_task_data(
 
 
 def _learnt_from(parent: Manifest | None) -> dict[str, float]:
-    """By what the tasks' records say of all their classes together."""
+    """Divide the images of each task's record evenly among the task's classes."""
     counts: dict[str, float] = {}
     for task in parent.tasks if parent else ():
         images = task.training.get("images")
@@ -136,6 +136,6 @@ def _validation(
     listing = listing.spelt_as(classes)
     refuse_unknown_classes(listing, known, option="--val-data")
     images = read_images(listing, preprocessing=preprocessing, skip_bad=skip_bad, progress=progress)
-    refuse_no_images(images, listing, option="--val-data")
+    refuse_no_images(images, listing, option="--val-data", to="judge by")
     note_not_judged(listing, known, progress)
     return images.among(classes)

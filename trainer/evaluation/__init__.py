@@ -1,1 +1,1 @@
-"""Judge a version on images that nobody trained on, and write down the verdict."""
+"""Measure a network on labelled images: accuracy, calibration, unknown images, gate, cost."""

@@ -1,4 +1,4 @@
-"""The temperature that makes a version's probabilities mean what they say."""
+"""Fit the temperature under which a version's probabilities match its accuracy."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.records.quality import Calibration, CalibrationError
-from trainer.evaluation.evaluate import Judged
+from trainer.evaluation.judged import Judged
 
 FOLDS = 5
 LOG_TEMPERATURES = (-3.0, 3.0)
 PRIOR_DEVIATION = 0.5
-"""Of log temperature around 0: a few images that are all right do not make a version certain."""
-
+"""Standard deviation of the log temperature around 0, so that a few right answers do not make a
+version certain."""
 
 DEVIATION_OF_ONE = 3.0
-"""About how far log temperature is off that was fitted on N images, times √N."""
+"""Standard error of a log temperature that was fitted on N images, times √N."""
 
 
 def calibrate(
     judged: Judged, *, older: Collection[str], newest: Collection[str], fitted_on: int = 0
 ) -> Calibration:
-    """One temperature, fitted on all images; and the errors without and with it, where each image
-    is judged by a temperature that was fitted on the other folds.
+    """Fit one temperature on all images, and measure the errors without and with it.
 
-    `fitted_on`: how many images the logits have been given a temperature by already. Where these
-    are many, the few that were held out must not undo it (ADR 14).
+    The error of each image is measured with a temperature that was fitted on the other folds.
+    `fitted_on` is the number of images that have given the logits a temperature already: the
+    fewer held-out ones must not undo it (ADR 14).
     """
     if not len(judged.labels_N):
         return Calibration()
@@ -53,21 +53,21 @@ def calibrate(
 
 
 def fit_temperature(judged: Judged, *, deviation: float = PRIOR_DEVIATION) -> float:
-    """The temperature under which the labels are likeliest, drawn towards 1 where few say so."""
+    """Find the temperature under which the labels are likeliest, nearer to 1 for few images."""
     low, high = LOG_TEMPERATURES
-    for _ in range(4):  # each time a tenth of the range: 6 becomes 0.006
+    for _ in range(4):  # each round searches a tenth of the range: 6 becomes 0.006
         points = np.linspace(low, high, 21)
-        found = [unlikeliness(judged, float(one), deviation=deviation) for one in points]
+        found = [negative_log_likelihood(judged, float(one), deviation=deviation) for one in points]
         best = points[int(np.argmin(found))]
         reach = (high - low) / 20
         low, high = best - reach, best + reach
     return float(np.exp((low + high) / 2))
 
 
-def unlikeliness(
+def negative_log_likelihood(
     judged: Judged, log_temperature: float, *, deviation: float = PRIOR_DEVIATION
 ) -> float:
-    """Minus the log of how likely the labels are, and the temperature itself."""
+    """Sum the negative log-likelihoods of the labels and, under its prior, of the temperature."""
     scaled = judged.logits_NC.astype(np.float64) / np.exp(log_temperature)
     top_N = scaled.max(axis=1)
     log_sum_N = top_N + np.log(np.exp(scaled - top_N[:, None]).sum(axis=1))
@@ -77,7 +77,7 @@ def unlikeliness(
 
 
 def _cross_fitted(judged: Judged, *, deviation: float) -> NDArray[np.float64]:
-    """For each image the temperature fitted on the other folds; every fold has all classes."""
+    """Fit for each image a temperature on the other folds; every fold has all classes."""
     folds_N = np.zeros(len(judged.labels_N), dtype=np.int64)
     by_class = np.argsort(judged.labels_N, kind="stable")
     folds_N[by_class] = np.arange(len(by_class)) % FOLDS

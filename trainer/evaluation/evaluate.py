@@ -1,25 +1,18 @@
-"""How good a network is on images with known classes."""
+"""Measure a version on a folder of images with known classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from model_store.codec import load_network
 from model_store.errors import ChannelNotFound
 from model_store.inference.forward import FoldedNetwork
 from model_store.network.device import choose_device
 from model_store.network.network import Network
-from model_store.preprocess import normalise
-from model_store.records.manifest import Manifest, Preprocessing
+from model_store.records.manifest import Manifest
 from model_store.store.store import Store
+from trainer.data.checks import refuse_familiar_classes, refuse_no_images, refuse_unknown_classes
 from trainer.data.folders import (
     LabelledImages,
     Listing,
@@ -27,107 +20,15 @@ from trainer.data.folders import (
     list_loose,
     note_ignored,
     read_images,
-    refuse_familiar_classes,
-    refuse_no_images,
-    refuse_unknown_classes,
 )
+from trainer.evaluation.judged import Floats, in_batches, judge
 from trainer.evaluation.unknown import tell_apart
 from trainer.progress import Progress
-
-BATCH = 64
-CALIBRATION_BINS = 15
-IMAGES_A_BIN = 20
-"""Few images in many bins look badly calibrated whatever the network says."""
-
-Floats = NDArray[np.float32]
-
-
-def calibration_bins(images: int) -> int:
-    return min(CALIBRATION_BINS, max(1, images // IMAGES_A_BIN))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """The logits of labelled images, and what follows from them."""
-
-    classes: tuple[str, ...]
-    labels_N: NDArray[np.int64]
-    logits_NC: Floats
-
-    @property
-    def right_N(self) -> NDArray[np.bool_]:
-        return np.asarray(self.logits_NC.argmax(axis=1) == self.labels_N, dtype=np.bool_)
-
-    def accuracy(self, among: Collection[str] | None = None) -> float | None:
-        """The share that is right; None where there is nothing to judge by."""
-        chosen = self.right_N if among is None else self.right_N[self.is_of(among)]
-        return float(chosen.mean()) if len(chosen) else None
-
-    def per_class(self) -> dict[str, float]:
-        accuracies = {name: self.accuracy({name}) for name in self.classes}
-        return {name: value for name, value in accuracies.items() if value is not None}
-
-    def confusion(self) -> dict[str, dict[str, int]]:
-        """How often images of a class (outer) were taken for a class (inner); zeros left out."""
-        table: dict[str, dict[str, int]] = {}
-        pairs = np.stack([self.labels_N, self.logits_NC.argmax(axis=1)], axis=1)
-        for (label, guess), count in zip(
-            *np.unique(pairs, axis=0, return_counts=True), strict=True
-        ):
-            table.setdefault(self.classes[label], {})[self.classes[guess]] = int(count)
-        return table
-
-    def calibration_error(
-        self,
-        *,
-        temperature: float | NDArray[np.float64],
-        among: Collection[str] | None = None,
-    ) -> float | None:
-        """Expected calibration error: how far confidence and accuracy lie apart, in 15 bins, and
-        in fewer where there are not 20 images for each.
-
-        Every image may have a temperature of its own.
-        """
-        chosen = np.ones(len(self.labels_N), dtype=bool) if among is None else self.is_of(among)
-        if not chosen.any():
-            return None
-        scaled = (self.logits_NC.T.astype(np.float64) / temperature).T
-        weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        confidence = (weights.max(axis=1) / weights.sum(axis=1))[chosen]
-        right = self.right_N[chosen]
-        count = calibration_bins(len(right))
-        bins = np.minimum((confidence * count).astype(int), count - 1)
-        gaps = [
-            abs(float((right[bins == one] - confidence[bins == one]).sum())) for one in range(count)
-        ]
-        return sum(gaps) / len(right)
-
-    def take(self, rows: NDArray[np.int64]) -> Judged:
-        return Judged(
-            classes=self.classes, labels_N=self.labels_N[rows], logits_NC=self.logits_NC[rows]
-        )
-
-    def is_of(self, among: Collection[str]) -> NDArray[np.bool_]:
-        """Which images are of one of these classes."""
-        places = [self.classes.index(name) for name in among]
-        return np.isin(self.labels_N, places)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluate:
-    """What `dne-train evaluate` is asked."""
-
-    store: str
-    data: Path
-    channel: str
-    version: int | None = None
-    unknown_data: Path | None = None
-    skip_bad: bool = False
-    device: str = "auto"
+from trainer.request import Evaluate
 
 
 def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
-    """Accuracy over all classes of a version, old and new apart, as the command reports it."""
+    """Measure a version over all classes, old and new apart, and report as the command does."""
     store = Store.open(request.store)
     manifest = _chosen(store, request)
     known, strangers = _read_known(request, manifest, progress), None
@@ -160,7 +61,7 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
 
 
 def _answered_logits(network: Network, images: LabelledImages, manifest: Manifest) -> Floats:
-    """Of images that belong to no class, so only the columns of classes that are answered."""
+    """Compute the logits of the classes that are answered, for images of no class."""
     folded = FoldedNetwork.of(network)
     logits = in_batches(network, images, folded, preprocessing=manifest.preprocessing)
     return logits[:, list(manifest.places)]
@@ -188,45 +89,8 @@ def _read(
     images = read_images(
         listing, preprocessing=manifest.preprocessing, skip_bad=request.skip_bad, progress=progress
     )
-    refuse_no_images(images, listing, option=option)
+    refuse_no_images(images, listing, option=option, to="judge by")
     return images
-
-
-def judge(
-    network: Network,
-    images: LabelledImages,
-    *,
-    preprocessing: Preprocessing,
-    retired: Collection[str] = (),
-) -> Judged:
-    folded = FoldedNetwork.of(network)
-    logits = in_batches(network, images, folded, preprocessing=preprocessing)
-    return judged_by(logits, images, retired=retired)
-
-
-def judged_by(
-    logits_NC: Floats, images: LabelledImages, *, retired: Collection[str] = ()
-) -> Judged:
-    """Retired classes are never answered: their logits become minus infinity."""
-    if len(logits_NC):
-        logits_NC[:, [images.classes.index(name) for name in retired]] = -np.inf
-    return Judged(classes=images.classes, labels_N=images.labels_N, logits_NC=logits_NC)
-
-
-def in_batches(
-    network: Network,
-    images: LabelledImages,
-    read: Callable[[Tensor], Tensor],
-    *,
-    preprocessing: Preprocessing,
-) -> Floats:
-    """What `read` makes of all images, one row an image, without gradients."""
-    rows = []
-    with torch.inference_mode():
-        for start in range(0, len(images), BATCH):
-            batch = normalise(images.pixels_NHWC[start : start + BATCH], preprocessing)
-            rows.append(read(torch.from_numpy(batch).to(network.device)).cpu().numpy())
-    return np.concatenate(rows) if rows else np.zeros((0, 1), dtype=np.float32)
 
 
 def _chosen(store: Store, request: Evaluate) -> Manifest:

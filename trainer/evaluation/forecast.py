@@ -1,8 +1,8 @@
-"""What a version will cost, told before it is learnt: bytes, operations, time, and their growth.
+"""Forecast the cost of a version before it is learnt: bytes, operations, time, and their growth.
 
-Sizes and operations follow from the shapes, so they are exact. The time is measured, for the
-version alone and on one core, with a network that has learnt nothing yet and takes as long as one
-that has. Differences of two such times are less than their noise: growth is told in operations.
+Sizes and operations follow from the shapes, so they are exact. The time is measured on one core,
+with the network before it learns: learning does not change the time. The difference of two such
+times is less than their noise, so growth is told in operations.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any
 import torch
 
 from model_store.codec import encode_classifier, encode_expert
-from model_store.inference.forward import FoldedNetwork
+from model_store.inference.forward import FoldedNetwork, Lineage
 from model_store.network.flops import folded_flops
 from model_store.network.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec
-from trainer.learning.presets import heads_for
+from trainer.presets import heads_for
 
 FEWEST_RUNS, MOST_RUNS = 7, 100
 ENOUGH_S = 0.4
-"""Seconds of runs after which the least of them hardly falls any more (ADR 34)."""
+"""Seconds of runs after which the least time hardly falls any more (ADR 34)."""
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Of one version; operations and time are for one image alone."""
+    """The cost of one version; operations and time are those of one image alone."""
 
     bytes: int
-    """Experts and classifier."""
+    """The size of experts and classifier."""
     gflop: float
     """Multiplications and additions of matrix products, in 10^9."""
     latency_ms: float | None = None
-    """Of one core, or of the GPU; None for versions that were not timed."""
+    """Time on one core, or on the GPU; None for versions that were not timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Forecast:
     delta_bytes: int
     parent: Cost | None
     following: Cost | None
-    """After one more task like this one; None where no task is added."""
+    """The cost after one more task like this one; None where no task is added."""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,7 +77,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Before:
-    """What the parent has: a version keeps its experts, and has a classifier of its own."""
+    """The sizes of the parent: a version keeps its experts, and has a classifier of its own."""
 
     spec: NetworkSpec
     expert_bytes: int
@@ -88,8 +88,11 @@ class Before:
         return Cost(bytes=self.expert_bytes + self.classifier_bytes, gflop=_gflop(self.spec))
 
 
-def forecast(network: Network, *, images: int, parent: Before | None) -> Forecast:
-    """Of the version that `network`, about to learn its newest task from `images`, will become."""
+def forecast(network: Network, *, experts: Lineage, images: int, parent: Before | None) -> Forecast:
+    """Forecast the version that `network` becomes by learning its newest task from `images`.
+
+    `experts` are those of `network`, folded.
+    """
     spec = network.spec
     extends = parent is not None and len(parent.spec.tasks) == len(spec.tasks)
     expert_bytes = 0 if extends else len(encode_expert(network, len(spec.tasks) - 1))
@@ -97,7 +100,7 @@ def forecast(network: Network, *, images: int, parent: Before | None) -> Forecas
     version = Cost(
         bytes=(parent.expert_bytes if parent else 0) + delta_bytes,
         gflop=_gflop(spec),
-        latency_ms=least_ms(network),
+        latency_ms=_least_ms(network, experts),
     )
     return Forecast(
         version=version,
@@ -117,7 +120,7 @@ def _with_one_more(spec: NetworkSpec, *, images: int) -> NetworkSpec:
     newest = spec.tasks[-1]
     later = len(spec.tasks) > 1
     names = tuple(f"one more class {index}" for index in range(len(newest.classes)))
-    # The first expert is the wide one: what follows it is narrow.
+    # The first expert is wide, and all later ones are narrow.
     expert = newest.expert if later else ExpertSpec(heads=heads_for(images))
     return spec.expand(replace(newest, name="one more task", classes=names, expert=expert))
 
@@ -130,10 +133,13 @@ def _mib(count: int) -> str:
     return f"{count / MIB:.2f}"
 
 
-def least_ms(network: Network) -> float:
-    """Time one image through the folded form: the least of many runs, in CPU time of one thread,
-    so that what else the machine does counts little. On a GPU by the clock."""
-    run = _one_image(network)
+def _least_ms(network: Network, experts: Lineage) -> float:
+    """Time one image through the folded form: the least of many runs.
+
+    Measure CPU time of one thread, so that other work on the machine counts little; on a GPU
+    measure by the clock.
+    """
+    run = _one_image(network, experts)
     clock = time.thread_time if network.device.type == "cpu" else time.perf_counter
     least_s, spent_s = float("inf"), 0.0
     with _one_thread():
@@ -148,9 +154,9 @@ def least_ms(network: Network) -> float:
     return 1000 * least_s
 
 
-def latencies_ms(network: Network, *, runs: int) -> list[float]:
+def latencies_ms(network: Network, experts: Lineage, *, runs: int) -> list[float]:
     """Time one image through the folded form by the clock, after a run that does not count."""
-    run, times_ms = _one_image(network), []
+    run, times_ms = _one_image(network, experts), []
     for _ in range(1 + runs):
         started_s = time.perf_counter()
         run()
@@ -158,13 +164,14 @@ def latencies_ms(network: Network, *, runs: int) -> list[float]:
     return times_ms[1:]
 
 
-def _one_image(network: Network) -> Callable[[], None]:
-    folded, side = FoldedNetwork.of(network), network.spec.image_size
+def _one_image(network: Network, experts: Lineage) -> Callable[[], None]:
+    folded = FoldedNetwork.classified(experts, network.state_dict())
+    side = network.spec.image_size
     image = torch.zeros(1, 3, side, side, device=network.device)
 
     def run() -> None:
         with torch.inference_mode():
-            folded(image).cpu()  # waits for a GPU to be done
+            folded(image).cpu()  # waits for a GPU to finish
 
     return run
 

@@ -1,4 +1,4 @@
-"""Whether a version may take the place of the one before: judged by images nobody trained on."""
+"""Decide whether a version may replace its parent, by images that neither was trained on."""
 
 from __future__ import annotations
 
@@ -9,41 +9,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from model_store.errors import WrongUsage
 from model_store.records.quality import ClassChange, Confusion, Flip, Gate, Side
 from model_store.tables import counted, percent
-from trainer.evaluation.evaluate import Judged
+from trainer.evaluation.judged import Judged
+from trainer.request import GateLimits
 
 SIGNIFICANCE = 0.05
 HANDFUL = 5
-"""Flips that are noise whatever a test says: the sign test reaches 5 % at five to none."""
+"""The most flips that count as noise: the sign test reaches 5 % at five to none."""
 FEWEST_TO_CALL_A_GUESS = 12
-"""New images below which being no better than guessing may well be bad luck."""
+"""The fewest new images that tell guesses from bad luck."""
 FEWEST: dict[Side, int] = {"old": HANDFUL + 1, "new": FEWEST_TO_CALL_A_GUESS}
-"""Images of a side below which no answers at all would refuse a version: it is not judged."""
+"""The fewest images by which a side is judged: fewer could not refuse a version."""
 MAX_TOLD = 200
-"""Confusions and flips that a manifest keeps: the most frequent ones."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a version has to keep to. Shares are between 0 and 1; None asks for nothing."""
-
-    max_drop: float = 0.02
-    min_new: float | None = None
-    max_latency_ms: float | None = None
-    max_bytes: int | None = None
-    force: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("max_drop", "min_new"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= 1:
-                raise WrongUsage(f"--{name.replace('_', '-')} must be between 0 and 100 %")
-        for name in ("max_latency_ms", "max_bytes"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise WrongUsage(f"--{name.replace('_', '-')} must be more than 0, not {value}")
+"""The most confusions and flips that a manifest keeps; the most frequent are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +38,7 @@ class Candidate:
 
     @property
     def extends(self) -> bool:
-        """Whether no class is new: what got more images is compared with the parent too."""
+        """Tell whether no class is new: then every class is compared with the parent."""
         return set(self.newest) <= set(self.older)
 
     def images_of(self, side: Side) -> int:
@@ -73,8 +52,8 @@ class Candidate:
         return tuple(side for side in asked if self.images_of(side) < FEWEST[side])
 
 
-def decide(candidate: Candidate, *, limits: Limits) -> Gate:
-    """The verdict, with every reason against the version and what got worse, class by class."""
+def decide(candidate: Candidate, *, limits: GateLimits) -> Gate:
+    """Give the verdict, every reason against the version, and the classes that got worse."""
     judged, parent = candidate.judged, candidate.parent
     worse = better = 0
     if parent is not None:
@@ -107,12 +86,12 @@ def decide(candidate: Candidate, *, limits: Limits) -> Gate:
 
 
 def sign_test(*, worse: int, better: int) -> float:
-    """How likely at least this many of the flips went wrong if wrong and right were a coin toss."""
+    """Return the chance of at least this many wrong flips if each flip were a coin toss."""
     return at_least(worse, of=worse + better, chance=0.5)
 
 
 def at_least(count: int, *, of: int, chance: float) -> float:
-    """P(X ≥ count) for X binomial."""
+    """Return P(X ≥ count) for X binomial."""
     if count <= 0:
         return 1.0
 
@@ -124,8 +103,11 @@ def at_least(count: int, *, of: int, chance: float) -> float:
 
 
 def no_better_than_guessing(right: int, *, of: int, classes: int) -> bool:
-    """Whether answers look like guesses among `classes`, and not like bad luck: neither more
-    right than guessing at 5 %, nor could half way from guessing to perfect be this low at 5 %."""
+    """Tell whether answers look like guesses among `classes`, and not like bad luck.
+
+    Guesses are not better than chance at 5 %, and are worse at 5 % than an accuracy half way
+    between chance and 1.
+    """
     if classes < 2 or of < FEWEST_TO_CALL_A_GUESS:
         return False
     guessing = 1 / classes
@@ -136,7 +118,7 @@ def no_better_than_guessing(right: int, *, of: int, classes: int) -> bool:
 
 
 def _old_reasons(
-    candidate: Candidate, *, limits: Limits, p_value: float | None, flips: tuple[int, int]
+    candidate: Candidate, *, limits: GateLimits, p_value: float | None, flips: tuple[int, int]
 ) -> tuple[str, ...]:
     after = candidate.judged.accuracy(candidate.older)
     before = candidate.parent.accuracy(candidate.older) if candidate.parent else None
@@ -154,7 +136,7 @@ def _old_reasons(
     )
 
 
-def _new_reasons(candidate: Candidate, *, limits: Limits) -> tuple[str, ...]:
+def _new_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]:
     rights_N = candidate.judged.right_N[candidate.judged.is_of(candidate.newest)]
     right, of = int(rights_N.sum()), len(rights_N)
     if limits.min_new is not None:
@@ -194,7 +176,7 @@ def _to_guess_among(candidate: Candidate) -> int:
     return len(candidate.older) + 1 if lone else len(candidate.newest)
 
 
-def _budget_reasons(candidate: Candidate, *, limits: Limits) -> tuple[str, ...]:
+def _budget_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]:
     reasons = []
     latency_ms, size = candidate.latency_ms, candidate.model_bytes
     if limits.max_latency_ms and latency_ms and latency_ms > limits.max_latency_ms:
@@ -227,7 +209,7 @@ def _too_few(candidate: Candidate, side: Side) -> str:
 
 
 def _worse_classes(candidate: Candidate) -> tuple[ClassChange, ...]:
-    """Old classes that the parent answered better, the largest drop first."""
+    """List the old classes that the parent answered better, the largest drop first."""
     if candidate.parent is None:
         return ()
     changes = []
@@ -249,7 +231,7 @@ def _confusions(judged: Judged) -> tuple[Confusion, ...]:
 
 
 def _flips(candidate: Candidate) -> tuple[Flip, ...]:
-    """Predictions for images of old classes that are others than the parent's."""
+    """Count predictions for images of old classes that differ from the parent's."""
     if candidate.parent is None:
         return ()
     older: Collection[str] = set(candidate.older)
@@ -266,7 +248,7 @@ def _flips(candidate: Candidate) -> tuple[Flip, ...]:
 
 
 def _answers(judged: Judged) -> list[tuple[str, str]]:
-    """The class and the answer of every image."""
+    """List the class and the answer of every image."""
     guesses = np.argmax(judged.logits_NC, axis=1)
     return [
         (judged.classes[label], judged.classes[guess])

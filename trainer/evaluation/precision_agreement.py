@@ -1,4 +1,4 @@
-"""How often a version answers the same in a reduced precision: measured before it is published."""
+"""Measure how often a version answers the same in a reduced precision, before publishing it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from model_store.preprocess import normalise
 from model_store.records.manifest import Preprocessing
 from model_store.records.quality import Reduced
 from trainer.data.folders import LabelledImages
-from trainer.evaluation.evaluate import Judged
+from trainer.evaluation.judged import Judged
 
 COMPARED: tuple[Reduced, ...] = ("int8", "bf16")
-"""Those that a backend of the server computes in."""
+"""The precisions that a backend of the server computes in."""
 BATCH = 16
-"""What servers take at most unless they are told otherwise: 8-bit rows share a scale in a batch."""
+"""The default batch limit of servers: 8-bit rows share a scale in a batch."""
 MAX_IMAGES = 1000
 MIN_SPEEDUP = 0.5
-"""A precision that this machine only imitates could take longer than the training."""
+"""The least speed-up: a precision that this machine only imitates could outlast the training."""
 
 Floats = NDArray[np.float32]
 Forward = Callable[[Floats], Floats]
@@ -40,8 +40,8 @@ def agreement_of(
     preprocessing: Preprocessing,
     try_out: Callable[[Reduced], Trial] | None = None,
 ) -> dict[Reduced, float]:
-    """For each precision that runs here the share of `images` whose answer is that of `judged`.
-    Empty where there are none."""
+    """Measure the share of `images` whose answer is that of `judged`, in each precision that runs
+    here. Return nothing without images."""
     if not len(images):
         return {}
     rows_N = np.unique(np.linspace(0, len(images) - 1, MAX_IMAGES).astype(np.int64))
@@ -65,7 +65,7 @@ def agreement_of(
 def _forward(
     network: Network, precision: Reduced, *, try_out: Callable[[Reduced], Trial]
 ) -> Forward | None:
-    """The network in a precision; None where it cannot be run here, or would take too long."""
+    """Prepare the network in a precision; None where it does not run here or takes too long."""
     if precision == "int8" and importlib.util.find_spec("onnxruntime") is None:
         return None
     trial = try_out(precision)

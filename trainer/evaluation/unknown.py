@@ -1,4 +1,4 @@
-"""When an image is like none of the classes: the score, its threshold, and how well it tells."""
+"""Tell images of no known class by their max-logit score, and measure how well that works."""
 
 from __future__ import annotations
 
@@ -8,36 +8,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.errors import WrongUsage
 from model_store.records.quality import Unknown
-
-RATE = 0.05
 
 Floats = NDArray[np.float32]
 
 
-def check_rate(rate: float) -> float:
-    if not 0 < rate < 1:
-        raise WrongUsage("--unknown-rate must be between 0 and 100 %, and neither of them")
-    return rate
-
-
-def familiarity(logits_NC: Floats) -> NDArray[np.float64]:
-    """The score: the largest logit of each image. The server's rule is the same one."""
+def max_logit(logits_NC: Floats) -> NDArray[np.float64]:
+    """Score each image by its largest logit, as the server does."""
     return np.asarray(logits_NC.max(axis=1), dtype=np.float64)
 
 
 def fit_threshold(logits_NC: Floats, *, rate: float) -> Unknown | None:
-    """The threshold that about `rate` of known images fall below; None without images.
+    """Find the score that about `rate` of known images fall below; None without images.
 
     With n images the share of the next ones below the k-th smallest score is k / (n + 1) on
     average. Fewer than 1 / rate - 1 images allow no k: then the smallest score is the threshold.
     """
     if not len(logits_NC):
         return None
-    scores = np.sort(familiarity(logits_NC))
+    scores = np.sort(max_logit(logits_NC))
     refused = math.floor(rate * (len(scores) + 1) + 1e-9)
-    # Between two scores, so that other rounding elsewhere does not decide about an image.
+    # Lies between two scores, so that another machine's rounding does not decide about an image.
     threshold = float(scores[refused - 1 : refused + 1].mean()) if refused else float(scores[0])
     return Unknown(score="max-logit", threshold=threshold, rate=rate, images=len(scores))
 
@@ -45,13 +36,13 @@ def fit_threshold(logits_NC: Floats, *, rate: float) -> Unknown | None:
 def tell_apart(
     known_NC: Floats, unknown_NC: Floats | None, *, detector: Unknown | None
 ) -> dict[str, Any]:
-    """How known and unknown images are told apart, as `dne-train evaluate` reports it.
+    """Measure how known and unknown images are told apart, as `dne-train evaluate` reports it.
 
-    Refused means called unknown, accepted means not. Null is what cannot be said, for want of a
-    threshold or of unknown images.
+    Refused means called unknown; accepted means not. A figure is null where there is no threshold
+    or no unknown image.
     """
-    known = familiarity(known_NC)
-    unknown = None if unknown_NC is None else familiarity(unknown_NC)
+    known = max_logit(known_NC)
+    unknown = None if unknown_NC is None else max_logit(unknown_NC)
     threshold = detector.threshold if detector else None
     return {
         "score": detector.score if detector else None,
@@ -67,7 +58,7 @@ def tell_apart(
 
 
 def auroc(known: NDArray[np.float64], unknown: NDArray[np.float64]) -> float:
-    """How often a known image scores higher than an unknown one; ties count half."""
+    """Return how often a known image scores higher than an unknown one; ties count half."""
     ordered = np.sort(unknown)
     below = np.searchsorted(ordered, known, side="left")
     not_above = np.searchsorted(ordered, known, side="right")

@@ -1,9 +1,9 @@
-"""How far a run has come, kept after each epoch outside the store: the same command goes on.
+"""Keep the state of a run after each epoch, outside the store, so that the same command goes on.
 
-Two files for each configuration: `<key>.json` says what is being learnt and how far it is, and
-names the safetensors file beside it by its SHA-256. The JSON is replaced last: what a kill tears
-is never read. The weights, the optimiser's moments and the state of the random changes are all
-there is to keep: the order of the images follows from the seed.
+Each configuration has two files: `<key>.json` tells how far the run has come, and names the
+safetensors file beside it by its SHA-256. The JSON is replaced last, so a torn file is never
+read. The state is the weights, the optimiser's moments and the generator of random changes; the
+order of the images follows from the seed.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from trainer.progress import Progress
 Configuration = Mapping[str, Scalar]
 
 SECONDS_BETWEEN = 1.0
-"""Epochs that are shorter are not all kept: a second of work is cheaper than many writes."""
+"""The least time between two checkpoints: a second of work is cheaper than many writes."""
 
 
 def default_folder(*, store: str, data: Path) -> Path:
-    """Where the checkpoints of a data folder lie if nobody says otherwise: one place for each."""
+    """Return the default folder for the checkpoints of a store and a data folder."""
     location = store if "://" in store else str(Path(store).resolve())
     which = hashlib.sha256(f"{location}\n{data.resolve()}".encode(errors="surrogateescape"))
     return cache_folder() / "checkpoints" / which.hexdigest()[:16]
 
 
 class Resumable(Protocol):
-    """What a phase of a run has to keep, to go on where it was."""
+    """The state of a phase, which a later run can go on from."""
 
     def tensors(self) -> dict[str, Tensor]: ...
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `tensors`. ValueError where they are not those of such a run."""
+        """Restore the state. Raise ValueError for tensors of another run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunState:
-    """Everything that changes while the network learns."""
+    """All state that changes while the network learns."""
 
     network: Network
     parameters: Sequence[nn.Parameter]
@@ -90,7 +90,7 @@ class RunState:
         self.changes.set_state(tensors["changes"])
 
     def _weights(self) -> dict[str, nn.Parameter]:
-        """What any phase of the run changes: a later phase stands on what an earlier one learnt."""
+        """Name the weights that any phase changes: a later phase builds on an earlier one."""
         names = {id(one): f"network.{name}" for name, one in self.network.named_parameters()}
         return {
             names.get(id(one), f"extra.{index}"): one
@@ -100,25 +100,25 @@ class RunState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """How far a run has come."""
+    """The progress of a run."""
 
     phase: str
     epochs: int
-    """Of this phase that are done."""
+    """Finished epochs of this phase."""
     past: tuple[str, ...] = ()
-    """Phases that were done before it."""
+    """Finished phases."""
     unit: str = "epoch"
-    """What `epochs` counts."""
+    """The name of a unit of `epochs`."""
 
     def __str__(self) -> str:
         return f"{self.unit} {self.epochs} of {self.phase}"
 
 
 class Checkpoint:
-    """One run's place in `folder`. Where it cannot be written, the run goes on without."""
+    """The checkpoint of one run in `folder`. A folder that cannot be written is no error."""
 
     def __init__(self, folder: Path, *, configuration: Configuration, progress: Progress) -> None:
-        """Takes up what an earlier run of the same configuration left; names what it passes by."""
+        """Read the checkpoint of the same configuration, and note those of other ones."""
         self.folder = folder
         self.reached: Reached | None = None
         self._configuration = dict(configuration)
@@ -132,11 +132,11 @@ class Checkpoint:
             self._take_up()
 
     def is_past(self, phase: str) -> bool:
-        """Whether the run that is taken up had finished this phase."""
+        """Tell whether the earlier run had finished this phase."""
         return self.reached is not None and phase in self.reached.past
 
     def restore(self, phase: str, state: Resumable) -> int:
-        """Puts `state` back to where the run was; the epochs of `phase` that are done."""
+        """Restore `state`, and return the finished epochs of `phase`."""
         if self.reached is None or self.reached.phase != phase or not self._tensors:
             return 0
         try:
@@ -151,7 +151,7 @@ class Checkpoint:
     def save(
         self, phase: str, epochs: int, state: Resumable, *, last: bool, unit: str = "epoch"
     ) -> None:
-        """Keeps the first epoch of a phase, the last, and those between that are not too short."""
+        """Keep the first and the last epoch of a phase, and others SECONDS_BETWEEN apart."""
         continues = self.reached is not None and self.reached.phase == phase
         too_soon = time.monotonic() - self._saved_at < SECONDS_BETWEEN
         if not self._writable or (continues and too_soon and not last):
@@ -171,11 +171,11 @@ class Checkpoint:
         self.reached, self._saved_at = reached, time.monotonic()
 
     def remove(self) -> None:
-        """Nothing is left to go on with. Checkpoints of other configurations stay."""
-        with suppress(OSError):  # whatever cannot be removed is harmless
+        """Remove the files of this run. Checkpoints of other configurations stay."""
+        with suppress(OSError):  # a file that stays is harmless
             for path in self.folder.glob(f"{self._record.stem}*"):
                 path.unlink(missing_ok=True)
-            self.folder.rmdir()  # fails, as it should, when something else is in it
+            self.folder.rmdir()  # fails, as it should, unless the folder is empty
 
     def _write(self, reached: Reached, data: bytes) -> None:
         digest = hashlib.sha256(data).hexdigest()
@@ -260,7 +260,7 @@ def _read_tensors(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Whole or not at all. Not synced: what a power cut tears does not fit its digest."""
+    """Replace a file as a whole. Do not sync: a file torn by a power cut fails its digest."""
     unfinished = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp")
     try:
         unfinished.write_bytes(data)

@@ -1,9 +1,9 @@
-"""The task heads on tokens that no longer change: logistic regression, drawn towards zero.
+"""Fit the task heads to final tokens: logistic regression with an L2 penalty.
 
-The problem is convex, so there are no epochs and no learning rate, and where it starts does not
-matter; how strongly it is drawn towards zero is found by cross-validation. Every class weighs the
-same, however many images it has. A class of which only exemplars are left is drawn to the weights
-that it had when all its images were there. N images, W channels of the token, C classes.
+The problem is convex, so there are no epochs and no learning rate, and the start does not matter.
+Cross-validation finds the L2 penalty. Every class weighs the same, whatever its number of images.
+For a class of which only exemplars are left, the penalty is on the distance to the weights that
+the class had with all its images. N images, W channels of the token, C classes.
 """
 
 from __future__ import annotations
@@ -17,37 +17,35 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from model_store.network.network import Network
-from trainer.evaluation.calibrate import fit_temperature, unlikeliness
-from trainer.evaluation.evaluate import Judged
+from trainer.evaluation.calibrate import fit_temperature, negative_log_likelihood
+from trainer.evaluation.judged import Judged
 from trainer.learning.losses import Classification
 
-STRENGTHS = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""Of the pull towards zero, for tokens of variance 1; the strongest first."""
-STRENGTH_UNSEEN = 0.03
-"""Where no class has two images, and nothing can be left out to choose by."""
-WORTH_WEAKENING = 0.001
-"""What an image's log likelihood has to gain for the next weaker pull to be tried."""
+L2_PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
+"""The penalties to choose from, for tokens of variance 1; the largest first."""
+UNSEEN_L2_PENALTY = 0.03
+"""The penalty where no class has two images, and none can be left out to choose by."""
+LEAST_GAIN = 0.001
+"""The gain in an image's log-likelihood that makes the next smaller penalty worth a try."""
 FOLDS = 5
 IMAGES_TO_CHOOSE_BY = 4000
 ITERATIONS = 100
 TOLERANCE = 1e-6
-"""Of the largest gradient."""
+"""The largest gradient at which the solver stops."""
 TOLERANCE_TO_CHOOSE = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """How the classifier was fitted, and what cross-validation made of it."""
+    """The choices of cross-validation."""
 
-    strength: float
+    l2_penalty: float
     temperature: float
-    accuracy: float | None
-    """Of images that a classifier had not seen, on the oldest expert's slice alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Tokens, and the place of each one's class among `count`."""
+    """Tokens, and the class of each as an index below `count`."""
 
     tokens_NW: Tensor
     labels_N: Tensor
@@ -58,7 +56,7 @@ class Problem:
         return replace(self, tokens_NW=self.tokens_NW[rows_N], labels_N=self.labels_N[rows_N])
 
     def narrowed(self, width: int) -> Problem:
-        """The same on the first channels only."""
+        """Keep the first channels of the tokens only."""
         return replace(self, tokens_NW=self.tokens_NW[:, :width])
 
     @property
@@ -75,11 +73,11 @@ def fit_classifier(
     loss: Classification,
     former_CW: Tensor | None = None,
 ) -> Fitted:
-    """Fits all heads. Each of the `answered` logits must have images; all others stay as they are.
+    """Fit all heads. Each of the `answered` logits must have images; all others stay as they are.
 
-    Strength and temperature are chosen on the oldest expert's slice: younger experts have learnt
-    from these very images, and would be trusted too much. `former_CW`, a row for each logit, is
-    what the heads are drawn to instead of zero.
+    Penalty and temperature are chosen on the oldest expert's slice: younger experts have learnt
+    from these very images, and would be trusted too much. The penalty is on the distance to
+    `former_CW`, a row for each logit, or else to zero.
     """
     places = {place: row for row, place in enumerate(answered)}
     problem = Problem(
@@ -91,17 +89,17 @@ def fit_classifier(
     oldest = problem.narrowed(network.spec.width_of(0))
     fitted = _choose(oldest)
     towards_CW = None
-    if former_CW is not None:  # the scale on which it is fitted is not yet that of the logits
+    if former_CW is not None:  # the fit comes before the division by the temperature
         towards_CW = former_CW[list(answered)].double().cpu() * fitted.temperature
-    pull = fitted.strength * _variance(oldest)
-    weight_CW, bias_C = solve(problem, pull=pull, towards_CW=towards_CW)
-    # What is drawn towards zero is too unsure of itself: cross-validation says by how much.
+    l2_penalty = fitted.l2_penalty * _variance(oldest)
+    weight_CW, bias_C = solve(problem, l2_penalty=l2_penalty, towards_CW=towards_CW)
+    # A penalty makes the classifier too unsure: the temperature of cross-validation undoes it.
     _put(network.heads, answered, weight_CW / fitted.temperature, bias_C / fitted.temperature)
     return fitted
 
 
 def former_weights(heads: nn.ModuleList, *, width: int, trust_C: Sequence[float]) -> Tensor:
-    """[C, W]: the rows that older heads had, as far as they are trusted; zero for new classes."""
+    """Return [C, W], the rows of older heads times their trust; zero for new classes."""
     former_CW = torch.zeros(len(trust_C), width)
     row = 0
     for head in heads:
@@ -118,15 +116,17 @@ Linear = tuple[Tensor, Tensor]
 def solve(
     problem: Problem,
     *,
-    pull: float,
+    l2_penalty: float,
     towards_CW: Tensor | None = None,
     near: Linear | None = None,
     tolerance: float = TOLERANCE,
 ) -> Linear:
-    """What fits the labels as well as the pull, to zero or to `towards_CW`, lets it. A solution
-    that is `near` saves time, and changes nothing else."""
+    """Fit the labels, with an L2 penalty on the distance to `towards_CW`, or else to zero.
+
+    A solution that is `near` saves time, and changes nothing else.
+    """
     mean_W = problem.tokens_NW.mean(dim=0)
-    centred_NW = problem.tokens_NW - mean_W  # the bias takes up the mean, and it converges faster
+    centred_NW = problem.tokens_NW - mean_W  # converges faster; the bias takes up the mean
     images_C = problem.images_C
     share_N = (images_C[problem.labels_N] * (images_C > 0).sum()).double().reciprocal()
     weight_CW = torch.zeros(problem.count, len(mean_W), dtype=torch.float64)
@@ -148,7 +148,7 @@ def solve(
         logits_NC = centred_NW @ weight_CW.T + bias_C
         fit = problem.loss(logits_NC, problem.labels_N, weights_B=share_N)
         away_CW = weight_CW if towards_CW is None else weight_CW - towards_CW
-        total = fit + 0.5 * pull * away_CW.square().sum()
+        total = fit + 0.5 * l2_penalty * away_CW.square().sum()
         total.backward()  # type: ignore[no-untyped-call]
         return total
 
@@ -158,35 +158,39 @@ def solve(
 
 
 def _choose(problem: Problem) -> Fitted:
-    """The strength under which images that were left out are likeliest, at its own temperature."""
+    """Choose the penalty under which left-out images are likeliest, each at its temperature."""
     sample = _sample(problem)
     folds_N = _folds(sample)
     if not (folds_N >= 0).any():
-        return Fitted(strength=STRENGTH_UNSEEN, temperature=1.0, accuracy=None)
+        return Fitted(l2_penalty=UNSEEN_L2_PENALTY, temperature=1.0)
     best: tuple[float, Fitted] | None = None
     solutions: list[Linear] = []
-    for strength in STRENGTHS:
-        pull = strength * _variance(sample)
+    variance = _variance(sample)
+    for penalty in L2_PENALTIES:
         before: Sequence[Linear | None] = solutions or [None] * FOLDS
         solutions = [
-            solve(sample.take(folds_N != fold), pull=pull, near=near, tolerance=TOLERANCE_TO_CHOOSE)
+            solve(
+                sample.take(folds_N != fold),
+                l2_penalty=penalty * variance,
+                near=near,
+                tolerance=TOLERANCE_TO_CHOOSE,
+            )
             for fold, near in enumerate(before)
         ]
         judged = _left_out(sample, folds_N, solutions)
         temperature = fit_temperature(judged)
-        found = unlikeliness(judged, float(np.log(temperature)))
-        if best is not None and found > best[0] - WORTH_WEAKENING * len(judged.labels_N):
+        found = negative_log_likelihood(judged, float(np.log(temperature)))
+        if best is not None and found > best[0] - LEAST_GAIN * len(judged.labels_N):
             break  # it gets worse from here, or hardly better
-        # The pull is against all images together: with more of them its share is smaller.
-        scaled = strength * len(sample.labels_N) / len(problem.labels_N)
-        accuracy = float(judged.right_N.mean())
-        best = found, Fitted(strength=scaled, temperature=temperature, accuracy=accuracy)
+        # More images need a smaller penalty.
+        scaled = penalty * len(sample.labels_N) / len(problem.labels_N)
+        best = found, Fitted(l2_penalty=scaled, temperature=temperature)
     assert best is not None
     return best[1]
 
 
 def _left_out(problem: Problem, folds_N: Tensor, solutions: Sequence[Linear]) -> Judged:
-    """What classifiers make of the images that each of them had not seen."""
+    """Judge each classifier by the images that it was not fitted to."""
     logits_NC = torch.zeros(len(folds_N), problem.count, dtype=torch.float64)
     for fold, (weight_CW, bias_C) in enumerate(solutions):
         unseen = folds_N == fold
@@ -200,7 +204,7 @@ def _left_out(problem: Problem, folds_N: Tensor, solutions: Sequence[Linear]) ->
 
 
 def _folds(problem: Problem) -> Tensor:
-    """Each class spread evenly; -1, in no fold, for the only image of a class."""
+    """Spread each class evenly over the folds; the only image of a class is in none: -1."""
     by_class = torch.argsort(problem.labels_N, stable=True)
     folds_N = torch.empty_like(problem.labels_N)
     folds_N[by_class] = torch.arange(len(by_class)) % FOLDS
@@ -208,7 +212,7 @@ def _folds(problem: Problem) -> Tensor:
 
 
 def _sample(problem: Problem) -> Problem:
-    """As many images of a class as of any other, and no more than it takes to choose."""
+    """Take equally many images of each class, and no more than the choice needs."""
     most = max(FOLDS, IMAGES_TO_CHOOSE_BY // problem.count)
     rows = [
         torch.nonzero(problem.labels_N == place).squeeze(1)[:most] for place in range(problem.count)
@@ -222,7 +226,7 @@ def _variance(problem: Problem) -> float:
 
 
 def _put(heads: nn.ModuleList, answered: Sequence[int], weight_CW: Tensor, bias_C: Tensor) -> None:
-    """Into the heads, row by row in the order of the logits."""
+    """Write rows into the heads, in the order of the logits."""
     rows = {place: row for row, place in enumerate(answered)}
     place = 0
     with torch.no_grad():

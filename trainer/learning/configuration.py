@@ -1,4 +1,4 @@
-"""What makes two runs the same run: everything that decides which weights come out of it."""
+"""Describe a run by everything that decides its weights: equal descriptions are one run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from model_store import __version__
 from trainer.data.folders import LabelledImages
 from trainer.learning.checkpoint import Configuration
-from trainer.learning.fit import Plan
+from trainer.learning.plan import Plan
 from trainer.learning.student import Student
 from trainer.request import AddTask
 
@@ -19,7 +19,7 @@ from trainer.request import AddTask
 def configuration_of(
     student: Student, *, images: LabelledImages, plan: Plan | None, request: AddTask
 ) -> Configuration:
-    """By what it starts from and what it reads, not by where they lie: a folder may move."""
+    """Describe a run by digests of its start and its images, not by paths: a folder may move."""
     network = student.network
     return {
         "software": __version__,
@@ -38,7 +38,7 @@ def configuration_of(
 
 
 def _digest(tensors: Iterable[Tensor]) -> str:
-    """Of the parent's weights and, by the seed, of what a new expert starts with."""
+    """Digest the parent's weights and the first weights of a new expert, which the seed decides."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -1,10 +1,9 @@
-"""Learning: batches, augmentation, AdamW with warm-up and cosine decay."""
+"""Learn in batches: augmentation, AdamW with warm-up and cosine decay."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -19,28 +18,18 @@ from model_store.preprocess import Normalisation
 from model_store.records.manifest import Preprocessing
 from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
+from trainer.data.sampling import DrawEpoch
 from trainer.learning.checkpoint import Checkpoint, RunState
 from trainer.learning.losses import Objective, Step
 from trainer.learning.out_of_memory import explained
+from trainer.learning.plan import Plan
 from trainer.progress import Progress
 
 WARM_UP_SHARE = 0.1
 FINAL_RATE_SHARE = 0.01
 WEIGHT_DECAY = 0.05
 SLOW_RATE_SHARE = 0.1
-"""For weights that are good already: those of a pre-trained expert."""
-
-# The rows of the training images that an epoch visits, in this order.
-DrawEpoch = Callable[[np.random.Generator], NDArray[np.int64]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How long and how fast."""
-
-    epochs: int
-    batch_size: int
-    learning_rate: float
+"""The share of the learning rate for weights of a pre-trained expert, which are good already."""
 
 
 def fit(
@@ -59,10 +48,10 @@ def fit(
     checkpoint: Checkpoint | None = None,
     slow: Collection[nn.Parameter] = (),
 ) -> None:
-    """Changes `parameters`, and nothing else, so that `network` answers the labels of `images`.
+    """Change `parameters`, and nothing else, so that `network` answers the labels of `images`.
 
-    Those of them that are `slow` change at SLOW_RATE_SHARE of the rate.
-    Goes on where `checkpoint` stands, to the same bits as without an interruption.
+    Parameters in `slow` change at SLOW_RATE_SHARE of the rate.
+    Go on from `checkpoint`, to the same bits as without an interruption.
     """
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
     epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
@@ -99,7 +88,7 @@ def fit(
 
 
 class _Stepper:
-    """One batch after the other: forward, backward, and the rate of the moment."""
+    """Take one step after the other: forward, backward, and the learning rate of the step."""
 
     def __init__(
         self,
@@ -120,7 +109,7 @@ class _Stepper:
         self._steps, self._taken = steps, taken
 
     def __call__(self, rows: NDArray[np.int64]) -> tuple[float, float]:
-        """The loss and the accuracy of these images, before the step that they cause."""
+        """Take a step on these images. Return their loss and accuracy before the step."""
         optimiser = self._state.optimiser
         for group in optimiser.param_groups:
             group["lr"] = group["rate_share"] * self._rate * self._share(self._taken)
@@ -138,7 +127,7 @@ class _Stepper:
         return loss, step.right.item() / len(rows)
 
     def attempt(self, size: int) -> None:
-        """What a step on `size` images needs of memory, and none of its consequences."""
+        """Use as much memory as a step on `size` images, and change no weight."""
         self._state.optimiser.zero_grad(set_to_none=True)
         step = self._forward(np.zeros(size, dtype=np.int64))
         step.loss.backward()  # type: ignore[no-untyped-call]
@@ -156,24 +145,15 @@ def normalisation_on(device: torch.device, preprocessing: Preprocessing) -> Norm
     )
 
 
-def every_image(images: LabelledImages) -> DrawEpoch:
-    """An epoch is every image once, shuffled."""
-
-    def draw(order: np.random.Generator) -> NDArray[np.int64]:
-        return order.permutation(len(images))
-
-    return draw
-
-
 def _batches(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
-    """Batches of equal size as far as possible: no last batch of one or two."""
+    """Cut the rows into batches of almost equal size: no last batch of one or two images."""
     yield from np.array_split(rows, math.ceil(len(rows) / size))
 
 
 def parameter_groups(
     network: Network, parameters: Sequence[nn.Parameter], *, slow: Collection[nn.Parameter] = ()
 ) -> list[dict[str, Any]]:
-    """Weight decay is for matrices: biases, norms, scales, tokens and positions have none."""
+    """Give weight decay to matrices only: not to biases, norms, scales, tokens and positions."""
     spared = {
         id(one) for name, one in network.named_parameters() if name.endswith(("position", "_bias"))
     }
@@ -190,7 +170,7 @@ def parameter_groups(
 
 
 def rate_share(steps: int) -> Callable[[int], float]:
-    """Linear warm-up, then a cosine down to a small share of the learning rate."""
+    """Warm up linearly, then follow a cosine down to a small share of the learning rate."""
     warm_up = max(1, round(steps * WARM_UP_SHARE))
 
     def share(step: int) -> float:

@@ -1,4 +1,4 @@
-"""How a student learns its task: which parameters, from which images, in which order."""
+"""Teach a student its task: choose the parameters, the images and their order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from model_store.records.manifest import Scalar
 from model_store.tables import counted
 from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
-from trainer.data.sampling import balanced, can_be_balanced, evened, side_by_side
+from trainer.data.sampling import DrawEpoch, balanced, can_be_balanced, evened, side_by_side
 from trainer.data.task_data import TaskData
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.classifier import fit_classifier, former_weights
-from trainer.learning.fit import DrawEpoch, Plan, fit
+from trainer.learning.fit import fit
 from trainer.learning.losses import Objective, classification_named
+from trainer.learning.plan import Plan, make_plan, make_plan_on_pretrained
 from trainer.learning.student import Student
 from trainer.learning.token_cache import read_tokens
 from trainer.progress import Progress
@@ -26,29 +27,31 @@ from trainer.request import AddTask
 
 
 def plan_of(student: Student, *, images: LabelledImages, request: AddTask) -> Plan | None:
-    """None where there is nothing to learn step by step: only the classifier is fitted."""
+    """Plan the steps of learning; None where only the classifier is fitted."""
     if not student.learns_by_steps:
         return None
     width = student.network.spec.width_of(0)
     if student.on_pretrained:
         new = sum(len(images.rows_of(name)) for name in student.new_classes)
-        return request.effort.plan_on_pretrained(epoch=min(2 * new, len(images)), width=width)
-    return request.effort.plan(images=len(images), width=width)
+        epoch = min(2 * new, len(images))
+        return make_plan_on_pretrained(request.effort, images=epoch, width=width)
+    return make_plan(request.effort, images=len(images), width=width)
 
 
 def learn(
     student: Student,
     *,
     data: TaskData,
+    plan: Plan | None,
     request: AddTask,
     progress: Progress,
     checkpoint: Checkpoint | None = None,
 ) -> dict[str, Scalar]:
-    """Learns the newest expert, if it is to change, and all heads. Gives the figures."""
+    """Learn the newest expert, if it is to change, and all heads. Return the figures."""
     lesson = Lesson(
         student=student,
         data=data,
-        images=data.for_training,
+        plan=plan,
         request=request,
         progress=progress,
         checkpoint=checkpoint,
@@ -56,8 +59,8 @@ def learn(
     lesson.say()
     if student.extends:
         lesson.refuse_missing()
-    if lesson.plan is not None:
-        lesson.learn_by_steps(lesson.plan)
+    if plan is not None:
+        lesson.learn_by_steps(plan)
     figures = lesson.figures()
     if student.on_pretrained:
         figures["strength"] = lesson.fit_classifier()
@@ -67,19 +70,19 @@ def learn(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """One student and what it learns from."""
+    """A student, its images and its plan."""
 
     student: Student
     data: TaskData
-    images: LabelledImages
-    """All that is learnt from: new ones and exemplars."""
+    plan: Plan | None
+    """None: only the classifier is fitted."""
     request: AddTask
     progress: Progress
     checkpoint: Checkpoint | None
 
     @property
-    def plan(self) -> Plan | None:
-        return plan_of(self.student, images=self.images, request=self.request)
+    def images(self) -> LabelledImages:
+        return self.data.for_training
 
     def say(self) -> None:
         plan, memory = self.plan, self.request.memory
@@ -94,8 +97,8 @@ class Lesson:
                 f"learning rate {plan.learning_rate:.2g}"
             )
         self.progress.note(
-            f"learning {learnt} from {counted(len(self.data.new), 'image')} and "
-            f"{counted(len(self.data.memory), 'exemplar')}: {effort}"
+            f"learning {learnt} from {counted(self.data.new_images, 'image')} and "
+            f"{counted(self.data.exemplars, 'exemplar')}: {effort}"
         )
         self._say_if_alone()
         if 0 < memory < classes:
@@ -125,28 +128,22 @@ class Lesson:
             )
 
     def learn_by_steps(self, plan: Plan) -> None:
-        network, tasks = self.student.network, len(self.student.network.spec.tasks)
+        frozen = self.student.frozen_lineage()
         if self.student.extends:
-            self._extend(plan, Lineage.of(network))
+            self._extend(plan, frozen)
             return
-        # The older experts are the same function of an image from the first step to the last.
-        older = Lineage.of(network, experts=tasks - 1) if tasks > 1 else None
-        self._learn_expert(plan, older)
+        self._learn_expert(plan, frozen)
         if self.student.teacher and can_be_balanced(self.images, retired=self.data.retired):
-            self._balance(plan, older)
+            self._balance(plan, frozen)
 
     def fit_classifier(self) -> float | None:
-        """All heads, on the tokens as they are now; its strength. None without images of all."""
+        """Fit all heads to the tokens. Return the L2 penalty; None where a class has no images."""
         if not can_be_balanced(self.images, retired=self.data.retired):
             self.progress.note("without images of every class the classifier is not fitted again")
             return None
         network, images = self.student.network, self.images
         tokens_NW = read_tokens(
-            network,
-            images,
-            preprocessing=self.student.preprocessing,
-            progress=self.progress,
-            checkpoint=self.checkpoint,
+            self.student, images, progress=self.progress, checkpoint=self.checkpoint
         )
         fitted = fit_classifier(
             network,
@@ -158,7 +155,7 @@ class Lesson:
             loss=classification_named(self.request.loss),
             former_CW=self._former_weights(),
         )
-        return fitted.strength
+        return fitted.l2_penalty
 
     def _former_weights(self) -> Tensor | None:
         teacher, classes = self.student.teacher, self.images.classes
@@ -171,8 +168,8 @@ class Lesson:
     def figures(self) -> dict[str, Scalar]:
         plan = self.plan
         return {
-            "images": len(self.data.new),
-            "exemplars": len(self.data.memory),
+            "images": self.data.new_images,
+            "exemplars": self.data.exemplars,
             "epochs": plan.epochs if plan else 0,
             "batch_size": plan.batch_size if plan else None,
             "learning_rate": plan.learning_rate if plan else None,
@@ -180,7 +177,7 @@ class Lesson:
             "seed": self.request.seed,
         }
 
-    def _learn_expert(self, plan: Plan, older: Lineage | None) -> None:
+    def _learn_expert(self, plan: Plan, frozen: Lineage | None) -> None:
         network = self.student.network
         auxiliary = network.auxiliary_head() if self.student.teacher else None
         extra = list(auxiliary.parameters()) if auxiliary else []
@@ -193,15 +190,15 @@ class Lesson:
                 classification=classification_named(self.request.loss),
                 teacher=self.student.teacher,
                 auxiliary=auxiliary,
-                frozen=older,
+                frozen=frozen,
             ),
             draw_epoch=draw(self.images, among=self.student.new_classes),
             seed=self.request.seed,
             slow=self.student.given,
         )
 
-    def _extend(self, plan: Plan, all_experts: Lineage) -> None:
-        """All classes alike, and no expert moves."""
+    def _extend(self, plan: Plan, all_experts: Lineage | None) -> None:
+        """Tune the heads with equal shares of all classes; no expert changes."""
         self._fit(
             "extending",
             plan,
@@ -213,21 +210,21 @@ class Lesson:
             seed=self.request.seed,
         )
 
-    def _balance(self, plan: Plan, older: Lineage | None) -> None:
+    def _balance(self, plan: Plan, frozen: Lineage | None) -> None:
         network, most = self.student.network, None
         if self.student.on_pretrained:  # as long as an epoch of learning, however many classes
-            most = 2 * len(self.data.new)
+            most = 2 * self.data.new_images
         network.newest.requires_grad_(False)
         for parameter in network.tunable():
             parameter.requires_grad_(True)
         self._fit(
             "balancing",
-            self.request.effort.tuning(plan),
+            plan.for_tuning(),
             parameters=network.tunable(),
             objective=Objective(
                 classification=classification_named(self.request.loss),
                 teacher=self.student.teacher,
-                frozen=older,
+                frozen=frozen,
             ),
             draw_epoch=balanced(self.images, retired=self.data.retired, most=most),
             seed=self.request.seed + 1,

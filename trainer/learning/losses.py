@@ -1,4 +1,4 @@
-"""The training objective: classification + 0.1 × task expertise + 1 × distillation.
+"""Compute the training objective: classification + 0.1 × task expertise + 1 × distillation.
 
 B images, C classes so far, O of them old, N new in this task.
 """
@@ -24,7 +24,7 @@ class Classification(Protocol):
     def __call__(
         self, logits_BC: Tensor, labels_B: Tensor, *, weights_B: Tensor | None = None
     ) -> Tensor:
-        """The loss of a batch: the mean over its images, or their sum with these weights."""
+        """Return the mean loss of a batch's images, or their sum with these weights."""
 
 
 def cross_entropy(
@@ -36,7 +36,7 @@ def cross_entropy(
 
 
 def binary(logits_BC: Tensor, labels_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    """Each class for itself: this one or not, summed over the classes."""
+    """Sum the binary cross-entropies of all classes: this class or not."""
     asked = F.one_hot(labels_B, logits_BC.shape[1]).to(logits_BC.dtype)
     if weights_B is None:
         return F.binary_cross_entropy_with_logits(logits_BC, asked, reduction="sum") / len(labels_B)
@@ -54,12 +54,12 @@ def classification_named(name: str) -> Classification:
 
 
 def expertise(auxiliary_logits: Tensor, labels_B: Tensor, *, old_classes: int) -> Tensor:
-    """All old classes are one, output 0; the new ones follow. Keeps the new expert on its task."""
+    """Keep the new expert on its task: tell new classes apart, and all old ones as output 0."""
     return F.cross_entropy(auxiliary_logits, (labels_B - old_classes + 1).clamp_min(0))
 
 
 def distillation(student_BO: Tensor, teacher_BO: Tensor) -> Tensor:
-    """KL divergence of the student's distribution over the old classes from the teacher's."""
+    """Return the KL divergence of student from teacher, over the old classes."""
     return F.kl_div(
         F.log_softmax(student_BO, dim=-1),
         F.log_softmax(teacher_BO, dim=-1),
@@ -84,7 +84,7 @@ class Objective:
     teacher: Teacher | None = None
     auxiliary: nn.Linear | None = None
     frozen: Lineage | None = None
-    """The network's experts but the newest, or all: those that do not learn, in folded form."""
+    """The experts that do not learn, folded: all but the newest, or all."""
 
     def __call__(self, network: Network, images_BCHW: Tensor, labels_B: Tensor) -> Step:
         slices = self._token_slices(network, images_BCHW)
@@ -115,4 +115,4 @@ class Objective:
 class Step:
     loss: Tensor
     right: Tensor
-    """How many of the batch were right, before this step."""
+    """The number of right answers before this step."""

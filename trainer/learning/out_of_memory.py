@@ -1,4 +1,4 @@
-"""What to say when memory runs out: which batch would have fitted, found by trying."""
+"""Explain exhausted memory, and find by trying which batch size would fit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SIGNS = ("not enough memory", "can't allocate memory", "out of memory")
 
 @contextmanager
 def explained(*, batch_size: int, attempt: Callable[[int], object]) -> Iterator[None]:
-    """Turns exhausted memory into a sentence. `attempt` is a step without consequences."""
+    """Turn exhausted memory into a sentence. `attempt` tries a step and changes no weight."""
     try:
         yield
         return
     except (RuntimeError, MemoryError) as error:
         if not is_exhaustion(error):
             raise
-    # Outside the handler: its traceback holds on to what the failed step had allocated.
+    # Outside the handler, whose traceback holds the memory of the failed step.
     fitting = _largest_that_fits(batch_size, attempt)
     advice = f"--batch-size {fitting} fits" if fitting else "not even one image at a time fits"
     raise DneError(f"memory ran out in batches of {batch_size}: nothing was published; {advice}")
@@ -35,7 +35,7 @@ def is_exhaustion(error: BaseException) -> bool:
 
 
 def _largest_that_fits(batch_size: int, attempt: Callable[[int], object]) -> int:
-    """Half, a quarter …; 0 when nothing does."""
+    """Try half, a quarter …; return 0 when none fits."""
     size = batch_size // 2
     while size:
         gc.collect()

@@ -1,15 +1,14 @@
-"""How long and how fast to learn, chosen from the data's size where the user did not say."""
+"""Choose how long and how fast to learn from the number of images, unless the user has said."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from model_store.errors import WrongUsage
-from trainer.learning.fit import Plan
+from trainer.request import Effort
 
 STEPS = 700
-"""What a small set of images gets; more images get more, by MIN_EPOCHS."""
+"""The steps for a small set of images; MIN_EPOCHS gives larger sets more."""
 MIN_EPOCHS = 20
 MAX_EPOCHS = 300
 BATCH = 32
@@ -25,42 +24,46 @@ TUNING_RATE_SHARE = 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """What the command line asks. None: chosen from the number of images and the width."""
+class Plan:
+    """The length and rate of learning."""
 
-    epochs: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
+    epochs: int
+    batch_size: int
+    learning_rate: float
 
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "learning_rate"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise WrongUsage(f"--{name.replace('_', '-')} must be more than 0, not {value}")
-
-    def plan(self, *, images: int, width: int) -> Plan:
-        batch_size = self.batch_size or BATCH
-        fitting = round(STEPS * batch_size / images)
+    def for_tuning(self) -> Plan:
+        """Plan the balanced tuning that follows: shorter and slower."""
         return Plan(
-            epochs=self.epochs or min(max(fitting, MIN_EPOCHS), MAX_EPOCHS),
-            batch_size=batch_size,
-            learning_rate=self.learning_rate or RATE * math.sqrt(RATE_WIDTH / width),
+            epochs=max(1, round(self.epochs * TUNING_STEPS_SHARE)),
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate * TUNING_RATE_SHARE,
         )
 
-    def plan_on_pretrained(self, *, epoch: int, width: int) -> Plan:
-        """Where a pre-trained expert is read: `epoch` images an epoch, and fewer of them, since
-        every image is large and most of what can be known of it is known already."""
-        fitting = round(PRETRAINED_PASSES / epoch)
-        return Plan(
-            epochs=self.epochs or min(max(fitting, PRETRAINED_MIN_EPOCHS), MAX_EPOCHS),
-            batch_size=self.batch_size or PRETRAINED_BATCH,
-            learning_rate=self.learning_rate or RATE * math.sqrt(RATE_WIDTH / width),
-        )
 
-    def tuning(self, plan: Plan) -> Plan:
-        """Balanced tuning: shorter and slower."""
-        return Plan(
-            epochs=max(1, round(plan.epochs * TUNING_STEPS_SHARE)),
-            batch_size=plan.batch_size,
-            learning_rate=plan.learning_rate * TUNING_RATE_SHARE,
-        )
+def make_plan(effort: Effort, *, images: int, width: int) -> Plan:
+    batch_size = effort.batch_size or BATCH
+    return Plan(
+        epochs=effort.epochs or _epochs(STEPS * batch_size, images, least=MIN_EPOCHS),
+        batch_size=batch_size,
+        learning_rate=effort.learning_rate or _rate(width),
+    )
+
+
+def make_plan_on_pretrained(effort: Effort, *, images: int, width: int) -> Plan:
+    """Plan learning beside a pre-trained expert, with `images` an epoch.
+
+    Fewer images suffice: each is large, and the pre-trained expert knows most of its content.
+    """
+    return Plan(
+        epochs=effort.epochs or _epochs(PRETRAINED_PASSES, images, least=PRETRAINED_MIN_EPOCHS),
+        batch_size=effort.batch_size or PRETRAINED_BATCH,
+        learning_rate=effort.learning_rate or _rate(width),
+    )
+
+
+def _epochs(passes: int, images: int, *, least: int) -> int:
+    return min(max(round(passes / images), least), MAX_EPOCHS)
+
+
+def _rate(width: int) -> float:
+    return RATE * math.sqrt(RATE_WIDTH / width)

@@ -1,6 +1,6 @@
-"""A pre-trained vision transformer as the first expert.
+"""Read a pre-trained vision transformer as the first expert.
 
-Reads a safetensors file in timm's key names: a plain pre-norm ViT with a class token, with or
+The file is safetensors in timm's key names: a plain pre-norm ViT with a class token, with or
 without a classification head. Sizes are read from the tensors; nothing in the file is trusted.
 """
 
@@ -23,9 +23,9 @@ from model_store.store.shard import Stored, read_layout
 
 MAX_FILE_BYTES = 8 << 30
 LAYER_NORM_EPS = 1e-6
-"""timm's, for every vision transformer. It is not in the file."""
+"""The value that timm uses for every vision transformer; no file has it."""
 READ_WIDTH = 32
-"""Channels of a slice that younger experts read."""
+"""The channels of a slice that younger experts read."""
 NARROWEST_WITH_64 = 192
 HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 """Plain transformers whose attention heads do not have 64 channels: SO400M, H, g and G."""
@@ -36,9 +36,9 @@ DTYPES = {
     "BF16": torch.bfloat16,
 }
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
-"""Of what is read, and of what a file may hold besides."""
+"""Bytes of a number, of the types that are read and of others that a file may hold."""
 NOT_READ = ("head.", "pre_logits.")
-"""What follows the token in a classifier of classes that are not ours."""
+"""Prefixes of layers after the token, which classify other classes."""
 LAYERS = {
     "attention.qkv": "attn.qkv",
     "attention.out": "attn.proj",
@@ -47,7 +47,7 @@ LAYERS = {
     "norm1": "norm1",
     "norm2": "norm2",
 }
-"""A block's layers: our names, and timm's."""
+"""The layers of a block, by our names and by timm's."""
 
 _BLOCK = re.compile(r"blocks\.(\d{1,4})\.")
 
@@ -56,11 +56,10 @@ _BLOCK = re.compile(r"blocks\.(\d{1,4})\.")
 class Pretrained:
     """The weights of one file by timm's names, and the sizes that they imply."""
 
-    path: Path
     sha256: str
     tensors: Mapping[str, Tensor]
     geometry: NetworkSpec
-    """As the file was trained, before its first task."""
+    """The geometry that the file was trained with, without tasks."""
     expert: ExpertSpec
 
     @property
@@ -68,7 +67,7 @@ class Pretrained:
         return self.expert.heads * READ_WIDTH
 
     def expert_state(self, geometry: NetworkSpec) -> dict[str, Tensor]:
-        """The parameters of an expert of these weights, by our names, at any image size."""
+        """Name the weights as an expert's parameters, for any image size."""
         state = {
             "patch_embed.weight": self.tensors["patch_embed.proj.weight"],
             "patch_embed.bias": self.tensors["patch_embed.proj.bias"],
@@ -90,7 +89,7 @@ class Pretrained:
 
 
 def read_pretrained(path: Path, *, attention_heads: int | None = None) -> Pretrained:
-    """DataRejected, with what was expected and what was found, for anything but such a file."""
+    """Read a file. Raise DataRejected, which names the expected and the found, for any other."""
     data = _read(path)
     try:
         layout = read_layout(data, item_bytes=ITEM_BYTES)
@@ -100,7 +99,6 @@ def read_pretrained(path: Path, *, attention_heads: int | None = None) -> Pretra
     expected = _expected(geometry, width)
     _check(path, layout, expected=expected)
     return Pretrained(
-        path=path,
         sha256=hashlib.sha256(data).hexdigest(),
         tensors={name: _tensor(path, name, data, layout[name]) for name in expected},
         geometry=geometry,
@@ -123,7 +121,7 @@ def _read(path: Path) -> bytes:
 
 
 def _sizes(path: Path, shapes: Mapping[str, Shape]) -> tuple[NetworkSpec, int]:
-    """Geometry and width, as the tensors imply them."""
+    """Derive geometry and width from the shapes of the tensors."""
     asked = {"patch_embed.proj.weight": 4, "pos_embed": 3, "cls_token": 3}
     asked |= {"blocks.0.mlp.fc1.weight": 2}
     for name, dimensions in asked.items():
@@ -166,7 +164,7 @@ def _sizes(path: Path, shapes: Mapping[str, Shape]) -> tuple[NetworkSpec, int]:
 
 
 def _expected(geometry: NetworkSpec, width: int) -> dict[str, Shape]:
-    """Every tensor that is read."""
+    """List the tensors that are read, with their shapes."""
     hidden = width * geometry.mlp_ratio
     in_block: dict[str, Shape] = {
         "norm1.weight": (width,),
@@ -215,7 +213,7 @@ def _check(path: Path, layout: Mapping[str, Stored], *, expected: Mapping[str, S
 
 
 def _tensor(path: Path, name: str, data: bytes, stored: Stored) -> Tensor:
-    own = bytearray(data[stored.start : stored.end])  # aligned, whatever the file's offsets are
+    own = bytearray(data[stored.start : stored.end])  # aligned, unlike the file's offsets
     read = torch.frombuffer(own, dtype=DTYPES[stored.dtype]).reshape(stored.shape)
     tensor = read.to(torch.float32)
     if not tensor.isfinite().all():
@@ -224,7 +222,7 @@ def _tensor(path: Path, name: str, data: bytes, stored: Stored) -> Tensor:
 
 
 def _attention_heads(path: Path, *, width: int, asked: int | None) -> int:
-    """No tensor tells how a transformer cuts its attention; by custom its width does."""
+    """Choose the number of attention heads by the custom of the width: no tensor tells it."""
     if asked is None:
         custom = 64 if width >= NARROWEST_WITH_64 and width % 64 == 0 else 32
         return HEADS_OF_WIDTH.get(width, width // custom)
@@ -236,7 +234,7 @@ def _attention_heads(path: Path, *, width: int, asked: int | None) -> int:
 
 
 def _resized(position_PC: Tensor, *, patches: int) -> Tensor:
-    """Position embeddings for another number of patches; the class token keeps its own."""
+    """Resize position embeddings to another number of patches; keep that of the class token."""
     token, grid = position_PC[:1], position_PC[1:]
     if len(grid) == patches:
         return position_PC

@@ -1,25 +1,43 @@
-"""The student: the parent's network with one expert more, before it has learnt anything."""
+"""Make the student: the parent's network with one expert more, before the expert has learnt.
+
+The first student is a network of a preset's sizes, or one around a pre-trained expert.
+"""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
 
 from model_store.codec import load_network
 from model_store.errors import WrongUsage
+from model_store.inference.fold import FoldedExpert, fold_expert
+from model_store.inference.forward import Lineage
+from model_store.inference.stacks import stack_up
 from model_store.names import new_name, spelt_among
 from model_store.network.device import choose_device
+from model_store.network.expert import Expert
 from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing, Scalar
-from model_store.spec import ExpertSpec, TaskSpec
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.tables import counted
+from trainer.base import Base
 from trainer.data.folders import Listing
 from trainer.learning.losses import Teacher
-from trainer.learning.start import Start, start_of
+from trainer.learning.pretrained import Pretrained, read_pretrained
+from trainer.presets import NetworkShape
 from trainer.progress import Progress
-from trainer.request import AddTask, Base
+from trainer.request import AddTask, PretrainedFile
+
+Triple = tuple[float, float, float]
+
+NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,27 +48,57 @@ class Student:
     teacher: Teacher | None
     preprocessing: Preprocessing
     new_classes: tuple[str, ...]
-    """What is to be learnt; in an extension, classes that have more images now."""
+    """The classes to learn; in an extension, known classes with more images."""
     extends: bool = False
-    """Whether it has no new expert, and only the classifier is tuned again."""
+    """True for a student without a new expert, whose classifier alone is tuned again."""
     origin: dict[str, Scalar] = field(default_factory=dict)
-    """Where its newest expert's weights come from, for the record; empty if from chance."""
+    """The source of the newest expert's weights, for the record; empty for random weights."""
+    frozen: tuple[FoldedExpert, ...] = ()
+    """The experts that do not learn, folded once for all passes over images."""
 
     @property
     def on_pretrained(self) -> bool:
-        """Whether the first expert was pre-trained: only then is the token in the sequence."""
+        """Tell whether the first expert was pre-trained: only then is the token in the sequence."""
         return self.network.spec.token == "in-sequence"
 
     @property
     def given(self) -> list[nn.Parameter]:
-        """What it learns of an expert that came from a file: near where it should be already."""
+        """List the parameters that came from a file: they are near their goal already."""
         return self.network.newest.learnable() if self.origin else []
 
     @property
     def learns_by_steps(self) -> bool:
-        """Whether there is an expert to learn, and not only a classifier on top of what is."""
+        """Tell whether an expert learns, and not the classifier alone."""
         newest = self.network.newest
         return bool(newest.learnable()) and not (self.extends and self.on_pretrained)
+
+    def lineage(self) -> Lineage:
+        """Fold the experts that learn, as they are, and put them after the frozen ones."""
+        spec, begin = self.network.spec, len(self.frozen)
+        return _lineage(spec, (*self.frozen, *_fold(self.network, begin, len(spec.tasks))))
+
+    def frozen_lineage(self) -> Lineage | None:
+        """Stack the frozen experts, if there are any: they answer alike in every step."""
+        if not self.frozen:
+            return None
+        return _lineage(self.network.spec.until(len(self.frozen)), self.frozen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The network that the first task adds its classes to."""
+
+    geometry: NetworkSpec
+    expert: ExpertSpec
+    preprocessing: Preprocessing
+    weights: Pretrained | None = None
+    unfreeze_last: int = 0
+
+    def give(self, expert: Expert) -> None:
+        """Put the pre-trained weights, if there are any, into the first expert."""
+        if self.weights is not None:
+            self.weights.load_into(expert, geometry=self.geometry)
+            expert.fix(but_last=self.unfreeze_last)
 
 
 def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progress) -> Student:
@@ -66,13 +114,14 @@ def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progre
     expert = ExpertSpec(heads=request.shape.heads_of_later(images=images))
     torch.manual_seed(request.seed)
     network.expand(TaskSpec(name=_task_name(base, request), classes=new_classes, expert=expert))
-    device = choose_device(request.device)
-    teacher.heads.to(device)
+    network.to(choose_device(request.device))
+    teacher.heads.to(network.device)
     return Student(
-        network=network.to(device),
+        network=network,
         teacher=teacher,
         preprocessing=base.parent.preprocessing,
         new_classes=new_classes,
+        frozen=_fold(network, 0, len(base.parent.tasks)),
     )
 
 
@@ -100,7 +149,7 @@ def _origin(start: Start) -> dict[str, Scalar]:
 
 
 def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -> Student:
-    """The parent's network as it is; only its heads will change."""
+    """Load the parent's network; only its heads will change."""
     if base.parent is None:
         raise WrongUsage("--extend needs a version to extend, and the store has none")
     if request.name is not None or request.shape.heads is not None:
@@ -116,7 +165,20 @@ def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -
         preprocessing=base.parent.preprocessing,
         new_classes=classes,
         extends=True,
+        frozen=_fold(network, 0, len(network.spec.tasks)),
     )
+
+
+def _fold(network: Network, begin: int, end: int) -> tuple[FoldedExpert, ...]:
+    with torch.no_grad():
+        return tuple(
+            fold_expert(network.experts[index].state_dict(), spec=network.spec, index=index)
+            for index in range(begin, end)
+        )
+
+
+def _lineage(spec: NetworkSpec, experts: Sequence[FoldedExpert]) -> Lineage:
+    return Lineage(spec, first=experts[0], parts=stack_up(spec, experts))
 
 
 def _task_name(base: Base, request: AddTask) -> str:
@@ -127,3 +189,87 @@ def _task_name(base: Base, request: AddTask) -> str:
         return new_name(request.name, what="the task name")
     name = new_name(request.data.resolve().name.strip() or "task", what="the task name")
     return f"{name}-{len(taken) + 1}" if spelt_among(name, taken) else name
+
+
+def refuse_pretrained(request: AddTask) -> None:
+    """Refuse a pre-trained file for a store that has versions: their first expert is fixed."""
+    if request.pretrained is not None:
+        raise WrongUsage(
+            f"--pretrained is for the first task of a store, and {request.store} has versions; "
+            "later tasks build on what the first one began with"
+        )
+
+
+def start_of(request: AddTask, *, progress: Progress) -> Start:
+    if request.pretrained is None:
+        geometry = request.shape.first_network()
+        return Start(
+            geometry=geometry,
+            expert=ExpertSpec(heads=request.shape.heads_of_first()),
+            preprocessing=Preprocessing(image_size=geometry.image_size),
+        )
+    return _pretrained_start(request.pretrained, request.shape, progress=progress)
+
+
+def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: Progress) -> Start:
+    if shape.preset is not None:
+        raise WrongUsage(
+            f"--preset {shape.preset} does not go with --pretrained: the file has its own sizes"
+        )
+    mean, std = normalisation_named(asked.normalise)
+    weights = read_pretrained(asked.file, attention_heads=asked.attention_heads)
+    geometry = weights.geometry
+    if shape.image_size is not None:  # position embeddings can be resized
+        geometry = replace(geometry, image_size=shape.image_size)
+    _refuse_other_sizes(shape, geometry, weights.expert)
+    if asked.unfreeze_last > geometry.depth:
+        raise WrongUsage(
+            f"--unfreeze-last {asked.unfreeze_last}: {asked.file} has "
+            f"{counted(geometry.depth, 'block')}"
+        )
+    heads = counted(weights.expert.attention_heads, "attention head")
+    progress.note(
+        f"starting from {asked.file}: {counted(geometry.depth, 'block')}, {weights.width} "
+        f"channels, {heads}, images of {geometry.image_size} pixels, normalised with "
+        f"{asked.normalise}"
+    )
+    return Start(
+        geometry=geometry,
+        expert=weights.expert,
+        preprocessing=Preprocessing(image_size=geometry.image_size, mean=mean, std=std),
+        weights=weights,
+        unfreeze_last=asked.unfreeze_last,
+    )
+
+
+def _refuse_other_sizes(shape: NetworkShape, geometry: NetworkSpec, expert: ExpertSpec) -> None:
+    fixed = {
+        "patch_size": geometry.patch_size,
+        "depth": geometry.depth,
+        "head_width": geometry.head_width,
+        "heads": expert.heads,
+    }
+    for name, value in fixed.items():
+        asked = getattr(shape, name)
+        if asked is not None and asked != value:
+            option = f"--{name.replace('_', '-')} {asked}"
+            raise WrongUsage(f"{option} does not fit: the pre-trained file has fixed it at {value}")
+
+
+def normalisation_named(text: str) -> tuple[Triple, Triple]:
+    """Return mean and deviation of `half`, of `imagenet`, or of the numbers `M,M,M/S,S,S`."""
+    if text in NORMALISATIONS:
+        return NORMALISATIONS[text]
+    try:
+        (m1, m2, m3), (s1, s2, s3) = (
+            [float(number) for number in part.split(",")] for part in text.split("/")
+        )
+    except ValueError as error:
+        raise WrongUsage(
+            f"--normalise {text!r} is neither imagenet, half nor M,M,M/S,S,S"
+        ) from error
+    if not all(0 < one < float("inf") for one in (s1, s2, s3)) or not all(
+        abs(one) < float("inf") for one in (m1, m2, m3)
+    ):
+        raise WrongUsage(f"--normalise {text!r}: deviations must be above 0, and all finite")
+    return (m1, m2, m3), (s1, s2, s3)

@@ -1,4 +1,4 @@
-"""The tokens of all training images, read once: for a classifier on experts that are final."""
+"""Read the tokens of all training images once, for a classifier on experts that are final."""
 
 from __future__ import annotations
 
@@ -10,39 +10,38 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_store.inference.forward import Lineage
 from model_store.network.network import Network
-from model_store.records.manifest import Preprocessing
 from trainer.data.folders import LabelledImages
-from trainer.evaluation.evaluate import in_batches
+from trainer.evaluation.judged import in_batches
 from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.student import Student
 from trainer.progress import Progress
 
 PHASE = "reading tokens"
 IMAGES_A_PART = 128
-"""What is kept at once of a run that may be interrupted."""
+"""Images between two checkpoints."""
 
 
 def read_tokens(
-    network: Network,
+    student: Student,
     images: LabelledImages,
     *,
-    preprocessing: Preprocessing,
     progress: Progress,
     checkpoint: Checkpoint | None = None,
 ) -> NDArray[np.float32]:
-    """[N, W]: what the heads read of each image, unchanged by augmentation. See ADR 14."""
+    """Compute [N, W], the token of each image without augmentation. See ADR 14."""
+    network = student.network
     parts = [
         np.arange(start, min(start + IMAGES_A_PART, len(images)))
         for start in range(0, len(images), IMAGES_A_PART)
     ]
     state = _Read(network=network, tokens_NW=torch.zeros(len(images), network.spec.token_width))
     done = checkpoint.restore(PHASE, state) if checkpoint is not None else 0
-
-    whole_token = Lineage.of(network).token
+    # Folded after the checkpoint has put the learnt weights back.
+    read = student.lineage().token
     with progress.phase(PHASE, total=sum(map(len, parts[done:]))) as phase:
         for number, rows in enumerate(parts[done:], start=done + 1):
-            part = in_batches(network, images.take(rows), whole_token, preprocessing=preprocessing)
+            part = in_batches(network, images.take(rows), read, preprocessing=student.preprocessing)
             state.tokens_NW[rows[0] : rows[-1] + 1] = torch.from_numpy(part)
             phase.advance(len(rows))
             if checkpoint is not None:
@@ -52,7 +51,7 @@ def read_tokens(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Read:
-    """What a run has to keep from here on: all that it has learnt, and the tokens so far."""
+    """The state of a run in this phase: all learnt weights, and the tokens read so far."""
 
     network: Network
     tokens_NW: Tensor
@@ -61,7 +60,7 @@ class _Read:
         return {name: one.detach().contiguous() for name, one in self._kept().items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """ValueError where they are not those of such a run."""
+        """Restore the state. Raise ValueError for tensors of another run."""
         kept = self._kept()
         if {name: one.shape for name, one in tensors.items()} != {
             name: one.shape for name, one in kept.items()

@@ -1,4 +1,4 @@
-"""How a version came about: its ancestors, what each of them did, and what it cost."""
+"""List the ancestors of a version, with the change and the cost of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from model_store.store.store import Store
 
 
 def lineage_of(store: Store, manifest: Manifest) -> list[Manifest]:
-    """The version and its ancestors, oldest first; those that were deleted are passed over."""
+    """List the version and its ancestors, oldest first, without deleted ones."""
     lineage = [manifest]
     while (parent := store.parent_of(lineage[0])) is not None:
         lineage.insert(0, parent)
@@ -19,7 +19,7 @@ def lineage_of(store: Store, manifest: Manifest) -> list[Manifest]:
 
 
 def growth(store: Store, lineage: Sequence[Manifest]) -> list[dict[str, Any]]:
-    """Counts and sizes of each version. `accuracy` is what was measured when it was made."""
+    """Count and size each version. `accuracy` was measured when the version was made."""
     rows = []
     for one in lineage:
         parent = store.parent_of(one)

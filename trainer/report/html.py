@@ -1,4 +1,4 @@
-"""A report as one HTML page: no script, no file beside it, nothing asked of any host."""
+"""Write a report as one HTML page, without scripts, other files or requests to a host."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
 def page(report: dict[str, Any]) -> str:
-    """Everything that comes from outside is escaped: class names are anyone's text."""
+    """Write the page. Escape all text from outside: a class may have any name."""
     sections = [
         _heading(report),
         _tiles(report),
@@ -162,8 +162,9 @@ def _classes(report: dict[str, Any]) -> str:
     retired = ", ".join(map(escape, report["retired"]))
     return _section(
         "Classes",
-        "Right: of the images of a class, how many were called so. Precision: of what was called "
-        "so, how much was." + (f" Retired, and never answered: {retired}." if retired else ""),
+        "Right: the share of a class's images that were answered with the class. Precision: the "
+        "share of a class's answers that were right."
+        + (f" Retired, and never answered: {retired}." if retired else ""),
         _table(("class", "task", "images", "", "right", "precision"), rows),
     )
 
@@ -178,7 +179,7 @@ def _confusion(confusion: dict[str, Any]) -> str:
     table = _table(("is", "taken for", "images"), rows) if rows else "<p>Nothing is confused.</p>"
     return _section(
         "Confusion",
-        "Rows are what the images show, columns what was answered.",
+        "Rows are the classes of the images, columns the answers.",
         f'<div class="{beside}">{plot}<div>{table}</div></div>',
     )
 
@@ -198,8 +199,8 @@ def _calibration(calibration: dict[str, Any]) -> str:
     table = _table(("", ""), [(escape(name), value) for name, value in facts])
     return _section(
         "Calibration",
-        "How often answers of a given confidence are right. Dots on the dashed line are honest, "
-        "below it too sure; large dots stand for many images.",
+        "Shows how often answers of a confidence are right. On the dashed line the two agree; "
+        "below it answers are too sure. Large dots stand for many images.",
         f'<div class="side">{plot}<div>{table}</div></div>',
     )
 
@@ -234,7 +235,7 @@ def _growth(growth: Sequence[dict[str, Any]]) -> str:
     titles = ("version", "what", "classes", "parameters", "size", "new", "images", "accuracy then")
     return _section(
         "Growth",
-        "MiB of weights a version: what it shares with the one before, and on top what is new.",
+        "MiB of weights a version: those shared with the version before, and new ones on top.",
         plot + _table(titles, rows),
     )
 
@@ -244,7 +245,7 @@ def _section(title: str, says: str, content: str) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML already."""
+    """Write a table of cells that are HTML already."""
     kinds = [
         ' class="name"' if index == 0 or title in TEXT_COLUMNS else ""
         for index, title in enumerate(titles)

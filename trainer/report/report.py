@@ -1,8 +1,7 @@
-"""What there is to know about a version, measured on the images that were never trained on.
+"""Report on a version, measured on its held-out images, which are never trained on.
 
-Any older version of a lineage answers from the same pass: the newest network has all its experts.
-Held-out images are kept, so a report can be made at any time. Where they were forgotten, or the
-version was judged by images from elsewhere, the figures are those that its manifest keeps.
+All older versions of a lineage are measured in the same pass: the newest network has all their
+experts. Without held-out images in the store the figures are those of the manifest.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +27,19 @@ from model_store.records.manifest import ClassImages, Manifest
 from model_store.store.store import Store
 from trainer.data.exemplars import recall
 from trainer.data.folders import LabelledImages
-from trainer.evaluation.evaluate import Floats, Judged, calibration_bins, in_batches, judged_by
+from trainer.evaluation.judged import Floats, Judged, calibration_bins, in_batches, judged_by
 from trainer.progress import Progress
 from trainer.report.history import growth, lineage_of
 from trainer.report.html import page
+from trainer.request import Report
 
 CONFUSIONS_NAMED = 20
 
 Counts = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What `dne-train report` is asked."""
-
-    store: str
-    version: int
-    out: Path
-    device: str = "auto"
-
-
 def write_report(request: Report, *, progress: Progress) -> tuple[dict[str, Any], list[Path]]:
-    """`report.html` and `report.json` in a folder, and what is in them."""
+    """Write `report.html` and `report.json`. Return the report and the two paths."""
     store = Store.open(request.store)
     manifest = store.manifest(request.version)
     report = make_report(store, manifest, device=request.device, progress=progress)
@@ -104,7 +93,7 @@ def make_report(
 
 
 def _held_out(store: Store, manifest: Manifest) -> tuple[LabelledImages, list[str]]:
-    """The images, and what is missing among them."""
+    """Read the held-out images, and note the missing ones."""
     there: list[ClassImages] = []
     notes: list[str] = []
     for entry in manifest.held_out:
@@ -134,7 +123,7 @@ def _judge_all(
     device: str,
     progress: Progress,
 ) -> dict[int, Judged]:
-    """By version: what it makes of the images, in the places of the newest one's classes."""
+    """Judge every version by the images, with the classes in the newest version's order."""
     newest = lineage[-1]
     bank: dict[str, Expert] = {}
     network = load_network(store.read_shard, newest, known=bank).to(choose_device(device))
@@ -149,7 +138,7 @@ def _judge_all(
         token_NW = in_batches(network, images, token, preprocessing=newest.preprocessing)
     found = {}
     for one in lineage:
-        # Its experts are those of the newest one: only its classifier is read.
+        # The bank has the experts of all versions, so only the classifier is read.
         heads = load_network(store.read_shard, one, known=bank).heads.to(network.device)
         logits = np.full((len(images), len(images.classes)), -np.inf, dtype=np.float32)
         if len(images):
@@ -162,7 +151,7 @@ def _judge_all(
 
 
 def _counted(manifest: Manifest, judged: Judged) -> Counts:
-    """Rows are what the images show, columns what was answered; as `manifest.classes`."""
+    """Count classes (rows) and answers (columns), in the order of `manifest.classes`."""
     places = list(manifest.places)
     size = len(judged.classes)
     counts = np.zeros((size, size), dtype=np.int64)
@@ -171,14 +160,14 @@ def _counted(manifest: Manifest, judged: Judged) -> Counts:
 
 
 def _kept(manifest: Manifest) -> Counts:
-    """The same, as it was when the version was published."""
+    """Read the same counts from the manifest."""
     table, names = manifest.metrics.confusion, manifest.classes
     rows = [[table.get(one, {}).get(answer, 0) for answer in names] for one in names]
     return np.array(rows, dtype=np.int64)
 
 
 def _by_class(manifest: Manifest, counts: Counts) -> list[dict[str, Any]]:
-    """Recall as `accuracy`, and precision: how much of what is called so is so."""
+    """Measure recall, as `accuracy`, and precision of each class."""
     rows = []
     for task in manifest.tasks:
         for name in manifest.without_retired(task.classes):
@@ -213,8 +202,11 @@ def _confusion(manifest: Manifest, counts: Counts) -> dict[str, Any]:
 def _forgetting(
     manifest: Manifest, lineage: Sequence[Manifest], judged_in: dict[int, Judged]
 ) -> dict[str, Any]:
-    """How each task fared since it was learnt. Forgetting is the best it ever was minus now;
-    the average leaves the newest task out, which had no time to be forgotten."""
+    """Measure each task in every version since it was learnt.
+
+    Forgetting is the best accuracy of a task minus the newest. The average leaves out the newest
+    task, which had no time to be forgotten.
+    """
     tasks = []
     for index, task in enumerate(manifest.tasks):
         names = manifest.without_retired(task.classes)
@@ -242,8 +234,11 @@ def _forgetting(
 
 
 def _calibration(manifest: Manifest, judged: Judged) -> dict[str, Any]:
-    """Confidence against accuracy. The temperature was chosen on these very images: `recorded`
-    is what the manifest says about images that were not used for it."""
+    """Compare confidence and accuracy in bins.
+
+    The temperature was chosen on these very images. `recorded` has the manifest's errors, which
+    were measured on images that the temperature was not fitted to.
+    """
     temperature = manifest.calibration.temperature
     bins = []
     if len(judged.labels_N):
@@ -279,7 +274,7 @@ def _confidence(logits_NC: Floats, *, temperature: float) -> NDArray[np.float64]
 
 
 def _right(counts: Counts, *, rows: Sequence[int] | None = None) -> float | None:
-    """The share of right answers for the images of all rows, or of these."""
+    """Return the share of right answers for the images of all rows, or of these."""
     right = counts.diagonal()
     chosen = slice(None) if rows is None else list(rows)
     return _share(right[chosen].sum(), of=counts[chosen].sum())
@@ -290,7 +285,7 @@ def _share(part: np.int64, *, of: np.int64) -> float | None:
 
 
 def _interval(counts: Counts) -> list[float] | None:
-    """Wilson's 95 % interval: what so few images can say about the accuracy."""
+    """Compute Wilson's 95 % interval of the accuracy."""
     count, share = int(counts.sum()), _right(counts)
     if share is None:
         return None

@@ -1,4 +1,4 @@
-"""Small plots as inline SVG. They take their colours from the page, and ask nobody for anything."""
+"""Draw small plots as inline SVG, with the colours of the page and without other files."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from model_store.tables import counted, percent
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 260, 44, 14, 12, 34
-SERIES = 8  # colours that the page has; more lines begin anew
+SERIES = 8  # colours of the page; further lines repeat them
 
 
 def lines(
     series: Sequence[tuple[str, Sequence[float | None]]], *, labels: Sequence[str], title: str
 ) -> str:
-    """Shares over versions, one line a series; a line begins where its first value is."""
+    """Draw shares over versions, one line a series, from the first value of each on."""
     plot = [_frame(title), _share_axis()]
     step = (WIDTH - LEFT - RIGHT) / max(1, len(labels) - 1)
     xs = [LEFT + step * index for index in range(len(labels))]
@@ -38,7 +38,7 @@ def lines(
 
 
 def reliability(bins: Sequence[dict[str, Any]], *, title: str) -> str:
-    """Accuracy over confidence; on the diagonal the two are the same."""
+    """Draw accuracy over confidence; on the diagonal the two are equal."""
     side = HEIGHT - TOP - BOTTOM
     most = max((one["images"] for one in bins), default=1)
     plot = [_frame(title, width=LEFT + side + 2 * RIGHT), _share_axis(width=LEFT + side + RIGHT)]
@@ -65,7 +65,7 @@ def reliability(bins: Sequence[dict[str, Any]], *, title: str) -> str:
 
 
 def stacked(rows: Sequence[tuple[str, float, float]], *, unit: str, title: str) -> str:
-    """One column a version: what it shares with its parent, and on top what is new."""
+    """Draw one column a version: the part shared with its parent, and the new part on top."""
     top = max((old + new for _, old, new in rows), default=1) or 1
     width = (WIDTH - LEFT - RIGHT) / max(1, len(rows))
     thick = min(56.0, width * 0.7)
@@ -88,7 +88,7 @@ def stacked(rows: Sequence[tuple[str, float, float]], *, unit: str, title: str) 
 
 
 def matrix(counts: Sequence[Sequence[int]], *, names: Sequence[str], title: str) -> str:
-    """Rows are the truth, columns the answers; a cell is as dark as its share of the row."""
+    """Draw classes as rows and answers as columns; a cell is as dark as its share of the row."""
     size = max(5.0, min(34.0, 560 / max(1, len(names))))
     named = size >= 11
     margin = (
@@ -112,7 +112,7 @@ def matrix(counts: Sequence[Sequence[int]], *, names: Sequence[str], title: str)
             )
         for column, count in enumerate(line):
             if not count:
-                continue  # most cells of a large matrix: the ground shows
+                continue  # most cells of a large matrix are empty
             kind = "right" if row == column else "wrong"
             x, share = margin + size * column, count / total
             tip = f"{count} of {total}: {name} taken for {names[column]}"

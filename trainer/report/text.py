@@ -1,4 +1,4 @@
-"""Outcomes and evaluations as sentences for people; `--json` has the same facts for programs."""
+"""Print outcomes and evaluations as sentences; `--json` has the same facts for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the images that nobody trained on say about a version: figures, calibration, verdict."""
+"""Judge a student by images that it was not trained on: figures, calibration, verdict."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from torch import Tensor
 
 from model_store.inference.forward import Lineage
-from model_store.network.network import Network
 from model_store.records.quality import Accuracy, Calibration, Metrics, Unknown
 from model_store.tables import counted
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import can_be_balanced
 from trainer.data.task_data import TaskData
 from trainer.evaluation.calibrate import calibrate
-from trainer.evaluation.evaluate import Judged, in_batches, judged_by
 from trainer.evaluation.forecast import latencies_ms
-from trainer.evaluation.gate import FEWEST, Candidate, Limits, decide
+from trainer.evaluation.gate import FEWEST, Candidate, decide
+from trainer.evaluation.judged import Judged, in_batches, judged_by
 from trainer.evaluation.precision_agreement import agreement_of
 from trainer.evaluation.unknown import fit_threshold
 from trainer.learning.student import Student
 from trainer.progress import Progress
+from trainer.request import GateLimits
 
 TIMED_RUNS = 11
 
@@ -36,10 +36,16 @@ class Assessment:
 
 
 def assess(
-    student: Student, *, data: TaskData, limits: Limits, unknown_rate: float, model_bytes: int
+    student: Student,
+    *,
+    experts: Lineage,
+    data: TaskData,
+    limits: GateLimits,
+    unknown_rate: float,
+    model_bytes: int,
 ) -> Assessment:
     newest, older = student.new_classes, _older(student)
-    judged, parent = _judge_both(student, data)
+    judged, parent = _judge_both(student, data, experts)
     gate = decide(
         Candidate(
             judged=judged,
@@ -47,7 +53,7 @@ def assess(
             older=older,
             newest=newest,
             model_bytes=model_bytes,
-            latency_ms=latency_ms(student.network) if limits.max_latency_ms else None,
+            latency_ms=_latency_ms(student, experts) if limits.max_latency_ms else None,
         ),
         limits=limits,
     )
@@ -79,7 +85,9 @@ def assess(
     )
 
 
-def say_evidence(student: Student, *, data: TaskData, limits: Limits, progress: Progress) -> None:
+def say_evidence(
+    student: Student, *, data: TaskData, limits: GateLimits, progress: Progress
+) -> None:
     """Tell before learning by how many images the gate will judge."""
     images = data.judged_by
     new = _count_of(images, student.new_classes)
@@ -99,31 +107,29 @@ def _count_of(images: LabelledImages, names: tuple[str, ...]) -> int:
 
 
 def _older(student: Student) -> tuple[str, ...]:
-    """In an extension every class is an old one, and has to be as good as it was."""
+    """List the old classes: in an extension all, because each has to be as good as before."""
     newest, classes = student.new_classes, student.network.spec.classes
     return tuple(name for name in classes if student.extends or name not in newest)
 
 
 def _classifier_images(student: Student, data: TaskData) -> int:
-    """From how many images the classifier got a temperature of its own; 0 where it got none."""
+    """Count the images that gave the classifier a temperature of its own; 0 without one."""
     images = data.for_training
     fitted = student.on_pretrained and can_be_balanced(images, retired=data.retired)
     return len(images) if fitted else 0
 
 
-def latency_ms(network: Network) -> float:
-    return median(latencies_ms(network, runs=TIMED_RUNS))
+def _latency_ms(student: Student, experts: Lineage) -> float:
+    return median(latencies_ms(student.network, experts, runs=TIMED_RUNS))
 
 
-def _judge_both(student: Student, data: TaskData) -> tuple[Judged, Judged | None]:
-    """What the student and its parent make of the same images, from one pass over them."""
+def _judge_both(student: Student, data: TaskData, experts: Lineage) -> tuple[Judged, Judged | None]:
+    """Judge the student and its parent by the same images, in one pass over them."""
     network, teacher, images = student.network, student.teacher, data.judged_by
     classes = len(network.spec.classes)
 
-    whole_token = Lineage.of(network).token
-
     def read(images_BCHW: Tensor) -> Tensor:
-        slices = [whole_token(images_BCHW)]
+        slices = [experts.token(images_BCHW)]
         mine = network.classify(slices)
         return torch.cat([mine, network.classify(slices, teacher.heads)], 1) if teacher else mine
 

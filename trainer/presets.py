@@ -1,11 +1,13 @@
-"""The sizes that a first task may choose from, and what the first task has fixed for all others."""
+"""Choose the sizes of the network: by preset or one by one for the first task, fixed after it."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from model_store.errors import WrongUsage
 from model_store.spec import NetworkSpec
+from trainer.options import option
 
 HEADS_FROM_IMAGES = ((10_000, 4), (4_000, 2), (0, 1))
 """A later expert's heads, from this many images of its task on; see ADR 26."""
@@ -27,28 +29,35 @@ PRESETS = {
 DEFAULT_PRESET = "small"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """What the command line asks of the network. None: not asked."""
+_size = partial(option, group="the network (fixed by the first task)")
 
-    preset: str | None = None
-    image_size: int | None = None
-    patch_size: int | None = None
-    depth: int | None = None
-    head_width: int | None = None
-    heads: int | None = None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShape:
+    """The sizes that the command line asks of the network. None: not asked."""
+
+    preset: str | None = _size(None, "sizes to start from (small)", choices=list(PRESETS))
+    image_size: int | None = _size(None, "pixels of an image's side", metavar="N")
+    patch_size: int | None = _size(None, "pixels of a patch's side", metavar="N")
+    depth: int | None = _size(None, "patch blocks", metavar="N")
+    head_width: int | None = _size(None, "channels of an attention head", metavar="N")
+    heads: int | None = option(
+        None,
+        "attention heads of the new expert (later tasks: 1, 2 or 4 by the number of images)",
+        metavar="K",
+    )
 
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset not in PRESETS:
             raise WrongUsage(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
 
     def first_network(self) -> NetworkSpec:
-        """The network before its first task: the preset's sizes, and those given instead."""
+        """Describe the network before its first task: a preset's sizes, and those given instead."""
         sizes = {**_sizes(self.preset or DEFAULT_PRESET), **self._given()}
         return NetworkSpec(**sizes)  # type: ignore[arg-type]
 
     def check_agrees(self, lineage: NetworkSpec) -> None:
-        """Sizes may be repeated for a later task, and nothing else: they are fixed."""
+        """Refuse sizes that differ from the fixed ones; a later task may only repeat them."""
         preset = {} if self.preset is None else _sizes(self.preset)
         for name, asked in {**preset, **self._given()}.items():
             fixed = getattr(lineage, name)
@@ -65,7 +74,7 @@ class Shape:
         return preset.heads if self.heads is None else self.heads
 
     def heads_of_later(self, *, images: int) -> int:
-        """Of a task with this many images; what was asked comes first."""
+        """Choose the heads for a task of this many images, unless a number was asked for."""
         return heads_for(images) if self.heads is None else self.heads
 
     def _given(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""From a student that has learnt to a draft: shards, exemplars, figures."""
+"""Turn a student that has learnt into a draft: shards, exemplars, figures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from model_store.records.manifest import (
 )
 from model_store.records.sealing import timestamp
 from model_store.store.shard import shard_ref
+from trainer.assess import assess
+from trainer.base import Base
 from trainer.data.exemplars import herding_order, keep, merged, shrink
 from trainer.data.task_data import TaskData
-from trainer.evaluation.assess import assess
-from trainer.evaluation.evaluate import in_batches
+from trainer.evaluation.judged import in_batches
 from trainer.learning.student import Student
-from trainer.request import AddTask, Base
+from trainer.request import AddTask
 
 Shards = dict[str, bytes]
 
@@ -34,20 +35,22 @@ def draft_version(
     transaction: str,
     training: dict[str, Scalar],
 ) -> tuple[Draft, Shards]:
-    """The version to publish, and its new shards by digest."""
+    """Return the version to publish, and its new shards by digest."""
+    experts = student.lineage()
     network, parent = student.network, base.parent
     tasks, shards = _tasks(student, base, training)
     classifier_data = encode_classifier(network)
     classifier = shard_ref("classifier", classifier_data)
     assessment = assess(
         student,
+        experts=experts,
         data=data,
         limits=request.limits,
         unknown_rate=request.unknown_rate,
         model_bytes=total_bytes((*(one.expert for one in tasks), classifier)),
     )
     quota = request.memory // (len(network.spec.classes) - len(data.retired))
-    memory, memory_shards = _exemplars(student, data, quota=quota)
+    memory, memory_shards = _exemplars(student, data, experts=experts, quota=quota)
     held = data.new_held_out
     held_out, held_shards = keep(
         held,
@@ -79,7 +82,7 @@ def draft_version(
 def _tasks(
     student: Student, base: Base, training: dict[str, Scalar]
 ) -> tuple[tuple[TaskRecord, ...], Shards]:
-    """The parent's tasks, and the new one with its expert; an extension has none."""
+    """List the parent's tasks and the new one, if there is one, with its expert's shard."""
     older = base.parent.tasks if base.parent else ()
     if student.extends:
         return older, {}
@@ -98,16 +101,15 @@ def _tasks(
 
 
 def _exemplars(
-    student: Student, data: TaskData, *, quota: int
+    student: Student, data: TaskData, *, experts: Lineage, quota: int
 ) -> tuple[tuple[ClassImages, ...], Shards]:
-    """The new classes' exemplars, in herding order, chosen on clean images."""
+    """Choose the new classes' exemplars on clean images, in herding order."""
     network, pool = student.network, data.for_training
-    whole_token = Lineage.of(network).token
     rows_by_class: dict[str, list[int]] = {}
     for name in student.new_classes if quota else ():
         rows = pool.rows_of(name)
         seen = in_batches(
-            network, pool.take(rows), whole_token, preprocessing=student.preprocessing
+            network, pool.take(rows), experts.token, preprocessing=student.preprocessing
         )
         rows_by_class[name] = rows[herding_order(seen, count=quota)].tolist()
     return keep(pool, kind="memory", rows_by_class=rows_by_class)

@@ -1,0 +1,129 @@
+"""Refuse folders and images that a command cannot use, and say why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from model_store.errors import DataRejected, WrongUsage
+from model_store.tables import counted
+from trainer.data.folders import (
+    MAX_NAMED,
+    LabelledImages,
+    Listing,
+    and_more,
+    folders_of_images,
+    shown,
+)
+from trainer.progress import Progress
+
+MIN_IMAGES_PER_CLASS = 2
+JUDGE_NAMES = ("val", "valid", "validation", "test")
+
+
+def refuse_nested(listing: Listing) -> None:
+    """Refuse a data folder that has its classes one level deeper, as with train and val folders."""
+    if listing.images:
+        return
+    split = {one.parent.name: one.parent for one in folders_of_images(listing.ignored)}
+    if not split:
+        return
+    names = {name.lower(): folder for name, folder in split.items()}
+    first = names.get("train", next(iter(split.values())))
+    use = f"--data {shown(first)}"
+    judge = next((names[name] for name in JUDGE_NAMES if name in names), None)
+    if judge is not None and judge != first:
+        use += f" --val-data {shown(judge)}"
+    raise WrongUsage(
+        f"--data {shown(listing.folder)} has its class folders one level deeper: use {use}"
+    )
+
+
+def refuse_small_classes(images_by_class: Mapping[str, int]) -> None:
+    small = [name for name, count in images_by_class.items() if count < MIN_IMAGES_PER_CLASS]
+    if small:
+        each = ", ".join(
+            f"{name!r} has {counted(images_by_class[name], 'image')}" for name in small[:MAX_NAMED]
+        )
+        raise DataRejected(
+            f"too few images: {each}{and_more(small)}; a class needs at least "
+            f"{MIN_IMAGES_PER_CLASS}"
+        )
+
+
+def refuse_known_classes(listing: Listing, known: Collection[str]) -> None:
+    again = [name for name in listing.names if name in known]
+    if again:
+        raise DataRejected(
+            f"the model knows {_named(again)} already; a task brings new classes only, "
+            "and --extend takes more images of classes that are known"
+        )
+
+
+def refuse_new_classes(listing: Listing, known: Collection[str]) -> None:
+    new = [name for name in listing.names if name not in known]
+    if new:
+        raise DataRejected(
+            f"the model does not know {_named(new)}; --extend takes more images of known "
+            "classes only, and without it new classes are learnt as a task"
+        )
+
+
+def refuse_retired_classes(listing: Listing, retired: Collection[str]) -> None:
+    again = [name for name in listing.names if name in retired]
+    if again:
+        raise DataRejected(
+            f"{again[0]!r} is the name of a class that was retired; "
+            "`dne-store rename-class` gives that one another name, and sets this one free"
+        )
+
+
+def refuse_unknown_classes(listing: Listing, known: Collection[str], *, option: str) -> None:
+    foreign = [name for name in listing.names if name not in known]
+    if foreign:
+        raise WrongUsage(
+            f"{option} {shown(listing.folder)} holds {_named(foreign)}, "
+            "which the model does not know"
+        )
+
+
+def refuse_familiar_classes(listing: Listing, known: Collection[str], *, option: str) -> None:
+    familiar = [name for name in listing.names if name in known]
+    if familiar:
+        raise WrongUsage(
+            f"{option} {shown(listing.folder)} holds {_named(familiar)}, which the model knows"
+        )
+
+
+def refuse_no_images(images: LabelledImages, listing: Listing, *, option: str, to: str) -> None:
+    """Refuse an empty set of images. `to` names their use: "learn from" or "judge by"."""
+    if not len(images):
+        raise WrongUsage(f"{option} {shown(listing.folder)} holds no images to {to}")
+
+
+def without_known(
+    images: LabelledImages, known: LabelledImages, progress: Progress
+) -> LabelledImages:
+    """Leave out images that are, pixel for pixel, among `known`: held-out ones stay held out."""
+    seen = {pixels.tobytes() for pixels in known.pixels_NHWC}
+    fresh = [row for row, pixels in enumerate(images.pixels_NHWC) if pixels.tobytes() not in seen]
+    if not fresh:
+        raise DataRejected("the model was given all of these images already")
+    if len(fresh) < len(images):
+        progress.note(
+            f"{counted(len(images) - len(fresh), 'image')} left out, being in the store already"
+        )
+    return images.take(np.array(fresh, dtype=np.int64))
+
+
+def note_not_judged(listing: Listing, classes: Collection[str], progress: Progress) -> None:
+    missing = [name for name in classes if name not in listing.names]
+    if missing:
+        progress.note(
+            f"{shown(listing.folder)} has no images of {_named(missing)}: they will not be judged"
+        )
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:MAX_NAMED])) + and_more(names)
