@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from model_store.cli.main import main as dne_store
 from model_store.store.store import Store
 from tests.docs.places import first_missed, followed
@@ -40,7 +42,10 @@ def test_an_image_passes_the_places_of_its_walk(tmp_path: Path) -> None:
     assert first_missed(walk("An image through `POST /predict`"), places.passed) is None
 
 
-def test_a_folder_passes_the_places_of_its_walk(tmp_path: Path) -> None:
+def test_a_folder_passes_the_places_of_its_walk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.evaluation.forecast.MOST_RUNS", 7)
     folder = write_classes(tmp_path / "letters", ["a", "b"])
     options = ["--data", str(folder), "--epochs", "1", "--augment", "none", *SIZES]
     with followed() as places:

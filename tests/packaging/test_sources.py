@@ -7,7 +7,6 @@ import re
 import subprocess
 from pathlib import Path
 
-from dne_serve.settings import Settings
 from tests.packaging.project import ROOT, tracked_files
 
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|root|Users|work|mnt|tmp/bash_jobs)/[\w.-]+")
@@ -58,9 +57,3 @@ def test_make_lists_every_target() -> None:
     targets = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split()
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [name for name in targets if f"make {name} " not in done.stdout] == []
-
-
-def test_every_setting_of_the_server_stands_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
-    names = {f"DNE_{name.upper()}" for name in Settings.model_fields}
-    assert sorted(name for name in names if f"`{name}`" not in readme) == []
