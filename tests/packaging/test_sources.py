@@ -7,7 +7,10 @@ import re
 import subprocess
 from pathlib import Path
 
-from tests.packaging.project import ROOT, tracked_files
+import yaml
+
+from model_store import __version__
+from tests.packaging.project import ROOT, pyproject, tracked_files
 
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|root|Users|work|mnt|tmp/bash_jobs)/[\w.-]+")
 TEXT = {".md", ".py", ".toml", ".txt", ".yaml", ".yml", ".html", ".css", ".js", ".json", ""}
@@ -42,6 +45,37 @@ def test_every_link_between_documents_leads_somewhere() -> None:
         if not (path.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_every_decision_record_has_its_number_and_a_title() -> None:
+    records = sorted((ROOT / "docs/adr").glob("*.md"))
+    wrong = [
+        path.name
+        for path in records
+        if not re.match(rf"# {path.name[:3]}\. [A-Z].*[^.]\n\n", path.read_text())
+    ]
+    numbers = [path.name[:3] for path in records]
+    assert wrong == []
+    assert len(set(numbers)) == len(numbers) > 30
+
+
+def test_the_workflow_and_the_hooks_call_the_projects_own_commands() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert all(step["uses"].startswith("actions/") for step in job["steps"] if "uses" in step)
+    supported = [one for one in pyproject()["project"]["classifiers"] if "Python :: 3." in one]
+    assert [one.rpartition(" ")[2] for one in supported] == job["strategy"]["matrix"]["python"]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = [hook["entry"] for repo in hooks for hook in repo["hooks"]]
+    assert entries == [".venv/bin/ruff check", ".venv/bin/ruff format", ".venv/bin/mypy"]
+
+
+def test_the_changelog_has_the_version_of_the_sources() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", text, re.MULTILINE)
+    assert released[0] == __version__
+    assert "\n## [Unreleased]\n" in text.partition(f"[{__version__}]")[0]
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
