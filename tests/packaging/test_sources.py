@@ -36,13 +36,25 @@ def test_a_machine_path_is_noticed() -> None:
     assert machine_paths("$HOME/work/x ./root/x a/home/b https://host/home/x") == []
 
 
+def anchors(document: Path) -> set[str]:
+    """List the headings of a document as links name them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def leads_somewhere(path: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    found = path.parent / name if name else path
+    return found.exists() and (not anchor or anchor in anchors(found))
+
+
 def test_every_link_between_documents_leads_somewhere() -> None:
     broken = [
         f"{path.relative_to(ROOT)}: {target}"
         for path in tracked_files()
         if path.suffix == ".md"
-        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", path.read_text())
-        if not (path.parent / target).exists()
+        for target in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)", path.read_text())
+        if not leads_somewhere(path, target)
     ]
     assert broken == []
 
