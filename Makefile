@@ -8,7 +8,7 @@ PIP := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-faults test-abuse test-scale test-benchmark test-contracts check format lock sbom audit clean
+.PHONY: help demo test test-faults test-abuse test-scale test-benchmark test-contracts check format docs lock sbom audit clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -44,6 +44,10 @@ check: $(READY) ## lint, formatting, types, and which package may import which
 format: $(READY) ## rewrite the sources in the project's form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(READY) ## write the pages and drawings that come from the code
+	$(BIN)/python -m docs.configuration
+	$(BIN)/python -m docs.drawing
 
 lock: $(READY) $(TOOLS) ## write the hashes of what constraints.txt pins anew
 	.tools/bin/python deploy/lock.py

@@ -27,6 +27,7 @@ from tests.packaging.project import ROOT
 from tests.packaging.test_commands import SHELL_BLOCK
 
 IMAGES_A_CLASS = 12
+MOST_LINES = 120
 QUICK = "--preset tiny --epochs 2 --augment none"
 CLASSES = {"animals": ("cat", "dog"), "vehicles": ("bus", "truck")}
 
@@ -114,6 +115,13 @@ class Reader:
             self.server.send_signal(signal.SIGTERM)
             self.server.wait(30)
 
+    def wait_until_served(self, version: int) -> None:
+        for _ in range(100):
+            if self.served() == version:
+                return
+            time.sleep(0.1)
+        pytest.fail(f"version {version} is not served after ten seconds")
+
     def served(self) -> int:
         with urllib.request.urlopen(self.url + "/readyz") as answer:
             return int(json.load(answer)["version"])
@@ -126,17 +134,23 @@ def reader(folder: Path, port: int) -> Iterator[Reader]:
     someone.stop()
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="THE README WAS NOT EXECUTED: no curl")
 def test_the_three_stories_of_the_readme_come_true(reader: Reader, port: int) -> None:
-    first, second, serve, predict, roll_back, serve_admin, over_http = story_blocks(port=port)
-    reader.paste(first)
-    assert "production (follow)" in reader.paste(second)
+    learn, serve, predict, swap, roll_back, serve_admin, over_http = story_blocks(port=port)
+    reader.paste(learn)
     reader.paste(serve)
     answer = json.loads(reader.paste(predict))
-    assert answer["version"] == 2
+    assert answer["version"] == 1
     assert answer["predictions"][0]["filename"] == "photo.jpg"
+    assert "production (follow)" in reader.paste(swap)
+    reader.wait_until_served(2)
     reader.paste(roll_back)
     reader.paste(serve_admin)
     assert reader.served() == 2
     reader.paste(over_http)
     assert reader.served() == 1
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_LINES

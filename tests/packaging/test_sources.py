@@ -7,8 +7,10 @@ import re
 import subprocess
 from pathlib import Path
 
-from dne_serve.settings import Settings
-from tests.packaging.project import ROOT, tracked_files
+import yaml
+
+from model_store import __version__
+from tests.packaging.project import ROOT, pyproject, tracked_files
 
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|root|Users|work|mnt|tmp/bash_jobs)/[\w.-]+")
 TEXT = {".md", ".py", ".toml", ".txt", ".yaml", ".yml", ".html", ".css", ".js", ".json", ""}
@@ -34,15 +36,58 @@ def test_a_machine_path_is_noticed() -> None:
     assert machine_paths("$HOME/work/x ./root/x a/home/b https://host/home/x") == []
 
 
+def anchors(document: Path) -> set[str]:
+    """List the headings of a document as links name them."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def leads_somewhere(path: Path, target: str) -> bool:
+    name, _, anchor = target.partition("#")
+    found = path.parent / name if name else path
+    return found.exists() and (not anchor or anchor in anchors(found))
+
+
 def test_every_link_between_documents_leads_somewhere() -> None:
     broken = [
         f"{path.relative_to(ROOT)}: {target}"
         for path in tracked_files()
         if path.suffix == ".md"
-        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", path.read_text())
-        if not (path.parent / target).exists()
+        for target in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)", path.read_text())
+        if not leads_somewhere(path, target)
     ]
     assert broken == []
+
+
+def test_every_decision_record_has_its_number_and_a_title() -> None:
+    records = sorted((ROOT / "docs/adr").glob("*.md"))
+    wrong = [
+        path.name
+        for path in records
+        if not re.match(rf"# {path.name[:3]}\. [A-Z].*[^.]\n\n", path.read_text())
+    ]
+    numbers = [path.name[:3] for path in records]
+    assert wrong == []
+    assert len(set(numbers)) == len(numbers) > 30
+
+
+def test_the_workflow_and_the_hooks_call_the_projects_own_commands() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    (job,) = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    assert all(step["uses"].startswith("actions/") for step in job["steps"] if "uses" in step)
+    supported = [one for one in pyproject()["project"]["classifiers"] if "Python :: 3." in one]
+    assert [one.rpartition(" ")[2] for one in supported] == job["strategy"]["matrix"]["python"]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    entries = [hook["entry"] for repo in hooks for hook in repo["hooks"]]
+    assert entries == [".venv/bin/ruff check", ".venv/bin/ruff format", ".venv/bin/mypy"]
+
+
+def test_the_changelog_has_the_version_of_the_sources() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## \[(\d+\.\d+\.\d+)\] - \d{4}-\d{2}-\d{2}$", text, re.MULTILINE)
+    assert released[0] == __version__
+    assert "\n## [Unreleased]\n" in text.partition(f"[{__version__}]")[0]
 
 
 def test_ci_runs_the_readmes_test_command() -> None:
@@ -58,9 +103,3 @@ def test_make_lists_every_target() -> None:
     targets = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split()
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [name for name in targets if f"make {name} " not in done.stdout] == []
-
-
-def test_every_setting_of_the_server_stands_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
-    names = {f"DNE_{name.upper()}" for name in Settings.model_fields}
-    assert sorted(name for name in names if f"`{name}`" not in readme) == []

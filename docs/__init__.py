@@ -1,0 +1,1 @@
+"""Make the pages and drawings that come from the code: `make docs`."""
