@@ -132,11 +132,11 @@ def show_difference(options: argparse.Namespace) -> int:
         print_json(found)
         return EXIT_OK
     for what in ("tasks", "classes"):
-        for sign, move in (("+", "added"), ("-", "removed")):
-            if found[what][move]:
-                print(f"{sign} {what}: {', '.join(found[what][move])}")
-    for sign, move in (("+", "added"), ("-", "removed")):
-        for ref in found["shards"][move]:
+        for sign, side in (("+", "added"), ("-", "removed")):
+            if found[what][side]:
+                print(f"{sign} {what}: {', '.join(found[what][side])}")
+    for sign, side in (("+", "added"), ("-", "removed")):
+        for ref in found["shards"][side]:
             print(f"{sign} {ref['kind']} {ref['sha256'][:12]} {size(ref['bytes'])}")
     for name, change in found["metrics"]["accuracy"].items():
         print(f"  accuracy {name}: {percent(change['from'])} → {percent(change['to'])}")

@@ -38,7 +38,7 @@ class MarkRecord(Record):
     transaction: Transaction
 
 
-class Verdict(Record):
+class MarkVerdict(Record):
     """`condemned/<sha256>.<id>.verdict.json`: the shard under that mark stays or goes."""
 
     format: Literal[1] = FORMAT
@@ -102,13 +102,13 @@ def condemn(objects: Objects, sha256: str) -> None:
 
 def decide(objects: Objects, mark: Mark, decision: Decision) -> bool:
     """Create the verdict on a mark. Return False where another one came first."""
-    verdict = Verdict(decision=decision, transaction=uuid.uuid4().hex)
+    verdict = MarkVerdict(decision=decision, transaction=uuid.uuid4().hex)
     return create_record(objects, mark.verdict_name, verdict)
 
 
 def read_decision(objects: Objects, mark: Mark) -> Decision | None:
     """Read the verdict on a mark; None where there is none, or where it is gone since."""
-    verdict = find_record(objects, mark.verdict_name, Verdict)
+    verdict = find_record(objects, mark.verdict_name, MarkVerdict)
     return None if verdict is None else verdict.decision
 
 
