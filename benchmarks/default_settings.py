@@ -17,7 +17,7 @@ from benchmarks.compare import CONNECTIONS, Sessions, compare
 from benchmarks.figures import Figure, at_least, print_figures
 from benchmarks.servers import Server, ours
 from benchmarks.serving import learn_a_version
-from dne_serve.engines.choose import CANDIDATES, Candidate
+from dne_serve.engines.candidates import CANDIDATES, Candidate
 
 ASKED = 0.97
 DEFAULT = Server(name="no options", command=("dne-serve", "--store", "{store}", "--port", "{port}"))

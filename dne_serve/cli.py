@@ -1,4 +1,4 @@
-"""dne-serve: serves the version that a channel names."""
+"""dne-serve: serve the version that a channel names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger("dne_serve")
 
 
 class CannotListen(DneError):
-    pass
+    """An address or port that is taken, or is not this machine's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,12 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _joined(value: Any) -> Any:
-    """An option that was given several times, as its variable would have it."""
+    """Join an option that was given several times, as its variable has it."""
     return ",".join(value) if isinstance(value, list) else value
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """One option a setting. Only options that were given take the place of the environment."""
+    """Make one option of each setting. Only given options take the place of the environment."""
     parser = argparse.ArgumentParser(
         prog="dne-serve",
         description="Serves a classifier that grows: predictions over HTTP from the version that "
@@ -79,7 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
             continue
         default = "" if field.default in (None, "") else f" (default: {field.default})"
         option = f"--{name.replace('_', '-')}"
-        help = f"{field.description}{default}".replace("%", "%%")  # which argparse would read
+        help = f"{field.description}{default}".replace("%", "%%")  # argparse would read a lone %
         if field.annotation is bool:
             # With its opposite, because the environment may have switched it on.
             parser.add_argument(
@@ -214,4 +214,4 @@ def _announce(
 
 
 def _already_handled(number: int, frame: FrameType | None) -> Any:
-    """uvicorn raises the signal again after a graceful end; by then there is nothing left to do."""
+    """Do nothing: uvicorn raises the signal again after a graceful end."""

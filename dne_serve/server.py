@@ -1,4 +1,4 @@
-"""The parts of a running server, put together; started and stopped in the right order."""
+"""Put the parts of a server together, and start and stop them in the right order."""
 
 from __future__ import annotations
 
@@ -37,6 +37,8 @@ MAX_WAITING = 64
 
 
 class Serving:
+    """A running server without HTTP: engine, batcher, versions in memory and their watchers."""
+
     def __init__(self, settings: Settings, *, engine: Engine) -> None:
         self.settings = settings
         self.engine = engine
@@ -123,7 +125,7 @@ class Serving:
         self.reloader.start()
 
     def stop(self) -> None:
-        """The reloader first: a load under way still needs the engine to finish."""
+        """Stop the reloader first: a load under way still needs the engine."""
         self._guard.stop()
         self.reloader.stop()
         self.readers.stop(wait=False)
@@ -136,14 +138,14 @@ class Serving:
 
     @property
     def error(self) -> str | None:
-        """Why the channel's head is not served, in a sentence that may leave this machine."""
+        """Tell why the channel's head is not served, in a sentence that may leave this machine."""
         if self.reloader.withdrawn:
             return "the model was unloaded; loading it or moving the channel brings it back"
         failure = self.reloader.failure
         return tell(failure.error) if failure else None
 
     def _pass_bytes(self, spec: NetworkSpec) -> int:
-        """What passes over the largest batches take of the machine's own memory."""
+        """Bytes of the machine's own memory that passes over the largest batches take."""
         if self.engine.device != "cpu":
             return 0
         return pass_bytes(
@@ -154,14 +156,14 @@ class Serving:
         )
 
     def _admit(self, manifest: Manifest) -> None:
-        """Asked before any byte of a version is read."""
+        """Refuse a version before any byte of it is read."""
         if self.trust is not None:
             self.trust.check(manifest)
         self._memory.check(manifest)
 
     def _swapped(self, version: int) -> None:
         self.metrics.swapped(version)
-        # What stands in for the head was not promoted just now, and its faults are not the head's.
+        # A fallback was not promoted just now, and its faults are not the head's.
         if self.reloader.record is not None and not self.reloader.fallback:
             self._guard.serving(self.reloader.record)
 
@@ -171,7 +173,7 @@ class Serving:
         self.reloader.poll()
 
     def load(self) -> None:
-        """Serves what the channel names now, also after it was withdrawn."""
+        """Serve the version that the channel names, also after it was withdrawn."""
         try:
             self.reloader.follow()
         except Exception as error:
@@ -180,12 +182,12 @@ class Serving:
             ) from error
 
     def withdraw(self) -> None:
-        """Serves nothing, until the model is loaded again or the channel is moved through us."""
+        """Serve nothing until the model is loaded again or the channel is moved through us."""
         self.reloader.withdraw()
         self.metrics.served_version.set(0)
 
     def follow(self, moved: Moved) -> int:
-        """Serve what the channel names now that a record was appended. Return the version."""
+        """Serve the version that a new record of the channel names, and return its number."""
         record = moved.record
         try:
             self.reloader.follow(loaded=moved.resident)

@@ -43,12 +43,14 @@ ModelName = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
+    """A version that answers a share of the requests."""
+
     version: int
     share: float
 
     @classmethod
     def parse(cls, text: str) -> Canary:
-        """`7=5%`: version 7 answers five of a hundred requests."""
+        """Read `7=5%`: version 7 answers five of a hundred requests."""
         found = re.fullmatch(r"([0-9]{1,10})=([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text, re.ASCII)
         if found is None:
             raise WrongUsage(f"canary {text!r} is not of the form VERSION=SHARE%, such as 7=5%")
@@ -94,7 +96,7 @@ class Settings(BaseSettings):
     store: str = Field("./models", description="directory or s3://bucket/prefix of the store")
     channel: ChannelName = Field("production", description="the channel whose head is served")
     model_name: ModelName = Field(
-        "dne", description="what Open Inference Protocol clients call the model"
+        "dne", description="name of the model for Open Inference Protocol clients"
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
@@ -103,7 +105,9 @@ class Settings(BaseSettings):
         description="library that runs the network; auto measures at the start, for 5 s at most, "
         "which one is fastest here, and remembers it",
     )
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where it runs")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="device that runs the network"
+    )
     precision: Asked = Field(
         "auto",
         description="auto, fp32, bf16 or int8; a reduced one computes only versions whose answers "
@@ -119,7 +123,7 @@ class Settings(BaseSettings):
     )
     max_model_bytes: Positive | None = Field(
         None,
-        description="bytes of experts and classifiers in memory at most; what is needed least "
+        description="bytes of experts and classifiers in memory at most; the version used least "
         "leaves, and a version that cannot fit is answered with 503 (default: no limit)",
     )
     canary: str | None = Field(
@@ -182,14 +186,14 @@ class Settings(BaseSettings):
         "errors>1% or unknown>30%, or both separated by commas",
     )
     guard_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = Field(
-        600.0, description="how long after a promotion the guard watches"
+        600.0, description="time after a promotion for which the guard watches"
     )
     require_signatures: bool = Field(
         False, description="serve only versions signed by someone whom the trust file names"
     )
     trust: Path | None = Field(None, description="file that names who may publish, for the above")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="how much the log says; debug has a line for every request"
+        "info", description="least level of the log; debug has a line for every request"
     )
 
     _fixed: FixedLimits = PrivateAttr(default_factory=FixedLimits)
@@ -220,7 +224,7 @@ class Settings(BaseSettings):
         return guard
 
     def read_admin_token(self) -> str | None:
-        """None when there is none; WrongUsage for one that no client could send."""
+        """Read the admin token, or None; WrongUsage for one that no client could send."""
         token = self._token_from_file()
         if token is None and self.admin_token is not None:
             token = self.admin_token.get_secret_value()
@@ -232,7 +236,7 @@ class Settings(BaseSettings):
         return Canary.parse(self.canary) if self.canary is not None else None
 
     def read_trust(self) -> Trust | None:
-        """Who may publish; None when anybody may. A change counts from the next start."""
+        """Read who may publish; None when anybody may. A change counts from the next start."""
         return load_trust(self.trust) if self.require_signatures else None
 
     def _token_from_file(self) -> str | None:
@@ -247,12 +251,12 @@ class Settings(BaseSettings):
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The entries of a setting that holds several."""
+    """Split a setting that holds several entries."""
     return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 def load_settings(**given: Any) -> Settings:
-    """`given` over the environment over the defaults; WrongUsage names what is wrong."""
+    """Take `given`, else the environment, else the defaults; WrongUsage names the wrong one."""
     try:
         return Settings(**given)
     except ValidationError as error:

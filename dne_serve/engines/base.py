@@ -7,6 +7,7 @@ and a worker answers requests between two of them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -15,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.errors import ModelUnusable
+from model_store.precision import Asked, Precision, Trial, choose, refuse_unless_it_runs, try_out
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Manifest, ShardRef
+from model_store.records.quality import Reduced
 from model_store.store.shard import check_shard, expected_tensors
 
 Floats = NDArray[np.float32]
@@ -25,7 +28,10 @@ Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 """Work in short steps, with its result at the end."""
 ExpertPath = tuple[object, ...]
-"""The geometry, and the digest and shape of every expert up to the last one."""
+"""The ancestry of an expert: the geometry, and digest and shape of every expert up to it."""
+
+
+log = logging.getLogger("dne_serve")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,7 @@ class Fetched:
     manifest: Manifest
     shards: MutableMapping[str, bytes]
     known: tuple[Any, ...] = ()
-    """What is in memory already, kept there until the version is loaded."""
+    """Experts, or a version, that stay in memory until the version is loaded."""
 
 
 class Model(Protocol):
@@ -44,14 +50,14 @@ class Model(Protocol):
     several versions, and a little work for each of them."""
 
     def covers(self, other: Model) -> bool:
-        """Whether a pass of this version has what `other` needs for its logits."""
+        """Tell whether a pass of this version has all that `other` needs for its logits."""
 
     def run(self, pixels: Pixels) -> Any:
-        """One pass over images [N, S, S, 3]."""
+        """Run a pass over images [N, S, S, 3]."""
 
     def logits(self, passed: Any, rows: Sequence[int]) -> Floats:
-        """[rows, classes], those of retired classes too, from a pass of a version that covers
-        this one."""
+        """Compute [rows, classes], retired classes too, from a pass of a version that covers this
+        one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,7 +88,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Query:
-    """An image, the version that answers, and others that are asked what they would have said."""
+    """An image, the version that answers, and versions that answer for comparison."""
 
     pixels: Pixels
     residents: tuple[Resident, ...]
@@ -101,22 +107,57 @@ class Engine(Protocol):
     """The engine and the reason for it, in words for operators."""
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
-        """Reads and checks what `load` will need: the shards of experts it does not hold. An
-        engine whose passes do not suffer from it builds the version here. One at a time."""
+        """Read and check the shards of experts that are not in memory. An engine may build the
+        version here too. Any thread may call this, one at a time."""
 
     def load(self, fetched: Fetched) -> Steps[Resident]:
-        """Builds the version and runs it once, so that the first request is as fast as the next."""
+        """Build the version and run it once, so that the first request is as fast as the next."""
 
     def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers | Exception]:
-        """For each query, in order, one logit for each of a resident's labels. `widest` covers all
-        residents of all queries: one pass over the images is enough."""
+        """Compute, for each query in order, one logit for each of a resident's labels. `widest`
+        covers all residents of all queries: one pass over the images is enough."""
 
     def retain(self, residents: Iterable[Resident]) -> Steps[None]:
-        """Lets go of the experts that none of `residents` uses."""
+        """Free the experts that none of `residents` uses."""
+
+
+class Precisions:
+    """The precision of each version, decided once. A worker thread must not ask first: a decision
+    may try a precision out in a child process, which takes seconds on a machine that never did."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        *,
+        offered: Sequence[Reduced],
+        backend: str,
+        try_out: Callable[[Reduced], Trial] = try_out,
+    ) -> None:
+        """Raise WrongUsage for a precision that was asked for by name and does not run here."""
+        refuse_unless_it_runs(asked, offered=offered, backend=backend, try_out=try_out)
+        self._asked: Asked = asked
+        self._offered = tuple(offered)
+        self._try_out = try_out
+        self._chosen: dict[str, Precision] = {}
+
+    def of(self, manifest: Manifest) -> Precision:
+        if manifest.digest not in self._chosen:
+            choice = choose(
+                manifest.metrics.agreement,
+                asked=self._asked,
+                offered=self._offered,
+                try_out=self._try_out,
+            )
+            log.info("version %d is computed in %s", manifest.version, choice.precision)
+            if self._asked != "auto":
+                for reason in choice.refused:
+                    log.warning("version %d: %s", manifest.version, reason)
+            self._chosen[manifest.digest] = choice.precision
+        return self._chosen[manifest.digest]
 
 
 def finish(steps: Steps[Result]) -> Result:
-    """All steps at once."""
+    """Run all steps, and give the result."""
     while True:
         try:
             next(steps)
@@ -126,7 +167,7 @@ def finish(steps: Steps[Result]) -> Result:
 
 
 def paths_of(manifest: Manifest) -> list[ExpertPath]:
-    """Of every expert. By its ancestors too: a digest alone does not say whom it reads."""
+    """Give the ancestry of every expert. A digest alone does not tell which experts it reads."""
     path: ExpertPath = (manifest.spec.until(0),)
     paths = []
     for task, spec in zip(manifest.tasks, manifest.spec.tasks, strict=True):
@@ -138,7 +179,7 @@ def paths_of(manifest: Manifest) -> list[ExpertPath]:
 def read_checked(
     manifest: Manifest, needed: Iterable[ShardRef], read: ReadShard
 ) -> MutableMapping[str, bytes]:
-    """The bytes of these shards by digest, after every check that does not need torch."""
+    """Read these shards and apply every check that does not need torch; by digest."""
     shards = {}
     for ref in needed:
         shards[ref.sha256] = data = read(ref)
@@ -147,7 +188,7 @@ def read_checked(
 
 
 def joined(one: Resident, other: Resident) -> Resident | None:
-    """The one of two versions whose pass answers for both; None where there is none."""
+    """Find the one of two versions whose pass answers for both; None if neither does."""
     if one is other:
         return one
     if one.manifest.preprocessing != other.manifest.preprocessing:
@@ -158,7 +199,7 @@ def joined(one: Resident, other: Resident) -> Resident | None:
 
 
 def answer_all(widest: Resident, queries: Sequence[Query]) -> list[Answers | Exception]:
-    """A version that gives logits that are not finite fails its own images, and no others."""
+    """Answer all queries by one pass. Logits that are not finite fail their own query only."""
     pixels = np.stack([query.pixels for query in queries])
     passed = widest.model.run(pixels)
     rows: dict[Resident, list[int]] = {}
@@ -191,7 +232,7 @@ def _answers(query: Query, logits: Sequence[Floats | None]) -> Answers | Excepti
 
 
 def warmed(resident: Resident) -> Resident:
-    """The version after one pass, which shows its logits to be finite."""
+    """Run a version once, and raise ModelUnusable if its logits are not finite."""
     size = resident.manifest.preprocessing.image_size
     pixels = np.zeros((size, size, 3), dtype=np.uint8)
     (answer,) = answer_all(resident, [Query(pixels=pixels, residents=(resident,))])

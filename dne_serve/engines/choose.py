@@ -6,32 +6,33 @@ thread, and a server must survive instructions that kill a process. docs/adr/042
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import logging
-import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dne_serve.engines.base import Engine
+from dne_serve.engines.candidates import (
+    CANDIDATES,
+    Candidate,
+    Figures,
+    Request,
+    fastest,
+    remember_choice,
+    remembered,
+    table,
+)
 from dne_serve.engines.thread_plan import ThreadPlan
 from model_store.errors import DneError
-from model_store.machine import UNREADABLE, machine_digest, read_remembered, remember
 from model_store.precision import Asked, Trial, disagreement, remember_trial, remembered_trial
 from model_store.records.manifest import Manifest
 from model_store.records.quality import Reduced
 from model_store.spec import NetworkSpec
-from model_store.store.cache import cache_folder
 from model_store.store.store import Store
-
-Backend = Literal["torch", "onnx"]
-Figures = Mapping[str, Mapping[str, float]]
-"""Images a second by candidate and by the number of images under way."""
 
 MEASURE_S = 5.0
 """Seconds for which readiness waits for the measurement."""
@@ -39,41 +40,12 @@ MARGIN_S = 0.5
 """Seconds between the end of the measurement and the end of the wait."""
 MEASURED_TASKS = 6
 """Experts of a measured network at most: more would not be measured in time."""
-TIE = 0.98
-"""Share of the fastest candidate's speed from which one that needs less memory is taken."""
 PACKED_COPIES = 2
 """Copies of the weights in each version in memory, one for each session."""
 PACKED_SHARE = 0.25
 """Share of the free memory that packed weights may take, with all resident versions."""
-REMEMBERED = "engine.json"
 
 log = logging.getLogger("dne_serve")
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A way of running batches."""
-
-    backend: Backend
-    packed: bool = False
-    workers: int = 1
-
-    @property
-    def name(self) -> str:
-        if self.backend == "torch":
-            return "torch"
-        weights = "packed weights, " if self.packed else ""
-        return f"onnx, {weights}{self.workers} worker{'s' if self.workers > 1 else ''}"
-
-
-CANDIDATES = (
-    Candidate("torch"),
-    Candidate("onnx"),
-    Candidate("onnx", workers=2),
-    Candidate("onnx", packed=True),
-    Candidate("onnx", packed=True, workers=2),
-)
-"""Sorted by memory: of two that are equally fast, the first one is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,22 +70,6 @@ class Choice:
     @property
     def told(self) -> str:
         return f"{self.candidate.name}: {self.why}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """All that the child process needs to know, and all that a remembered choice depends on."""
-
-    spec: dict[str, Any]
-    candidates: tuple[Candidate, ...]
-    reduced: tuple[Reduced, ...]
-    """Precisions that the candidates of a backend compute in, instead of single precision."""
-    threads: int
-    max_batch: int
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,12 +170,12 @@ def begin_choosing(wanted: Wanted, *, served: Manifest | None) -> Choosing:
         found = _unmeasured(candidates, "as there is no version that could be")
     else:
         request = _request(wanted, served, candidates)
-        remembered = _remembered(request)
+        kept = remembered(request)
         why = "measured as the fastest at an earlier start"
         found = (
             Measuring(request=request, child=_measure(request))
-            if remembered is None
-            else Choice(candidate=remembered, why=why)
+            if kept is None
+            else Choice(candidate=kept, why=why)
         )
     return Choosing(wanted=wanted, found=found)
 
@@ -319,54 +275,11 @@ def _decide(request: Request, said: str) -> Choice:
     if told["int8_speedup"] is not None and remembered_trial("int8") is None:
         remember_trial("int8", Trial(runs=True, speedup=round(told["int8_speedup"], 3)))
     if told["whole"]:
-        _remember(request, best)
-    return Choice(candidate=best, why=f"measured as the fastest; {_table(figures)}")
+        remember_choice(request, best)
+    return Choice(candidate=best, why=f"measured as the fastest; {table(figures)}")
 
 
 def _unmeasured(candidates: Sequence[Candidate], why: str) -> Choice:
     """Take the most workers without packed weights: the fastest but for packing in ADR 018."""
     best = max((one for one in candidates if not one.packed), key=lambda one: one.workers)
     return Choice(candidate=best, why=f"not measured, {why}")
-
-
-def fastest(figures: Figures, candidates: Sequence[Candidate]) -> Candidate:
-    """Take the first candidate whose geometric mean is close to the best one: a server has few
-    clients at one time and many at another, and each of the loads counts the same."""
-    scores = {name: math.prod(one.values()) ** (1 / len(one)) for name, one in figures.items()}
-    enough = TIE * max(scores.values())
-    return next(one for one in candidates if scores.get(one.name, 0.0) >= enough)
-
-
-def _table(figures: Figures) -> str:
-    loads = " / ".join(next(iter(figures.values())))
-    rows = "; ".join(
-        f"{name} {' / '.join(f'{rate:.0f}' for rate in one.values())}"
-        for name, one in figures.items()
-    )
-    return f"images/s with {loads} images under way: {rows}"
-
-
-def _remembered(request: Request) -> Candidate | None:
-    """Read the choice of an earlier start; None where the file is missing or damaged."""
-    names = {one.name: one for one in request.candidates}
-    name = _read_choices(cache_folder() / REMEMBERED).get(_key(request))
-    return names.get(name) if isinstance(name, str) else None
-
-
-def _remember(request: Request, choice: Candidate) -> None:
-    path = cache_folder() / REMEMBERED
-    remember(path, {**_read_choices(path), _key(request): choice.name})
-
-
-def _read_choices(path: Path) -> dict[str, object]:
-    try:
-        return dict(read_remembered(path).items())
-    except FileNotFoundError:
-        return {}
-    except UNREADABLE as error:
-        log.warning("%s cannot be used, and engines are measured again: %s", path, error)
-        return {}
-
-
-def _key(request: Request) -> str:
-    return f"{machine_digest()} {request.digest}"

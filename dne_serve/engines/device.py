@@ -22,17 +22,17 @@ Floats = NDArray[np.float32]
 
 
 class Passes(Protocol):
-    """How a version is run on a device. Lives and goes with the version."""
+    """The passes of one version on a device."""
 
     def __call__(self, pixels: Pixels) -> Tensor:
-        """The token [N, channels of all experts] of images [N, S, S, 3], on the device. It is
-        there until the next pass, of whichever version."""
+        """Compute the token [N, channels of all experts] of images [N, S, S, 3], on the device.
+        The token is valid until the next pass of any version."""
 
     def prepare(self) -> Iterator[None]:
-        """Makes the first batch as fast as the next, in steps."""
+        """Prepare, in steps, so that the first batch is as fast as the next."""
 
     def renew(self) -> Iterator[None]:
-        """Prepares again, in steps, where the memory of the experts has moved meanwhile."""
+        """Prepare again, in steps, if the memory of the experts has moved."""
 
 
 class Device(Protocol):
@@ -41,11 +41,11 @@ class Device(Protocol):
     def passes(self, lineage: Lineage, *, preprocessing: Preprocessing) -> Passes: ...
 
     def fetch(self, found: Tensor) -> Floats:
-        """What was computed, in ordinary memory, after it was computed."""
+        """Wait for a result and copy it to ordinary memory."""
 
 
 class Cpu:
-    """Images are where they are needed, and a pass is a call."""
+    """The processor: images need no copying, and a pass is a call."""
 
     def __init__(self, *, max_batch: int) -> None:
         self.place = torch.device("cpu")
@@ -73,5 +73,5 @@ class CpuPasses:
         yield
 
     def renew(self) -> Iterator[None]:
-        """A call finds the memory wherever it is."""
+        """Do nothing: a call finds the memory at any place."""
         return iter(())

@@ -32,29 +32,29 @@ class Graph(Protocol):
     """A recorded pass."""
 
     def replay(self) -> Tensor:
-        """What the pass gives for what its inputs hold now. Always the same tensor."""
+        """Run the pass on the contents of its inputs. The result is always the same tensor."""
 
 
 class Driver(Protocol):
-    """What a GPU can do. Work is done in the order in which it is asked for."""
+    """The operations of a GPU, done in the order of the calls."""
 
     place: torch.device
 
     def copy_in(self, pixels: Pixels, *, into: Tensor) -> None: ...
 
     def copy_out(self, found: Tensor) -> Floats:
-        """Waits until it is there."""
+        """Copy a result out, and wait for it."""
 
     def capture(self, run: Callable[[], Tensor]) -> Graph:
-        """Records what `run` does. RuntimeError where it cannot be recorded. Keeps nothing alive
-        but what `run` itself allocates."""
+        """Record the work of `run`; RuntimeError if it cannot be recorded. Keep nothing alive but
+        the memory that `run` itself allocates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     graph: Graph
     relocations: tuple[int, ...]
-    """Of the lineage, when it was recorded."""
+    """Relocations of the lineage's memory when the graph was recorded."""
 
 
 class Gpu:
@@ -77,8 +77,8 @@ class Gpu:
         return self._driver.copy_out(found)
 
     def _intake(self, size: int) -> Tensor:
-        """Where graphs read images of this size from; all versions, as there is one pass at a
-        time. Never moves."""
+        """Find the memory from which graphs read images of this size. All versions share it, as
+        there is one pass at a time, and it never moves."""
         if size not in self._intakes:
             shape = (self._sizes[-1], size, size, 3)
             self._intakes[size] = torch.zeros(shape, dtype=torch.uint8, device=self.place)
@@ -86,8 +86,8 @@ class Gpu:
 
 
 class GraphedPasses:
-    """A batch of a usual size, or the next larger one with some images more that nobody asks for,
-    replays a graph. Others, and those whose graph is out of date, are run kernel by kernel."""
+    """Passes that replay a graph for a batch of a usual size, or of the next larger size, padded
+    with old images. Larger batches, and those whose graph is out of date, run kernel by kernel."""
 
     def __init__(
         self,
@@ -153,8 +153,8 @@ class GraphedPasses:
 
 
 class Normalising:
-    """As `preprocess.normalise`, to the same bits, on a device: bytes are a quarter of the floats
-    that would have to be copied."""
+    """Normalising on a device, to the same bits as `preprocess.normalise`: copying bytes costs a
+    quarter of copying floats."""
 
     def __init__(self, preprocessing: Preprocessing, *, place: torch.device) -> None:
         self._normalisation = Normalisation.of(
@@ -166,7 +166,7 @@ class Normalising:
 
 
 def graph_sizes(max_batch: int) -> tuple[int, ...]:
-    """Powers of two, and the largest batch."""
+    """List the powers of two below the largest batch, and that batch."""
     return (*(1 << power for power in range((max_batch - 1).bit_length())), max_batch)
 
 
@@ -225,7 +225,7 @@ class Cuda:
         return captured
 
     def _pool(self) -> Any:
-        """The memory of the other graphs: there is one pass at a time, and its token is read
-        before the next. That of a graph which lives, as torch refuses a pool that nobody uses."""
+        """Find the memory pool of the other graphs. One pass runs at a time, and its token is read
+        before the next, so graphs share memory. torch refuses the pool of a dead graph."""
         other = next(iter(self._graphs), None)
         return None if other is None else other.graph.pool()

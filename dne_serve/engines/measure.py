@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dne_serve.engines.choose import Candidate
+from dne_serve.engines.candidates import Candidate
 from dne_serve.engines.thread_plan import ThreadPlan
 from model_store.inference.forward import FoldedNetwork
 from model_store.network.network import Network

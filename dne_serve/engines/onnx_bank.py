@@ -1,11 +1,10 @@
-"""The arrays of experts as onnxruntime reads them, each once, however many versions are served.
+"""Keep the arrays of each expert once for all versions that onnxruntime serves.
 
-A lineage is experts and a session over their arrays; it gives the token. A version is a lineage
-and a classifier, so versions that differ in their classifier only share the session too.
+A lineage is experts and a session over their arrays; a pass over it gives the token. A version is a
+lineage and a classifier, so versions that differ in their classifier only share the session.
 
 An expert lives as long as a lineage that uses it, and a lineage as long as a version: the bank
-itself holds on to none. It is used by one thread at a time, and not by the engine's: nothing
-here touches what passes use.
+itself keeps none alive. One thread at a time loads, beside the workers that run passes.
 """
 
 from __future__ import annotations
@@ -44,15 +43,17 @@ class HeldArrays:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class HeldLineage:
+    """The experts of a version and the sessions that compute its token."""
+
     experts: tuple[HeldArrays, ...]
     alone: Session
-    """With all threads, for a single image."""
+    """A session with all threads, for a single image."""
     beside: Session
-    """With one worker's share of them; the same where there is one worker."""
+    """A session with a worker's share of the threads; equal to `alone` for one worker."""
     under_way: UnderWay
 
     def token(self, images: Floats) -> Floats:
-        """Several images are a sign of others to come, which the other workers will take."""
+        """Run a pass. Several images announce others, and the other workers need their threads."""
         with self.under_way.one() as alone:
             return (self.alone if alone and len(images) == 1 else self.beside)(images)
 
@@ -67,15 +68,15 @@ class OnnxVersion:
     bias_Y: Floats
 
     def covers(self, other: object) -> bool:
-        """Whether a pass of this version computes all that `other` reads, as it would itself: the
-        same experts in another precision are others."""
+        """Tell whether a pass of this version computes all that `other` reads. The same experts in
+        another precision are other experts."""
         if not isinstance(other, OnnxVersion):
             return False
         own, others = self.lineage.experts, other.lineage.experts
         return len(others) <= len(own) and own[len(others) - 1] is others[-1]
 
     def run(self, pixels: Pixels) -> Floats:
-        """The token: [N, channels of all experts]."""
+        """Compute the token: [N, channels of all experts]."""
         return self.lineage.token(normalise(pixels, self.preprocessing))
 
     def logits(self, passed: Floats, rows: Sequence[int]) -> Floats:
@@ -87,6 +88,8 @@ class OnnxVersion:
 
 
 class ArrayBank:
+    """The experts and lineages in memory, found by their ancestry."""
+
     def __init__(self, *, device: str, plan: ThreadPlan, pack: bool = False) -> None:
         self._device = device
         self._pack = pack
@@ -96,8 +99,8 @@ class ArrayBank:
         self._lineages: WeakValueDictionary[Key, HeldLineage] = WeakValueDictionary()
 
     def known(self, manifest: Manifest, *, precision: OnnxPrecision) -> tuple[HeldArrays, ...]:
-        """The experts of a version that are in memory, oldest first, up to the first that is not.
-        They stay for as long as the answer is kept."""
+        """Find the experts of a version that are in memory, oldest first, up to the first gap. They
+        stay in memory as long as the caller keeps the result."""
         found: list[HeldArrays] = []
         for path in paths_of(manifest):
             held = self._experts.get((precision, *path))
@@ -114,8 +117,8 @@ class ArrayBank:
         known: Sequence[HeldArrays],
         shards: MutableMapping[str, bytes],
     ) -> OnnxVersion:
-        """Takes the bytes of the experts that are not `known`, and of the classifier, out of
-        `shards`."""
+        """Build a version. Take the bytes of the experts that are not `known`, and of the
+        classifier, out of `shards`."""
         experts, spec = list(known), manifest.spec
         keys: list[Key] = [(precision, *path) for path in paths_of(manifest)]
         for index in range(len(known), len(manifest.tasks)):
@@ -137,12 +140,12 @@ class ArrayBank:
 
     @property
     def experts(self) -> int:
-        """How many are in memory; one in two precisions counts twice."""
+        """Count the experts in memory; one in two precisions counts twice."""
         return len(self._experts)
 
     @property
     def bytes(self) -> int:
-        """Memory for experts."""
+        """Bytes of all experts in memory."""
         return sum(held.bytes for held in list(self._experts.values()))
 
     def _lineage(

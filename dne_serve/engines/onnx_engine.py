@@ -1,4 +1,4 @@
-"""Runs batches by onnxruntime: the same network as a graph, over arrays that all versions share."""
+"""Run batches by onnxruntime: the network as a graph, over arrays that all versions share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from dne_serve.engines.base import (
     Answers,
     Fetched,
+    Precisions,
     Query,
     ReadShard,
     Resident,
@@ -20,7 +21,6 @@ from dne_serve.engines.base import (
 )
 from dne_serve.engines.onnx_bank import ArrayBank
 from dne_serve.engines.thread_plan import ThreadPlan
-from dne_serve.engines.version_precision import Precisions
 from model_store.errors import WrongUsage
 from model_store.onnx.model import OnnxPrecision
 from model_store.precision import Asked
@@ -29,8 +29,8 @@ from model_store.records.quality import Reduced
 
 
 class OnnxEngine:
-    """A version is built where it is fetched, as the runtime's passes share no threads with it:
-    the engine thread goes on answering, and only shows that the version's logits are finite."""
+    """An engine that builds a version in `fetch`, beside the workers: they go on answering, and one
+    of them shows in `load` that the version's logits are finite."""
 
     backend = "onnx"
 

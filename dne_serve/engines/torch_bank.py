@@ -1,10 +1,10 @@
-"""The experts in memory, each once, however many versions are served from them.
+"""Keep each folded expert once for all versions that torch serves.
 
 Experts that follow each other lie in one stack; a version is the first few experts of some
 stacks, and a classifier. A branch begins a stack of its own behind the part that it shares.
 
-Belongs to the engine thread, but for `known`. An expert lives as long as a version that uses it:
-the bank itself holds on to none.
+The worker thread of the torch engine uses the bank; any thread may call `known`. An expert lives as
+long as a version that uses it: the bank itself keeps none alive.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from model_store.records.manifest import Manifest
 from model_store.spec import NetworkSpec
 
 ROOM = 2
-"""Experts for which room is made beside those that are there. More would be idle memory; making
-room is cheap, as it goes matrix by matrix."""
+"""Spare slots of a stack. More would be idle memory, and adding slots later is cheap: it goes
+matrix by matrix."""
 MOST_ROOM = 2 * ROOM
-"""Room beyond this is given back."""
+"""Spare slots beyond this number are given back."""
 
 Key = tuple[object, ExpertPath]
 """The type of large products, and the path of an expert."""
@@ -39,18 +39,18 @@ Key = tuple[object, ExpertPath]
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Held:
-    """An expert in memory; it keeps those before it."""
+    """An expert in memory. It keeps the experts before it alive."""
 
     before: Held | None
     first: FoldedExpert | None = None
-    """The expert itself, where it is the first of its lineage."""
+    """The first expert of a lineage itself; None for later ones, which lie in a stack."""
     stack: Stack | None = None
     slot: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class BankedVersion:
-    """A version in memory. It keeps its experts, even after the bank was told to let go."""
+    """A version in memory. It keeps its experts alive."""
 
     experts: tuple[Held, ...]
     network: FoldedNetwork
@@ -58,13 +58,13 @@ class BankedVersion:
     device: Device
 
     def covers(self, other: object) -> bool:
-        """Whether a pass of this version computes all that `other` reads."""
+        """Tell whether a pass of this version computes all that `other` reads."""
         if not isinstance(other, BankedVersion) or len(other.experts) > len(self.experts):
             return False
         return self.experts[len(other.experts) - 1] is other.experts[-1]
 
     def run(self, pixels: Pixels) -> Tensor:
-        """The token: [N, channels of all experts]."""
+        """Compute the token: [N, channels of all experts]."""
         with torch.inference_mode():
             return self.passes(pixels)
 
@@ -75,6 +75,8 @@ class BankedVersion:
 
 
 class ExpertBank:
+    """The experts in memory, found by their ancestry."""
+
     def __init__(self, *, device: Device) -> None:
         self._device = device
         self._held: WeakValueDictionary[Key, Held] = WeakValueDictionary()
@@ -83,8 +85,8 @@ class ExpertBank:
     def known(
         self, manifest: Manifest, *, matmul_dtype: torch.dtype | None = None
     ) -> tuple[Held, ...]:
-        """The experts of a version that are in memory, oldest first, up to the first that is not.
-        They stay for as long as the answer is kept. On any thread."""
+        """Find the experts of a version that are in memory, oldest first, up to the first gap. They
+        stay in memory as long as the caller keeps the result. Any thread may call this."""
         found: list[Held] = []
         for key in _keys(manifest, matmul_dtype):
             held = self._held.get(key)
@@ -101,9 +103,9 @@ class ExpertBank:
         shards: MutableMapping[str, bytes],
         matmul_dtype: torch.dtype | None = None,
     ) -> Generator[None, None, BankedVersion]:
-        """The version, in steps of a few milliseconds. Takes the bytes of the experts that are not
-        `known`, and of the classifier, out of `shards`. `matmul_dtype`: the type of the large ones,
-        where it is not that of the weights; experts in another type are other experts."""
+        """Build a version, in steps of a few milliseconds. Take the bytes of the experts that are
+        not `known`, and of the classifier, out of `shards`. `matmul_dtype`: the type of large
+        products, if it is not that of the weights; experts in another type are other experts."""
         experts, spec, place = list(known), manifest.spec, self._device.place
         keys = _keys(manifest, matmul_dtype)
         for index in range(len(known), len(manifest.tasks)):
@@ -126,7 +128,7 @@ class ExpertBank:
         )
 
     def reclaim(self) -> Iterator[None]:
-        """Makes what dead experts occupied in stacks that live on free for others, in steps."""
+        """Free the slots of dead experts in stacks that live on, in steps."""
         self._scratch.clear()  # it knows stacks of versions that have left
         stacks = {held.stack for held in self._held.values() if held.stack is not None}
         for stack in stacks:
@@ -135,12 +137,12 @@ class ExpertBank:
 
     @property
     def experts(self) -> int:
-        """How many are in memory."""
+        """Count the experts in memory."""
         return len(self._held)
 
     @property
     def bytes(self) -> int:
-        """Memory for experts, with the room for more."""
+        """Bytes of all experts in memory, with spare slots."""
         held = list(self._held.values())
         stacks = {one.stack for one in held if one.stack is not None}
         firsts = (tensor for one in held if one.first for _, tensor in one.first.tensors())
@@ -180,7 +182,7 @@ class ExpertBank:
     def _stack_after(
         self, before: Held, *, spec: NetworkSpec, index: int
     ) -> Generator[None, None, Stack]:
-        """The stack that goes on after `before`, or one that begins there."""
+        """Find the stack that goes on after `before`, or begin one there."""
         stack, shape = before.stack, spec.tasks[index].expert
         if stack is not None and stack.fits(shape.heads, shape.attention_heads):
             if self._used(stack) < stack.count:
@@ -213,6 +215,6 @@ def _first(experts: Sequence[Held]) -> FoldedExpert:
 
 
 def _parts(experts: Sequence[Held]) -> list[Part]:
-    """The last expert that a version uses of a stack says how many of it there are."""
+    """Find the stacks of a version, and how many experts of each it uses: up to its last one."""
     used = {held.stack: held.slot + 1 for held in experts if held.stack is not None}
     return [Part(stack=stack, count=count) for stack, count in used.items()]

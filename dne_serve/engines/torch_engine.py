@@ -1,4 +1,4 @@
-"""Runs batches by torch: the folded form of the network, from experts that all versions share."""
+"""Run batches by torch: the folded form of the network, over experts that all versions share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from dne_serve.engines.base import (
     Answers,
     Fetched,
+    Precisions,
     Query,
     ReadShard,
     Resident,
@@ -23,7 +24,6 @@ from dne_serve.engines.base import (
 from dne_serve.engines.device import Cpu, Device
 from dne_serve.engines.gpu import Cuda, Gpu
 from dne_serve.engines.torch_bank import BankedVersion, ExpertBank
-from dne_serve.engines.version_precision import Precisions
 from model_store.network.device import choose_device
 from model_store.precision import Asked, try_out
 from model_store.records.manifest import Manifest
@@ -42,8 +42,7 @@ class TorchEngine:
         precision: Asked = "fp32",
         choice: str = "torch",
     ) -> None:
-        """`max_batch`: images in a batch at most, for which memory is set aside on a device that
-        is given by its name."""
+        """Open a device that is given by its name, and set memory aside for `max_batch` images."""
         opened = open_device(device, max_batch=max_batch) if isinstance(device, str) else device
         self._threads = threads
         self.choice = choice
@@ -58,7 +57,7 @@ class TorchEngine:
         self._versions: WeakSet[BankedVersion] = WeakSet()
 
     def fetch(self, manifest: Manifest, *, read: ReadShard) -> Fetched:
-        matmul_dtype = self._matmul_dtype(manifest)  # the engine thread must not wait for a trial
+        matmul_dtype = self._matmul_dtype(manifest)  # here, as a worker must not wait for a trial
         known = self.bank.known(manifest, matmul_dtype=matmul_dtype)
         needed = manifest.model_shards[len(known) :]
         return Fetched(manifest=manifest, shards=read_checked(manifest, needed, read), known=known)
@@ -96,7 +95,7 @@ class TorchEngine:
 
 
 def open_device(name: str, *, max_batch: int) -> Device:
-    """WrongUsage for a device that is asked for and absent. `max_batch`: images in a batch."""
+    """Open a device with memory for batches of `max_batch` images; WrongUsage if it is absent."""
     place = choose_device(name)
     if place.type != "cuda":
         return Cpu(max_batch=max_batch)

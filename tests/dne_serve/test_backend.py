@@ -14,18 +14,8 @@ import pytest
 import torch
 
 from dne_serve.engines import choose, measure
-from dne_serve.engines.choose import (
-    CANDIDATES,
-    REMEMBERED,
-    Candidate,
-    Choice,
-    Measuring,
-    Request,
-    Wanted,
-    begin_choosing,
-    fastest,
-    served_by,
-)
+from dne_serve.engines.candidates import CANDIDATES, REMEMBERED, Candidate, Request, fastest
+from dne_serve.engines.choose import Choice, Measuring, Wanted, begin_choosing, served_by
 from dne_serve.settings import load_settings
 from model_store.errors import WrongUsage
 from model_store.precision import Trial, remember_trial, remembered_trial

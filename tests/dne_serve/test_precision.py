@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from dne_serve.engines.base import finish
+from dne_serve.engines.base import Precisions, finish
 from dne_serve.engines.choose import choose_engine
 from dne_serve.engines.gpu import Gpu
 from dne_serve.engines.onnx_engine import OnnxEngine
 from dne_serve.engines.torch_engine import TorchEngine
-from dne_serve.engines.version_precision import Precisions
 from model_store import precision
 from model_store.errors import WrongUsage
 from model_store.precision import Asked, Trial
