@@ -59,6 +59,12 @@ class Judged:
             table.setdefault(self.classes[label], {})[self.classes[guess]] = int(count)
         return table
 
+    def confidence_N(self, temperature: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the probability of each image's answer."""
+        scaled = (self.logits_NC.T.astype(np.float64) / temperature).T
+        weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        return np.asarray(weights.max(axis=1) / weights.sum(axis=1))
+
     def calibration_error(
         self,
         *,
@@ -73,9 +79,7 @@ class Judged:
         chosen = np.ones(len(self.labels_N), dtype=bool) if among is None else self.is_of(among)
         if not chosen.any():
             return None
-        scaled = (self.logits_NC.T.astype(np.float64) / temperature).T
-        weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        confidence = (weights.max(axis=1) / weights.sum(axis=1))[chosen]
+        confidence = self.confidence_N(temperature)[chosen]
         right = self.right_N[chosen]
         count = calibration_bins(len(right))
         bins = np.minimum((confidence * count).astype(int), count - 1)

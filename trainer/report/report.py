@@ -27,7 +27,7 @@ from model_store.records.manifest import ClassImages, Manifest
 from model_store.store.store import Store
 from trainer.data.exemplars import recall
 from trainer.data.folders import LabelledImages
-from trainer.evaluation.judged import Floats, Judged, calibration_bins, in_batches, judged_by
+from trainer.evaluation.judged import Judged, calibration_bins, in_batches, judged_by
 from trainer.progress import Progress
 from trainer.report.history import growth, lineage_of
 from trainer.report.html import page
@@ -242,7 +242,7 @@ def _calibration(manifest: Manifest, judged: Judged) -> dict[str, Any]:
     temperature = manifest.calibration.temperature
     bins = []
     if len(judged.labels_N):
-        confidence_N = _confidence(judged.logits_NC, temperature=temperature)
+        confidence_N = judged.confidence_N(temperature)
         count = calibration_bins(len(judged.labels_N))
         edges = np.linspace(0, 1, count + 1)
         chosen_N = np.minimum((confidence_N * count).astype(int), count - 1)
@@ -265,12 +265,6 @@ def _calibration(manifest: Manifest, judged: Judged) -> dict[str, Any]:
         "bins": bins,
         "recorded": manifest.calibration.model_dump(mode="json"),
     }
-
-
-def _confidence(logits_NC: Floats, *, temperature: float) -> NDArray[np.float64]:
-    scaled = logits_NC.astype(np.float64) / temperature
-    weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-    return np.asarray((weights / weights.sum(axis=1, keepdims=True)).max(axis=1))
 
 
 def _right(counts: Counts, *, rows: Sequence[int] | None = None) -> float | None:
