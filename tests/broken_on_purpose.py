@@ -106,7 +106,7 @@ BREAKS = (
     ),
     Break(
         "8 a rollback stays",
-        "model_store/store/promote.py",
+        "model_store/store/channel_moves.py",
         'head.mode == "pin"',
         'head.mode == "never"',
         "tests/trainer/test_cli.py::"

@@ -12,7 +12,7 @@ from model_store.errors import Interrupted, OutcomeUnknown, StoreError
 from model_store.names import notes_on_look_alikes
 from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest, delta_of, total_bytes
-from model_store.store.promote import promote_or_explain
+from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
 from trainer.assess import say_evidence
 from trainer.base import Base, base_of

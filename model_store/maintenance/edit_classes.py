@@ -24,7 +24,7 @@ from model_store.records.manifest import (
     TaskRecord,
 )
 from model_store.records.sealing import timestamp
-from model_store.store.promote import promote_or_explain
+from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
 
 

@@ -9,8 +9,6 @@ import pytest
 from tests.packaging.import_graph import PACKAGES, import_graph
 from tests.packaging.project import ROOT
 
-TO_DO = pytest.mark.xfail(strict=True, reason="the rooms are not yet put in order")
-
 
 def drawn(package: str) -> dict[str, int]:
     """Map each room of a package to the line that it stands on; the top line is 0."""
@@ -27,14 +25,7 @@ def test_every_room_is_drawn() -> None:
         assert set(drawn(package)) == found
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        pytest.param("model_store", marks=TO_DO),
-        pytest.param("trainer", marks=TO_DO),
-        pytest.param("dne_serve", marks=TO_DO),
-    ],
-)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_room_imports_one_that_is_drawn_above_it(package: str) -> None:
     line = drawn(package)
     upward = [

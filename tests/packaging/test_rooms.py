@@ -18,42 +18,20 @@ from tests.packaging.project import ROOT
 
 MOST_MODULES = 12
 MOST_DEPTH = 10
-TO_DO = pytest.mark.xfail(strict=True, reason="the rooms are not yet put in order")
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        "model_store",
-        "trainer",
-        pytest.param("dne_serve", marks=TO_DO),
-    ],
-)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_room_is_crowded(package: str) -> None:
     crowded = {name: n for name, n in modules_by_folder(package).items() if n > MOST_MODULES}
     assert crowded == {}
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        "trainer",
-        "model_store",
-        pytest.param("dne_serve", marks=TO_DO),
-    ],
-)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_no_modules_import_each_other(package: str) -> None:
     assert cycles(import_graph(package)) == []
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        "model_store",
-        "trainer",
-        pytest.param("dne_serve", marks=TO_DO),
-    ],
-)
+@pytest.mark.parametrize("package", PACKAGES)
 def test_imports_are_not_deep(package: str) -> None:
     chain = longest_chain(import_graph(package))
     assert len(chain) - 1 <= MOST_DEPTH, " > ".join(chain)
