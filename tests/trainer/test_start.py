@@ -301,7 +301,7 @@ def test_another_image_size_is_fine_and_stays(store: Path, letters: Path, vit: P
     manifest = run(first(store, letters, vit, shape=Shape(image_size=12))).manifest
     assert manifest.spec.patches == 9
     assert manifest.preprocessing.image_size == 12
-    assert np.isfinite(manifest.metrics.accuracy.all)
+    assert np.isfinite(manifest.metrics.accuracy.all or np.nan)
 
 
 @pytest.mark.parametrize(
