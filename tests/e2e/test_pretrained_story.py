@@ -43,8 +43,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def unseen(name: str) -> np.ndarray:
-    (pixels,) = pixels_of(name, 1, seed=99)
-    return pixels
+    return np.asarray(pixels_of(name, 1, seed=99)[0])
 
 
 def png(name: str) -> bytes:
