@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 from tests.campaigns import show_campaigns
+from tests.machine import run_folder
 from tests.s3_server import moto, s3_location, seaweedfs  # noqa: F401 – fixtures for all
 from tests.trained_store import allow_for_the_making, trained_copy, trained_store  # noqa: F401 – fixtures for all
 
@@ -49,6 +50,4 @@ def _no_settings_from_outside(
     for name in [name for name in os.environ if name.startswith("DNE_")]:
         monkeypatch.delenv(name)
     # One for all processes of a run: what a machine can do is found out once.
-    base = tmp_path_factory.getbasetemp()
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    monkeypatch.setenv("DNE_CACHE", str(run / "cache"))
+    monkeypatch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests.machine import know_machine
 from trainer.data.folders import LabelledImages
 from trainer.learning.plan import Effort
 from trainer.learning.presets import Shape
@@ -55,6 +56,7 @@ def labelled(counts: Sequence[int]) -> LabelledImages:
 
 def asked(store: Path, data: Path, **others: object) -> AddTask:
     """A request for the smallest run there is, but for what `others` asks."""
+    know_machine()
     request: dict[str, object] = {
         "store": str(store),
         "data": data,
