@@ -34,7 +34,7 @@ def narrow(store: Store, letters: Manifest) -> Iterator[Live]:
         "max_queue": 16,
         "max_images": 13,
     }
-    with live_server(Path(store.location), decode_threads=1, decode_seconds=0.5, **limits) as live:
+    with live_server(Path(store.location), decode_threads=1, **limits) as live:
         live.wait_until_ready()
         yield live
 

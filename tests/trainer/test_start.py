@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -238,8 +239,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
 ) -> None:
     monkeypatch.setattr("trainer.learning.token_cache.IMAGES_A_PART", 16)
     effort = Effort(epochs=2, batch_size=5)
-    for name in ("one", "two"):
-        run(first(tmp_path / name, letters, vit))
+    run(first(tmp_path / "one", letters, vit))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
     request = later(tmp_path / "one", digits, checkpoint=tmp_path / "kept", effort=effort)
     with pytest.raises(Interrupted, match=f"goes on after {reached}"):
         run(request, progress=Listening(interrupt_in=phase, after=after))
