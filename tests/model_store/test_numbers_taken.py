@@ -63,8 +63,8 @@ def test_a_folder_under_the_next_name_is_told_by_the_writer_and_by_verify(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("moves", "publish"):
-        monkeypatch.setattr(f"model_store.{module}.MAX_CONFLICTS", 3)
+    for module in ("channel_moves", "publish"):
+        monkeypatch.setattr(f"model_store.store.{module}.MAX_CONFLICTS", 3)
     (location / name).mkdir()
     known = Store.open(str(location)).manifest(2).classes[0]
     given = [known if part == "CLASS" else part for part in command]
