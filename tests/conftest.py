@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.campaigns import show_campaigns
+from tests.machine import run_folder
 from tests.s3_server import moto, s3_location, seaweedfs  # noqa: F401 – fixtures for all
 from tests.trained_store import allow_for_the_making, trained_copy, trained_store  # noqa: F401 – fixtures for all
 
@@ -18,9 +20,34 @@ settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
 
 NO_GPU = "there is no CUDA device"
+TESTS = Path(__file__).parent
+LONGEST = (
+    "trainer/test_start.py",
+    "dne_serve/test_gpu.py",
+    "dne_serve/test_trained_routes.py",
+    "e2e/test_s3_story.py",
+    "packaging/test_readme.py",
+    "trainer/test_checkpoint.py",
+    "dne_serve/test_backend.py",
+    "trainer/test_cli.py",
+    "abuse/test_schema.py",
+    "e2e/test_pretrained_story.py",
+    "trainer/test_add_task.py",
+    "dne_serve/test_cli.py",
+    "trainer/test_gate.py",
+    "faults/test_store_survives.py",
+    "model_store/test_folded.py",
+    "model_store/test_onnx.py",
+    "dne_serve/test_onnx_bank.py",
+    "packaging/test_commands.py",
+    "dne_serve/test_decoding.py",
+    "packaging/test_gpu_marker.py",
+)
+"""Files of ten seconds and more. Two workers that begin with these end at the same time."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=_place)
     allow_for_the_making(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
@@ -30,6 +57,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
+
+
+def _place(item: pytest.Item) -> int:
+    name = item.path.relative_to(TESTS).as_posix()
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -49,6 +81,4 @@ def _no_settings_from_outside(
     for name in [name for name in os.environ if name.startswith("DNE_")]:
         monkeypatch.delenv(name)
     # One for all processes of a run: what a machine can do is found out once.
-    base = tmp_path_factory.getbasetemp()
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    monkeypatch.setenv("DNE_CACHE", str(run / "cache"))
+    monkeypatch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))

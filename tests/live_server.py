@@ -42,7 +42,7 @@ class Live:
 
     def admin(self, path: str, *, token: str | None = TOKEN, **body: Any) -> httpx.Response:
         # Bytes, because httpx refuses to send text that is not ASCII.
-        headers = {"Authorization": f"Bearer {token}".encode()} if token is not None else {}
+        headers = {b"Authorization": f"Bearer {token}".encode()} if token is not None else {}
         return self.http.post(path, json=body, headers=headers)
 
     def metric(self, line: str) -> float:

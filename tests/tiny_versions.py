@@ -122,5 +122,5 @@ def _grown(
         network.expand(TaskSpec(name=name, classes=tuple(classes), expert=ExpertSpec(heads=heads)))
     # Heads start near zero, and then every answer looks the same: spread them out.
     for head in network.heads:
-        torch.nn.init.normal_(head.weight, std=spread)
+        torch.nn.init.normal_(head.get_parameter("weight"), std=spread)
     return network

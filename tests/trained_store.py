@@ -6,7 +6,6 @@ calibration, thresholds, held-out images. Whatever reads a store is tried on thi
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -14,7 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.machine import alone, know_machine, run_folder
 from tests.trainer.folders import pixels_of, write_classes
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,10 +107,11 @@ def allow_for_the_making(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def trained_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedStore]:
     """To be read only: a test that writes asks for `trained_copy`."""
-    base = tmp_path_factory.getbasetemp()
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with _alone(run / "trained.lock"):
+    run = run_folder(tmp_path_factory)
+    with alone(run / "trained.lock"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DNE_CACHE", str(run / "cache"))
         if not _record(run / "trained").exists():
+            know_machine()
             _make_elsewhere(run / "trained", cache=run / "cache")
     made = TrainedStore(folder=run / "trained", **json.loads(_record(run / "trained").read_text()))
     before = _files(made)
@@ -124,14 +125,6 @@ def trained_copy(trained_store: TrainedStore, tmp_path: Path) -> TrainedStore:
     copied = tmp_path / "trained"
     shutil.copytree(trained_store.folder, copied)
     return TrainedStore(folder=copied, **json.loads(_record(copied).read_text()))
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time. The system gives the lock back even when its holder is killed."""
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        yield
 
 
 def _record(folder: Path) -> Path:

@@ -48,7 +48,7 @@ class OnnxEngine:
             raise WrongUsage(
                 "the backend onnx needs onnxruntime: install dne-serve[onnx], or dne-serve[gpu]"
             )
-        import onnxruntime  # type: ignore[import-untyped]
+        import onnxruntime
 
         has_cuda = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
         if device == "cuda" and not has_cuda:

@@ -50,7 +50,7 @@ class Session:
 
 
 def _options(threads: int | None) -> Any:
-    import onnxruntime  # type: ignore[import-untyped]
+    import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0

@@ -11,7 +11,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -195,7 +195,11 @@ def webp(draw: Draws) -> bytes:
         return made.webp_of_groups(side, groups=min(draw.about(50_000), blocks))
     size = draw.size(longest=16_383)
     image = photo(draw, draw.of(["RGB", "RGBA"]), size)
-    options = {"lossless": bool(draw.below(2)), "quality": draw.of([1, 80, 100]), "method": 0}
+    options: dict[str, Any] = {
+        "lossless": bool(draw.below(2)),
+        "quality": draw.of([1, 80, 100]),
+        "method": 0,
+    }
     if not draw.below(3):
         options["exif"] = exif(draw)
     data = encoded(image, "WEBP", **options)

@@ -62,7 +62,8 @@ def was_ended(connection: socket.socket) -> bool:
 
 def ask_on(victim: Victim, *, seconds: float) -> tuple[list[Answer], list[Answer]]:
     """Usual predictions, and large bodies now and then."""
-    usual, large = [], []
+    usual: list[Answer] = []
+    large: list[Answer] = []
     end = time.monotonic() + seconds
     with Client(victim) as client, Client(victim) as other:
         while time.monotonic() < end:

@@ -35,7 +35,9 @@ def ask(engine: Engine, resident: Resident, pixels: Sequence[Pixels]) -> Floats:
     for answer in engine.run(resident, queries):
         if isinstance(answer, Exception):
             raise answer
-        rows.append(answer[0])
+        (logits,) = answer
+        assert logits is not None
+        rows.append(logits)
     return np.stack(rows)
 
 

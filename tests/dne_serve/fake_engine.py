@@ -17,6 +17,7 @@ from dne_serve.engines.base import (
     Steps,
 )
 from model_store.errors import ShardCorrupt
+from model_store.preprocess import Pixels
 from model_store.records.manifest import Manifest
 
 
@@ -26,7 +27,7 @@ class FakeModel:
     def covers(self, other: Model) -> bool:
         return other is self
 
-    def run(self, images: Floats) -> Floats:
+    def run(self, pixels: Pixels) -> Floats:
         raise NotImplementedError
 
     def logits(self, passed: Floats, rows: Sequence[int]) -> Floats:
@@ -36,7 +37,7 @@ class FakeModel:
 class FakeEngine:
     """Loads by remembering. Versions in `broken` cannot be loaded."""
 
-    backend, device = "fake", "cpu"
+    backend, device, workers = "fake", "cpu", 1
 
     def __init__(self) -> None:
         self.loaded: list[int] = []

@@ -40,7 +40,7 @@ class Address:
             tensor.dtype,
             tuple(tensor.shape),
             tensor.stride(),
-            tensor.storage_offset(),
+            int(tensor.storage_offset()),
         )
 
     def tensor(self) -> Tensor:
@@ -79,7 +79,7 @@ class Recorder(TorchDispatchMode):
             for one in tree_leaves((args, kwargs))
             if isinstance(one, Tensor)
         }
-        recorded = tree_map(_to_address, (args, kwargs))
+        where, named = tree_map(_to_address, (args, kwargs))
         results = func(*args, **kwargs)
         fresh = {
             place: Address.of(one)
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):
         }
         leaves = tree_leaves(results)
         self.own += [leaves[place].untyped_storage() for place in fresh]
-        self.kernels.append(Kernel(func, *recorded, fresh))
+        self.kernels.append(Kernel(func, where, named, fresh))
         return results
 
 

@@ -158,7 +158,7 @@ def test_experts_that_no_version_uses_leave_and_their_place_is_used_again(
     stack = stacks(longest)[0]
     assert stack.count == 4
     del longest
-    finish(bank.reclaim())
+    list(bank.reclaim())
     assert stack.count == 1
     assert before <= bank.bytes < grown_bytes
     other = grow(store, 1, on=lineage[1], seed=7)[0]
@@ -172,7 +172,7 @@ def test_a_version_that_is_still_in_use_keeps_its_experts_after_it_was_let_go_of
     bank: ExpertBank, store: Store, lineage: list[Manifest]
 ) -> None:
     under_way = load(bank, store, lineage[2])
-    finish(bank.reclaim())
+    list(bank.reclaim())
     load(bank, store, grow(store, 1, on=lineage[1], seed=7)[0])
     assert_answers_like(under_way, store, lineage[2])
 
@@ -182,7 +182,7 @@ def test_much_room_is_given_back(bank: ExpertBank, store: Store) -> None:
     short, long = load(bank, store, lineage[1]), load(bank, store, lineage[-1])
     (stack,) = stacks(short)
     del long
-    finish(bank.reclaim())
+    list(bank.reclaim())
     columns = stack.blocks[0].narrow[0].shape[1]
     assert columns == (1 + MOST_ROOM) * 32
     assert_answers_like(short, store, lineage[1])
@@ -196,7 +196,7 @@ def test_nothing_stays_when_no_version_is_left(
     version.network(images())
     stack = weakref.ref(stacks(version)[0])
     del version
-    finish(bank.reclaim())
+    list(bank.reclaim())
     assert bank.bytes == 0
     assert bank.known(lineage[-1]) == ()
     assert stack() is None

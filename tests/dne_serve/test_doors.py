@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -59,7 +60,7 @@ def guarded(
     publish_digits(store, publish_letters(store))
     lines = [tokens["predict"].line, tokens["read"].line + " rate=1000", tokens["admin"].line]
     (folder / "tokens").write_text("\n".join(lines))
-    settings = {"token_file": folder / "tokens", "audit_log": folder / "audit"}
+    settings: dict[str, Any] = {"token_file": folder / "tokens", "audit_log": folder / "audit"}
     with live_server(Path(store.location), admin_token=None, **settings) as live:
         live.wait_until_ready()
         yield live

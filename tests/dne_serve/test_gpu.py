@@ -12,7 +12,7 @@ import torch
 from dne_serve.engines import torch_engine
 from dne_serve.engines.base import Resident, finish
 from dne_serve.engines.device import Cpu, Device
-from dne_serve.engines.gpu import Gpu, Normalising, graph_sizes
+from dne_serve.engines.gpu import Gpu, GraphedPasses, Normalising, graph_sizes
 from dne_serve.engines.torch_bank import MOST_ROOM, ROOM, BankedVersion
 from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.errors import ModelUnusable
@@ -56,7 +56,9 @@ def by_cpu(store: Store, manifest: Manifest, count: int) -> np.ndarray:
 
 def graphs_of(resident: Resident) -> list[FakeGraph]:
     assert isinstance(resident.model, BankedVersion)
-    return [one.graph for one in resident.model.passes._captured.values()]
+    assert isinstance(resident.model.passes, GraphedPasses)
+    graphs = [one.graph for one in resident.model.passes._captured.values()]
+    return [one for one in graphs if isinstance(one, FakeGraph)]
 
 
 def test_usual_sizes_are_powers_of_two_and_the_largest_batch() -> None:
@@ -127,7 +129,7 @@ def test_while_the_bank_grows_older_versions_answer_and_never_from_freed_memory(
     engine: TorchEngine, driver: FakeDriver, store: Store
 ) -> None:
     lineage = grow(store, 8)
-    older, resident = load(engine, store, lineage[2]), None
+    older = resident = load(engine, store, lineage[2])
     expected = by_cpu(store, lineage[2], 3)
     without_a_graph = 0
     for manifest in lineage[3:]:
@@ -191,10 +193,12 @@ def test_whatever_the_bank_does_a_graph_that_is_in_date_points_into_living_memor
         for one in residents:
             assert isinstance(one.model, BankedVersion)
             lineage = one.model.network.lineage
+            assert isinstance(one.model.passes, GraphedPasses)
             for captured in one.model.passes._captured.values():
+                assert isinstance(captured.graph, FakeGraph)
                 if captured.relocations == lineage.relocations:
                     assert not captured.graph.points_into_freed_memory
-            finish(one.model.passes.renew())  # so that there is a graph from every step
+            list(one.model.passes.renew())  # so that there is a graph from every step
 
     for manifest in (trunk[5], branch[4], wide, trunk[3]):
         steps = engine.load(engine.fetch(manifest, read=store.read_shard))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -189,7 +190,7 @@ def test_an_answer_that_is_not_read_does_not_keep_the_connection(strict: Live) -
 
 
 def test_when_connections_run_out_the_slowest_makes_room(tmp_path: Path) -> None:
-    settings = {"max_connections": FEW, "header_seconds": 60}
+    settings: dict[str, Any] = {"max_connections": FEW, "header_seconds": 60}
     with live_server(tmp_path / "absent", **settings) as live, ExitStack() as slow:
         for _ in range(FEW):
             slow.enter_context(connect(live, "GET / HT"))
@@ -229,13 +230,13 @@ def test_a_request_that_waits_too_long_is_503_and_is_never_run(
 def test_what_a_request_has_waited_for_the_event_loop_counts(
     store: Store, letters: Manifest, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    plain, late_s = wire.Connection.on_message_complete, 0.0
+    plain, late_s = connection.Connection.on_message_complete, 0.0
 
-    def read_earlier(connection: wire.Connection) -> None:
-        plain(connection)
-        connection.scope[ARRIVED] -= late_s
+    def read_earlier(one: connection.Connection) -> None:
+        plain(one)
+        one.scope[ARRIVED] -= late_s  # type: ignore[literal-required]
 
-    monkeypatch.setattr(wire.Connection, "on_message_complete", read_earlier)
+    monkeypatch.setattr(connection.Connection, "on_message_complete", read_earlier)
     image = base64.b64encode(png()).decode()
     tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [image]}
     body = {"images": [image]} if path == "/predict" else {"inputs": [tensor]}

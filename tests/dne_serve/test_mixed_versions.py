@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,5 +138,5 @@ class Overflowing:
     def run(self, pixels: Pixels) -> object:
         return self._sound.run(pixels)
 
-    def logits(self, passed: object, rows: list[int]) -> Floats:
+    def logits(self, passed: object, rows: Sequence[int]) -> Floats:
         return np.full_like(self._sound.logits(passed, rows), np.inf)

@@ -81,7 +81,8 @@ def test_the_onnx_engine_computes_in_eight_bits_only_what_agrees(
 
 
 def test_a_precision_that_a_backend_has_not_is_wrong_usage() -> None:
-    for backend, asked in (("torch", "int8"), ("onnx", "bf16")):
+    wrong: list[tuple[str, Asked]] = [("torch", "int8"), ("onnx", "bf16")]
+    for backend, asked in wrong:
         with pytest.raises(WrongUsage, match=f"the backend {backend} has none"):
             choose_engine(backend, device="cpu", threads=1, precision=asked)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -149,7 +150,7 @@ def test_versions_that_nobody_signed_are_not_ready_where_signatures_are_required
     save_trust(tmp_path / "trust.json", Trust({"ann": ann.public}))
     signed = promote(store, publish_tiny(store, signer=ann))
     publish_tiny(store, tasks=[("more", ["c"])], parent=signed, seed=3)
-    settings = {"require_signatures": True, "trust": tmp_path / "trust.json"}
+    settings: dict[str, Any] = {"require_signatures": True, "trust": tmp_path / "trust.json"}
     with live_server(Path(store.location), **settings) as live:
         live.wait_until_ready()
         rows = live.http.post("/v2/repository/index").json()

@@ -93,7 +93,7 @@ def test_pixels_are_answered_like_the_image_that_holds_them(
     images = [png(seed) for seed in range(4)]
     preprocessing = steady.serving.open_store().manifest(2).preprocessing
     pixels = np.stack([read_pixels(image, preprocessing) for image in images])
-    tensors = {
+    tensors: dict[str, np.ndarray] = {
         "pixels": pixels,
         "pixels_fp32": (pixels / 255).astype(np.float32),
         "normalised": normalise(pixels, preprocessing),

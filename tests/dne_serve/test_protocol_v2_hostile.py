@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,7 +98,7 @@ def hostile_bodies(draw: st.DrawFn) -> tuple[bytes, str | None]:
 @st.composite
 def bent_bodies(draw: st.DrawFn) -> tuple[bytes, str | None]:
     """A request that is right but for one thing."""
-    tensor = draw(
+    tensor: dict[str, Any] = draw(
         st.sampled_from(
             [
                 {"name": "image", "shape": [1], "datatype": "BYTES"},
@@ -174,11 +175,12 @@ def test_no_request_makes_the_server_fail(steady: Live, sent: tuple[bytes, str |
 def test_the_strategies_also_make_requests_that_are_answered() -> None:
     """Otherwise the tests above would try nothing but refusals."""
     for name in INPUTS:
-        body, length = find(bent_bodies(), lambda sent, name=name: _is_read(*sent, name=name))
+        body, length = find(bent_bodies(), partial(_is_read, name=name))
         assert unpack(body, header_length=length).tensors[0].name == name
 
 
-def _is_read(body: bytes, length: str | None, *, name: str) -> bool:
+def _is_read(sent: tuple[bytes, str | None], *, name: str) -> bool:
+    body, length = sent
     try:
         read(body, length)
     except (Malformed, TooLarge, ImageRejected):
@@ -195,8 +197,9 @@ def _is_read(body: bytes, length: str | None, *, name: str) -> bool:
 def test_every_output_arrives_as_it_was(
     binary: bool, floats: list[float], texts: list[str], flags: list[bool]
 ) -> None:
+    sent_floats = np.array(floats, dtype=np.float32)
     tensors = [
-        Output(name="f", datatype="FP32", shape=(len(floats),), values=np.float32(floats)),
+        Output(name="f", datatype="FP32", shape=(len(floats),), values=sent_floats),
         Output(name="t", datatype="BYTES", shape=(len(texts), 1), values=texts),
         Output(name="b", datatype="BOOL", shape=(len(flags),), values=np.array(flags)),
     ]
@@ -217,7 +220,7 @@ def test_every_output_arrives_as_it_was(
     result = InferResult.from_response_body(
         bytes(sent.body), header_length=int(length) if length else None
     )
-    assert result.as_numpy("f").tolist() == np.float32(floats).tolist()
+    assert result.as_numpy("f").tolist() == sent_floats.tolist()
     found = result.as_numpy("t").ravel().tolist()
     assert [one.decode() if binary else one for one in found] == texts
     assert result.as_numpy("b").tolist() == flags

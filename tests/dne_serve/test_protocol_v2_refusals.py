@@ -167,7 +167,7 @@ def test_json_with_more_values_than_anyone_should_send_is_413(steady: Live) -> N
 
 
 def test_the_limits_of_predict_hold_here_too(store: Store, letters: Manifest) -> None:
-    limits = {"max_body_bytes": 20_000, "max_images": 2, "max_pixels": 400}
+    limits: dict[str, Any] = {"max_body_bytes": 20_000, "max_images": 2, "max_pixels": 400}
     with live_server(Path(store.location), **limits) as live:
         live.wait_until_ready()
         assert infer(live, image_tensor(png(), png())).status_code == 200

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -111,7 +112,7 @@ def test_what_was_let_go_of_is_free_once() -> None:
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     store = Store.create(str(tmp_path_factory.mktemp("narrow") / "models"))
     publish_letters(store)
-    settings = {"max_body_bytes": BODY, "max_buffered_bytes": ROOM}
+    settings: dict[str, Any] = {"max_body_bytes": BODY, "max_buffered_bytes": ROOM}
     with live_server(Path(store.location), **settings) as live:
         live.wait_until_ready()
         yield live

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -27,7 +28,12 @@ TINY_TIFF = flat(8, 8, mode="L", kind="TIFF")
 @pytest.fixture
 def narrow(store: Store, letters: Manifest) -> Iterator[Live]:
     """A server with one thread, one process a lane, and little patience."""
-    limits = {"decode_seconds": 0.5, "max_wait_seconds": 5, "max_queue": 16, "max_images": 13}
+    limits: dict[str, Any] = {
+        "decode_seconds": 0.5,
+        "max_wait_seconds": 5,
+        "max_queue": 16,
+        "max_images": 13,
+    }
     with live_server(Path(store.location), decode_threads=1, **limits) as live:
         live.wait_until_ready()
         yield live

@@ -6,10 +6,22 @@ import base64
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import (
+        Browser,
+        BrowserContext,
+        ConsoleMessage,
+        FloatRect,
+        Locator,
+        Page,
+        Request,
+        Response,
+    )
 
 playwright = pytest.importorskip("playwright.sync_api", reason="THE PAGES NOT TRIED: no Playwright")
 playwright.expect.set_options(timeout=15_000)  # a busy machine is no defect of a page
@@ -38,7 +50,7 @@ class Watched:
     """A page with what it asked other hosts for, which of its files came without a policy, and
     what it complained of."""
 
-    def __init__(self, context: playwright.BrowserContext, url: str) -> None:
+    def __init__(self, context: BrowserContext, url: str) -> None:
         self.page = context.new_page()
         self.page.set_default_timeout(15_000)
         self.elsewhere: list[str] = []
@@ -52,12 +64,12 @@ class Watched:
         self.page.on("dialog", lambda dialog: self.complaints.append(dialog.message))
         self.page.on("console", self._hear)
 
-    def _note(self, request: playwright.Request) -> None:
+    def _note(self, request: Request) -> None:
         parts = urlsplit(request.url)
         if parts.scheme not in ("blob", "data") and parts.netloc != self._here:
             self.elsewhere.append(request.url)
 
-    def _judge(self, response: playwright.Response) -> None:
+    def _judge(self, response: Response) -> None:
         if response.request.resource_type in PAGES and response.url.startswith("http"):
             policy = response.headers.get("content-security-policy", "")
             sniffed = response.headers.get("x-content-type-options") != "nosniff"
@@ -66,15 +78,13 @@ class Watched:
         if urlsplit(response.url).path == "/predict":
             self.predicted.append(response.status)
 
-    def _hear(self, message: playwright.ConsoleMessage) -> None:
+    def _hear(self, message: ConsoleMessage) -> None:
         if message.type == "error" and "Failed to load resource" not in message.text:
             self.complaints.append(message.text)
 
 
 @contextmanager
-def watching(
-    browser: playwright.Browser, url: str, *, path: str = "/", **options: Any
-) -> Iterator[Watched]:
+def watching(browser: Browser, url: str, *, path: str = "/", **options: Any) -> Iterator[Watched]:
     """Open a page, and find at the end that it kept to this server and its policy."""
     context = browser.new_context(**{"viewport": {"width": 1100, "height": 800}, **options})
     watched = Watched(context, url)
@@ -88,5 +98,12 @@ def watching(
     assert watched.complaints == []
 
 
-def drop(page: playwright.Page, *files: tuple[str, bytes]) -> None:
+def box_of(shown: Locator) -> FloatRect:
+    """Measure an element that is on the page."""
+    box = shown.bounding_box()
+    assert box is not None
+    return box
+
+
+def drop(page: Page, *files: tuple[str, bytes]) -> None:
     page.evaluate(DROP, [[name, base64.b64encode(data).decode()] for name, data in files])

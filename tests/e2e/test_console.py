@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model_store.records.quality import Unknown
 from model_store.store.store import Store
-from tests.e2e.browsing import NEEDS_CHROMIUM, Watched, drop, playwright, watching
+from tests.e2e.browsing import NEEDS_CHROMIUM, Watched, box_of, drop, playwright, watching
 from tests.live_server import Live, live_server, png
 from tests.tiny_versions import promote, publish_tiny
 
@@ -55,7 +56,7 @@ def test_an_image_dropped_on_the_page_shows_its_class_and_the_version(
     expect(answer.locator(".about")).to_contain_text("version 2")
     expect(answer.locator(".about")).to_contain_text("noise.png")
     expect(answer.locator(".bar")).to_have_count(4)
-    widths = [bar.bounding_box()["width"] for bar in answer.locator(".fill").all()]
+    widths = [box_of(bar)["width"] for bar in answer.locator(".fill").all()]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] > 0
 
@@ -146,7 +147,7 @@ def test_a_busy_server_is_asked_again_and_not_for_ever(watched: Watched) -> None
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone(browser: playwright.Browser, live: Live, scheme: str) -> None:
-    phone = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme}
+    phone: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "color_scheme": scheme}
     with watching(browser, live.url, **phone) as watched:
         page = watched.page
         drop(page, ("a-file-with-quite-a-long-name-" * 4 + ".png", png()))
@@ -165,5 +166,5 @@ def test_a_name_that_is_read_from_right_to_left_moves_no_number(
         expect(parts).to_have_count(2)
         name, share = parts.all()
         expect(share).to_contain_text("%")
-        assert name.bounding_box()["x"] < share.bounding_box()["x"]
-        assert share.bounding_box()["height"] < 2 * name.bounding_box()["height"]
+        assert box_of(name)["x"] < box_of(share)["x"]
+        assert box_of(share)["height"] < 2 * box_of(name)["height"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,7 +113,7 @@ def test_every_kind_of_version_says_what_it_did_and_what_the_gate_said(
 def test_what_is_told_of_versions_fits_the_window(
     browser: playwright.Browser, trained: Live, width: int
 ) -> None:
-    window = {"viewport": {"width": width, "height": 800}}
+    window: dict[str, Any] = {"viewport": {"width": width, "height": 800}}
     with watching(browser, trained.url, **window) as watched:
         playwright.expect(watched.page.locator("#versions .version").first).to_be_visible()
         assert watched.page.evaluate("document.documentElement.scrollWidth") <= width

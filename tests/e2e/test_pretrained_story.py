@@ -17,6 +17,7 @@ from model_store.codec import load_network
 from model_store.preprocess import normalise
 from model_store.store.store import Store
 from tests.live_server import live_server
+from tests.machine import know_machine, run_folder
 from tests.trainer.folders import pixels_of, write_classes
 from tests.trainer.vit import write_vit
 from trainer.cli import main as dne_train
@@ -31,7 +32,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vit = write_vit(folder / "vit.safetensors")
     location = folder / "models"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DNE_CACHE", str(folder / "cache"))
+        patch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))
+        know_machine()
         for name, classes in TASKS.items():
             data = write_classes(folder / name, classes)
             begin = (
@@ -43,8 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def unseen(name: str) -> np.ndarray:
-    (pixels,) = pixels_of(name, 1, seed=99)
-    return pixels
+    return np.asarray(pixels_of(name, 1, seed=99)[0])
 
 
 def png(name: str) -> bytes:

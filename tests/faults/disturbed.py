@@ -111,7 +111,10 @@ def _say_how_it_ends(said: mmap.mmap, action: Callable[[str], None], location: s
 
 def _heard(said: mmap.mmap) -> dict[str, Any]:
     text = said[:].rstrip(b"\0")
-    return json.loads(text or '{"acknowledged": false, "error": "", "message": ""}')
+    heard: dict[str, Any] = json.loads(
+        text or '{"acknowledged": false, "error": "", "message": ""}'
+    )
+    return heard
 
 
 if __name__ == "__main__":

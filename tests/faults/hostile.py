@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -114,22 +115,22 @@ def refused(attempt: Callable[[], object]) -> bool:
 
 def names(objects: Objects) -> Iterator[Attack]:
     for name in NAMES:
-        yield f"create {name[:40]!a}", lambda name=name: objects.create(name, b"hostile")
-        yield f"read {name[:40]!a}", lambda name=name: objects.read(name, max_bytes=100)
-        yield f"list {name[:40]!a}", lambda name=name: objects.list(name)
-        yield f"delete {name[:40]!a}", lambda name=name: objects.delete(name)
+        yield f"create {name[:40]!a}", partial(objects.create, name, b"hostile")
+        yield f"read {name[:40]!a}", partial(objects.read, name, max_bytes=100)
+        yield f"list {name[:40]!a}", partial(objects.list, name)
+        yield f"delete {name[:40]!a}", partial(objects.delete, name)
 
 
 def channels(target: Target) -> Iterator[Attack]:
     store = target.store
-    who = {"actor": "a@b", "reason": ""}
+    who: dict[str, Any] = {"actor": "a@b", "reason": ""}
     for name in CHANNELS:
-        yield f"head {name[:40]!a}", lambda name=name: store.head(name)
-        yield f"history {name[:40]!a}", lambda name=name: store.history(name)
-        yield f"promote {name[:40]!a}", lambda name=name: store.promote(1, channel=name, **who)
+        yield f"head {name[:40]!a}", partial(store.head, name)
+        yield f"history {name[:40]!a}", partial(store.history, name)
+        yield f"promote {name[:40]!a}", partial(store.promote, 1, channel=name, **who)
         yield (
             f"rollback {name[:40]!a}",
-            lambda name=name: store.rollback(channel=name, to=1, **who),
+            partial(store.rollback, channel=name, to=1, **who),
         )
 
 
@@ -154,8 +155,8 @@ def links(target: Target) -> Iterator[Attack]:
         for kind in kinds:
             yield (
                 f"{kind} {name}",
-                lambda n=number, kind=kind, name=name, use=use: _use_replaced(
-                    target, name, kind=kind, use=use, root=f"models-{n}-{kind}"
+                partial(
+                    _use_replaced, target, name, kind=kind, use=use, root=f"models-{number}-{kind}"
                 ),
             )
 
@@ -180,7 +181,7 @@ def _use_replaced(
 def manifests(target: Target) -> Iterator[Attack]:
     """Bytes of a version 3 that no reader may take."""
     for label, sealed in hostile_manifests(target.body()):
-        yield f"manifest: {label}", lambda sealed=sealed: _read_planted(target, sealed)
+        yield f"manifest: {label}", partial(_read_planted, target, sealed)
     first = (target.root / version_name(1)).read_bytes()
     yield "manifest: replayed under another number", lambda: _read_planted(target, first)
 
@@ -219,10 +220,10 @@ def records(target: Target) -> Iterator[Attack]:
             store.resolve(head)
 
     for label, change in changes.items():
-        yield f"record: {label}", lambda change=change: follow(seal({**body, **change}))
+        yield f"record: {label}", partial(follow, seal({**body, **change}))
     yield "record: replayed", lambda: follow(sealed)
     for label, planted in bent_json(body):
-        yield f"record: {label}", lambda planted=planted: follow(planted)
+        yield f"record: {label}", partial(follow, planted)
 
 
 def chains(target: Target) -> Iterator[Attack]:
@@ -304,7 +305,7 @@ def shards(target: Target) -> Iterator[Attack]:
         ref = shard_ref("classifier", made)
         yield (
             f"shard: {label}",
-            lambda ref=ref, made=made: check_shard(ref, made, expected=expected),
+            partial(check_shard, ref, made, expected=expected),
         )
 
 

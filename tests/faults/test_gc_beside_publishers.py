@@ -55,7 +55,7 @@ class Housekeeping(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seed()
+        type(self).seed()
         self.objects = JudgedObjects()
         self.actors: list[Actor] = []
         self.misread: list[str] = []

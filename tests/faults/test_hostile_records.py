@@ -8,6 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -156,7 +157,25 @@ def _judged(target: Target, body: dict[str, Any]) -> str:
     return "taken"
 
 
-ODD = (0, -1, 1, 2, 1.0, 0.5, 1e308, 10**30, True, None, "", "a", "0" * 64, "..", "\x00", [], {})
+ODD: tuple[Any, ...] = (
+    0,
+    -1,
+    1,
+    2,
+    1.0,
+    0.5,
+    1e308,
+    10**30,
+    True,
+    None,
+    "",
+    "a",
+    "0" * 64,
+    "..",
+    "\x00",
+    [],
+    {},
+)
 
 
 def _change_somewhere(node: Any, numbers: random.Random) -> None:
@@ -194,11 +213,11 @@ def _strange_names(target: Target, *, times: int, seed: int) -> int:
     objects, hostile_names = LocalDirectory(target.root), 0
     for _ in range(times):
         name = "".join(numbers.choices(parts, k=numbers.randrange(1, 9)))
-        if not refused(lambda name=name: check_object_name(name)):
+        if not refused(partial(check_object_name, name)):
             continue  # it is the name of an object
         hostile_names += 1
-        assert refused(lambda name=name: objects.create(name, b"hostile"))
-        assert refused(lambda name=name: objects.read(name, max_bytes=10))
-        assert refused(lambda name=name: objects.list(name))
-        assert refused(lambda name=name: objects.delete(name))
+        assert refused(partial(objects.create, name, b"hostile"))
+        assert refused(partial(objects.read, name, max_bytes=10))
+        assert refused(partial(objects.list, name))
+        assert refused(partial(objects.delete, name))
     return hostile_names

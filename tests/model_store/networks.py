@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
+from model_store.network.expert import Expert
 from model_store.network.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 
@@ -37,3 +39,11 @@ def grown(
 def images(count: int = 3, *, size: int = 8, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, 3, size, size, generator=generator)
+
+
+def experts_of(network: Network) -> list[Expert]:
+    return [expert for expert in network.experts if isinstance(expert, Expert)]
+
+
+def heads_of(network: Network) -> list[nn.Linear]:
+    return [head for head in network.heads if isinstance(head, nn.Linear)]

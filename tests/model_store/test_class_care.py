@@ -11,8 +11,9 @@ from model_store.layout import SHARDS
 from model_store.maintenance.edit_classes import Care, rename_class, retire_class
 from model_store.records.manifest import Draft, Manifest, decode, delta_of, encode
 from model_store.records.sealing import seal
+from model_store.store.shard import shard_ref
 from model_store.store.store import Store
-from tests.model_store.drafts import image_shard, prepare, publish_lineage, shard_ref
+from tests.model_store.drafts import image_shard, prepare, publish_lineage
 
 ClassCounts = dict[str, int]
 

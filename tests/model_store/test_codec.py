@@ -217,7 +217,7 @@ def header(entries: str, payload: bytes = b"") -> bytes:
 def test_malformed_headers_are_refused(data: bytes) -> None:
     for kind in ("expert", "memory"):
         ref = ShardRef(
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             sha256=hashlib.sha256(data).hexdigest(),
             bytes=len(data),
         )

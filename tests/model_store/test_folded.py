@@ -21,7 +21,15 @@ from model_store.inference.workspace import Scratch
 from model_store.network.flops import folded_flops
 from model_store.network.network import Network
 from model_store.spec import NetworkSpec
-from tests.model_store.networks import GEOMETRY, IN_SEQUENCE, grown, images, task
+from tests.model_store.networks import (
+    GEOMETRY,
+    IN_SEQUENCE,
+    experts_of,
+    grown,
+    heads_of,
+    images,
+    task,
+)
 
 GEOMETRIES = st.builds(
     NetworkSpec,
@@ -154,8 +162,8 @@ def test_a_version_is_read_off_the_pass_of_a_longer_one() -> None:
         for count in range(1, 5):
             older = Network.assemble(
                 network.spec.until(count),
-                list(network.experts)[:count],
-                list(grown([2, 1, 2, 2, 1][:count], seed=7).heads),
+                experts_of(network)[:count],
+                heads_of(grown([2, 1, 2, 2, 1][:count], seed=7)),
             )
             expected = older(x)
             assert relative_error(FoldedNetwork.of(older).classify(token), expected) <= 1e-5
@@ -215,7 +223,7 @@ def test_branches_share_the_experts_before_the_fork() -> None:
     (shared,) = stack_up(trunk.spec, experts)
     lineages = []
     for seed, heads in ((1, 1), (2, 2)):
-        branch = Network.assemble(trunk.spec, list(trunk.experts), list(trunk.heads))
+        branch = Network.assemble(trunk.spec, experts_of(trunk), heads_of(trunk))
         torch.manual_seed(seed)
         branch.expand(task(f"branch{seed}", heads=heads))
         newest = folded_experts(branch)[-1]

@@ -22,7 +22,7 @@ from tests.model_store.backends import ClockedObjects, WatchedObjects
 from tests.model_store.drafts import publish_lineage, record
 
 FAR = 99_999_999
-MOVE = {"channel": "production", "actor": "a@b", "reason": ""}
+MOVE: dict[str, Any] = {"channel": "production", "actor": "a@b", "reason": ""}
 MENDER = Mender(actor="a@b", reason="somebody planted it")
 Capture = pytest.CaptureFixture[str]
 

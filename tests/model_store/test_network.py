@@ -73,7 +73,9 @@ def test_task_attention_alone_agrees_with_plain_loops_including_gradients() -> N
     got = torch.autograd.grad(out @ direction, [older, own, *layer.parameters()])
     torch.set_default_dtype(torch.float64)
     try:
-        weights = {f"ta.{name}": parameter for name, parameter in layer.named_parameters()}
+        weights: dict[str, torch.Tensor] = {
+            f"ta.{name}": parameter for name, parameter in layer.named_parameters()
+        }
         sources = [list(older[0, 0].split(4)), list(own[0, 0].split(4))]
         plain = torch.cat(paper.task_attention(sources, weights, "ta"))
         expected = torch.autograd.grad(plain @ direction, [older, own, *layer.parameters()])

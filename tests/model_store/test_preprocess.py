@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +19,9 @@ SMALL = Preprocessing(image_size=8)
 HOSTILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "hostile-images"
 
 
-def encoded(image: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     buffer = io.BytesIO()
-    image.save(buffer, format=kind, **options)  # type: ignore[arg-type]
+    image.save(buffer, format=kind, **options)
     return buffer.getvalue()
 
 

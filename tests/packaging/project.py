@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("dne_serve", "trainer", "model_store")
-COMMANDS = ("dne-train", "dne-store", "dne-serve")
+MAINS = {
+    "dne-train": "trainer.cli",
+    "dne-store": "model_store.cli.main",
+    "dne-serve": "dne_serve.cli",
+}
+COMMANDS = tuple(MAINS)
 
 
 @cache
@@ -46,10 +54,15 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 @cache
-def help_of(*command: str) -> str:
-    done = run(*command, "--help")
-    assert done.returncode == 0, f"{' '.join(command)} --help: {done.stderr}"
-    return done.stdout
+def help_of(command: str, *path: str) -> str:
+    """Ask a command for its help in a process of its own, and its subcommands in this process."""
+    if not path:
+        done = run(command, "--help")
+        assert done.returncode == 0, f"{command} --help: {done.stderr}"
+        return done.stdout
+    with redirect_stdout(io.StringIO()) as printed, suppress(SystemExit):
+        importlib.import_module(MAINS[command]).main([*path, "--help"])
+    return printed.getvalue()
 
 
 @cache

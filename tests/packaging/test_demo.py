@@ -108,6 +108,7 @@ def test_a_process_is_stopped_even_if_it_will_not_listen(
     )
     process = demo_processes.start([sys.executable, "-c", deaf], stdout=-1)
     with demo_processes.stopping(process, signal.SIGTERM):
+        assert process.stdout is not None
         process.stdout.readline()
     process.stdout.close()
     assert process.returncode == -signal.SIGKILL

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from model_store.store.store import Store
+from tests.machine import know_machine
 from tests.trainer.folders import SIZES
 from trainer.cli import main
 
@@ -28,6 +29,7 @@ class Command:
         return code
 
     def add(self, data: Path, *others: object) -> int:
+        know_machine()
         sizes: Sequence[object] = () if "--preset" in others else SIZES
         return self("add-task", "--data", data, "--epochs", 1, *sizes, *others)
 

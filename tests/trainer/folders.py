@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests.machine import know_machine
 from trainer.data.folders import LabelledImages
 from trainer.presets import NetworkShape
 from trainer.progress import Phase
@@ -54,6 +55,7 @@ def labelled(counts: Sequence[int]) -> LabelledImages:
 
 def asked(store: Path, data: Path, **others: object) -> AddTask:
     """A request for the smallest run there is, but for what `others` asks."""
+    know_machine()
     request: dict[str, object] = {
         "store": str(store),
         "data": data,

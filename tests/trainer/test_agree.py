@@ -9,6 +9,7 @@ import pytest
 from model_store.network.network import Network
 from model_store.precision import Trial
 from model_store.records.manifest import Preprocessing
+from model_store.records.quality import Reduced
 from tests.model_store.networks import grown
 from trainer.data.folders import LabelledImages
 from trainer.evaluation import precision_agreement as agree
@@ -43,13 +44,11 @@ def agreement(
     *,
     judged: Judged | None = None,
     try_out: Callable[[str], Trial] = runs_int8,
-) -> dict[str, float]:
+) -> dict[Reduced, float]:
     images = labelled(network, count)
     judged = judged or judge(network, images, preprocessing=PREPROCESSING)
-    return dict(
-        agreement_of(
-            network, images=images, judged=judged, preprocessing=PREPROCESSING, try_out=try_out
-        )
+    return agreement_of(
+        network, images=images, judged=judged, preprocessing=PREPROCESSING, try_out=try_out
     )
 
 

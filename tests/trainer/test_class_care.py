@@ -62,7 +62,7 @@ def test_a_retired_class_is_judged_by_nobody(store: Store, tmp_path: Path) -> No
 
 def test_a_retired_class_never_wins() -> None:
     images = labelled([1, 1, 1])
-    logits = np.tile(np.float32([1, 9, 2]), (3, 1))
+    logits = np.tile(np.array([1, 9, 2], dtype=np.float32), (3, 1))
     judged = judged_by(logits, images, retired=["b"])
     assert judged.confusion() == {name: {"c": 1} for name in "abc"}
 

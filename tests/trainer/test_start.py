@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -239,8 +240,8 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
 ) -> None:
     monkeypatch.setattr("trainer.learning.token_cache.IMAGES_A_PART", 16)
     effort = Effort(epochs=2, batch_size=5)
-    for name in ("one", "two"):
-        run(first(tmp_path / name, letters, vit))
+    run(first(tmp_path / "one", letters, vit))
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
     request = later(tmp_path / "one", digits, checkpoint=tmp_path / "kept", effort=effort)
     with pytest.raises(Interrupted, match=f"goes on after {reached}"):
         run(request, progress=Listening(interrupt_in=phase, after=after))
@@ -302,7 +303,7 @@ def test_another_image_size_is_fine_and_stays(store: Path, letters: Path, vit: P
     manifest = run(first(store, letters, vit, shape=NetworkShape(image_size=12))).manifest
     assert manifest.spec.patches == 9
     assert manifest.preprocessing.image_size == 12
-    assert np.isfinite(manifest.metrics.accuracy.all)
+    assert np.isfinite(manifest.metrics.accuracy.all or np.nan)
 
 
 @pytest.mark.parametrize(

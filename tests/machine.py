@@ -1,0 +1,40 @@
+"""Precisions that this machine runs: tried once a run, for all tests and processes of it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from model_store.precision import REMEMBERED, try_out
+from model_store.records.quality import Reduced
+from model_store.store.cache import cache_folder
+
+
+def run_folder(factory: pytest.TempPathFactory) -> Path:
+    """Name the folder that all processes of a run share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def know_machine() -> Path:
+    """Try each precision that $DNE_CACHE does not remember. A trial takes seconds."""
+    cache = cache_folder()
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    with alone(cache.with_suffix(".lock")):
+        for precision in get_args(Reduced):
+            try_out(precision)
+    return cache / REMEMBERED
+
+
+@contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Let one process in at a time. The system takes the lock from a holder that is killed."""
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
