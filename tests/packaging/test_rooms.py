@@ -39,7 +39,7 @@ def test_no_room_is_crowded(package: str) -> None:
     [
         "trainer",
         pytest.param("model_store", marks=TO_DO),
-        pytest.param("dne_serve", marks=TO_DO),
+        "dne_serve",
     ],
 )
 def test_no_modules_import_each_other(package: str) -> None:
