@@ -171,8 +171,8 @@ class HealthAnswer(BaseModel):
 class ReadyAnswer(BaseModel):
     """`error` says why the channel's head is not what is served. `head` is the version that the
     channel named when it was last read. `fallback`: it could not be loaded when the server started,
-    and the newest one before it that could be is served. `canary` and `shadow` are the versions
-    that stand beside the served one; null where there is none, or it is not loaded yet."""
+    and the newest one before it that could be is served. `engine` names the engine and why it was
+    taken. `canary` and `shadow` are the versions that stand beside the served one; null where there is none, or it is not loaded yet."""
 
     version: int
     channel: str
@@ -182,7 +182,6 @@ class ReadyAnswer(BaseModel):
     fallback: bool
     backend: str
     engine: str
-    """The engine, and why it was taken."""
     device: str
     canary: int | None
     shadow: int | None
