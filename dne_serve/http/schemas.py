@@ -172,7 +172,8 @@ class ReadyAnswer(BaseModel):
     """`error` says why the channel's head is not what is served. `head` is the version that the
     channel named when it was last read. `fallback`: it could not be loaded when the server started,
     and the newest one before it that could be is served. `engine` names the engine and why it was
-    taken. `canary` and `shadow` are the versions that stand beside the served one; null where there is none, or it is not loaded yet."""
+    taken. `canary` and `shadow` are the versions that stand beside the served one; null where there
+    is none, or it is not loaded yet."""
 
     version: int
     channel: str
