@@ -35,7 +35,7 @@ test-scale: $(READY) ## a store of ten thousand versions: what list and GET /ver
 	$(BIN)/python -m pytest -q -m slow tests/scale
 
 test-benchmark: $(READY) ## store, engine, and the server beside its peers: an hour of a quiet machine, and tables
-	status=0; for one in store engine serving; do $(BIN)/python -m benchmarks.$$one || status=1; done; exit $$status
+	status=0; for one in store engine serving default_settings; do $(BIN)/python -m benchmarks.$$one || status=1; done; exit $$status
 
 test-contracts: $(READY) ## break each contract of the design on purpose and see its test fail
 	$(BIN)/python tests/broken_on_purpose.py

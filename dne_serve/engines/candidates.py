@@ -69,19 +69,26 @@ class Request:
 
 def fastest(figures: Figures, candidates: Sequence[Candidate]) -> Candidate:
     """Take the first candidate whose geometric mean is close to the best one: a server has few
-    clients at one time and many at another, and each of the loads counts the same."""
-    scores = {name: math.prod(one.values()) ** (1 / len(one)) for name, one in figures.items()}
+    clients at one time and many at another, and each of the loads counts the same. A candidate
+    that was not run at all loads had lost before."""
+    loads = max(len(one) for one in figures.values())
+    scores = {
+        name: math.prod(one.values()) ** (1 / loads)
+        for name, one in figures.items()
+        if len(one) == loads
+    }
     enough = TIE * max(scores.values())
     return next(one for one in candidates if scores.get(one.name, 0.0) >= enough)
 
 
 def table(figures: Figures) -> str:
-    loads = " / ".join(next(iter(figures.values())))
+    """Tell all figures in one line, with a dash for a load that a candidate was not run at."""
+    loads = sorted({load for one in figures.values() for load in one}, key=int)
     rows = "; ".join(
-        f"{name} {' / '.join(f'{rate:.0f}' for rate in one.values())}"
+        f"{name} {' / '.join(f'{one[load]:.0f}' if load in one else '–' for load in loads)}"
         for name, one in figures.items()
     )
-    return f"images/s with {loads} images under way: {rows}"
+    return f"images/s with {' / '.join(loads)} images under way: {rows}"
 
 
 def remembered(request: Request) -> Candidate | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from dne_serve.engines.candidates import (
     remembered,
     table,
 )
-from dne_serve.engines.thread_plan import ThreadPlan
+from dne_serve.engines.thread_plan import ThreadPlan, usable_cores
 from model_store.errors import DneError
 from model_store.precision import Asked, Trial, disagreement, remember_trial, remembered_trial
 from model_store.records.manifest import Manifest
@@ -38,7 +39,7 @@ MEASURE_S = 5.0
 """Seconds for which readiness waits for the measurement."""
 MARGIN_S = 0.5
 """Seconds between the end of the measurement and the end of the wait."""
-MEASURED_TASKS = 6
+MEASURED_TASKS = 3
 """Experts of a measured network at most: more would not be measured in time."""
 PACKED_COPIES = 2
 """Copies of the weights in each version in memory, one for each session."""
@@ -119,7 +120,7 @@ class Choosing:
     def choice(self) -> Choice:
         """Give the choice. A GPU is looked for after the measurement began, as torch takes seconds
         to import."""
-        if self.wanted.precision != "int8" and _has_gpu(self.wanted.device):
+        if _has_gpu(self.wanted.device):
             if isinstance(self.found, Measuring):
                 self.found.end()
             return Choice(candidate=Candidate("torch"), why="there is a GPU")
@@ -252,8 +253,9 @@ def _shape(spec: NetworkSpec) -> dict[str, Any]:
 
 
 def _measure(request: Request) -> subprocess.Popen[str]:
-    told = json.dumps({**asdict(request), "seconds": MEASURE_S - MARGIN_S})
-    command = [sys.executable, "-m", "dne_serve.engines.measure", told]
+    try_int8 = "int8" in request.reduced and remembered_trial("int8") is None
+    told = {**asdict(request), "seconds": MEASURE_S - MARGIN_S, "try_int8": try_int8}
+    command = [sys.executable, "-m", "dne_serve.engines.measure", json.dumps(told)]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -272,11 +274,16 @@ def _decide(request: Request, said: str) -> Choice:
     told = json.loads(lines[-1])
     figures: Figures = told["figures"]
     best = fastest(figures, request.candidates)
-    if told["int8_speedup"] is not None and remembered_trial("int8") is None:
+    if told["int8_speedup"] is not None:
         remember_trial("int8", Trial(runs=True, speedup=round(told["int8_speedup"], 3)))
-    if told["whole"]:
+    if told["enough"] and not _is_busy():
         remember_choice(request, best)
     return Choice(candidate=best, why=f"measured as the fastest; {table(figures)}")
+
+
+def _is_busy() -> bool:
+    """Tell whether other programs want all cores: figures of such a moment are not kept."""
+    return os.getloadavg()[0] > usable_cores()
 
 
 def _unmeasured(candidates: Sequence[Candidate], why: str) -> Choice:

@@ -172,8 +172,9 @@ class HealthAnswer(BaseModel):
 class ReadyAnswer(BaseModel):
     """State of the server. `error` says why the channel's head is not served. `head` is the version
     that the channel named when it was last read. `fallback`: the head could not be loaded at the
-    start, and the newest earlier version that could be loaded is served. `canary` and `shadow` are
-    the versions beside the served one; null if there is none, or it is not loaded yet."""
+    start, and the newest earlier version that could be loaded is served. `engine` names the engine
+    and why it was taken. `canary` and `shadow` are the versions beside the served one; null if
+    there is none, or it is not loaded yet."""
 
     version: int
     channel: str
@@ -183,7 +184,6 @@ class ReadyAnswer(BaseModel):
     fallback: bool
     backend: str
     engine: str
-    """The engine, and why it was taken."""
     device: str
     canary: int | None
     shadow: int | None

@@ -37,7 +37,7 @@ class FakeModel:
 class FakeEngine:
     """Loads by remembering. Versions in `broken` cannot be loaded."""
 
-    backend, device, workers = "fake", "cpu", 1
+    backend, device, workers, choice = "fake", "cpu", 1, "a fake"
 
     def __init__(self) -> None:
         self.loaded: list[int] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -62,6 +63,7 @@ class Measurements:
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DNE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
 
 
 @pytest.fixture
@@ -72,10 +74,10 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> Measurements:
 
 
 def line(
-    best: Candidate, *, whole: bool = True, of: Sequence[Candidate] = CANDIDATES, int8: float = 0.0
+    best: Candidate, *, enough: bool = True, of: Sequence[Candidate] = CANDIDATES, int8: float = 0.0
 ) -> str:
     figures = {one.name: {"8": 90.0 if one == best else 60.0} for one in of}
-    told = {"figures": figures, "whole": whole, "int8_speedup": int8 or None}
+    told = {"figures": figures, "enough": enough, "int8_speedup": int8 or None}
     return json.dumps(told) + "\n"
 
 
@@ -99,6 +101,11 @@ def test_of_two_that_are_equally_fast_the_one_with_less_memory_is_taken() -> Non
     assert fastest({**figures, PACKED_2.name: {"8": 110.0}}, CANDIDATES) == PACKED_2
 
 
+def test_a_candidate_that_lost_at_the_first_load_is_not_taken_for_it() -> None:
+    figures = {TORCH.name: {"8": 70.0}, PLAIN.name: {"1": 40.0, "8": 90.0}}
+    assert fastest(figures, CANDIDATES) == PLAIN
+
+
 def test_a_choice_is_measured_once_for_a_shape_and_says_its_figures(
     letters: Manifest, measurements: Measurements
 ) -> None:
@@ -116,15 +123,24 @@ def test_a_choice_is_measured_once_for_a_shape_and_says_its_figures(
 def test_a_measurement_is_waited_for_no_longer_than_its_time(
     letters: Manifest, measurements: Measurements
 ) -> None:
-    measurements.child = Child(line(PACKED, whole=False) + '{"figures": {"to', ends=False)
+    measurements.child = Child(line(PACKED, enough=False) + '{"figures": {"to', ends=False)
     assert chosen(letters).candidate == PACKED
     assert measurements.child.killed
     measurements.child = Child("", ends=False)
-    choice = chosen(letters)  # what was not measured whole is not remembered
+    choice = chosen(letters)  # figures of one load are not remembered
     assert (choice.candidate, choice.why) == (
         PLAIN_2,
         "not measured, as 5 s were too short for it",
     )
+
+
+def test_figures_of_a_busy_machine_are_used_and_not_remembered(
+    letters: Manifest, measurements: Measurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (4096.0, 0.5, 0.5))
+    measurements.child = Child(line(PACKED))
+    assert [chosen(letters).candidate, chosen(letters).candidate] == [PACKED, PACKED]
+    assert len(measurements.asked) == 2
 
 
 @pytest.mark.parametrize("kept", [b"{", b"[]", b"[[[", b"5", b"\xff", b'{"a": 5}', b'["ab"]'])
@@ -154,7 +170,7 @@ def test_a_remembered_choice_is_a_candidate_or_nothing(
 def test_eight_bits_are_measured_where_they_agree_and_run(
     letters: Manifest, measurements: Measurements
 ) -> None:
-    measurements.child = Child(line(PLAIN_2, whole=False, int8=1.8))
+    measurements.child = Child(line(PLAIN_2, enough=False, int8=1.8))
     chosen(letters)
     chosen(agreeing(letters, 0.98))
     chosen(agreeing(letters, 0.995))
@@ -222,19 +238,19 @@ def test_the_version_cannot_be_read_and_decides_nothing(store: Store, letters: M
     assert served_by(Store.open(store.location), channel="production") is None
 
 
-def test_every_candidate_is_measured_at_every_load(
+def test_candidates_are_measured_at_every_load_until_they_have_lost(
     digits: Manifest, measurements: Measurements, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = begin_choosing(WANTED, served=agreeing(digits, 1.0)).found
     assert isinstance(found, Measuring)
-    measure.main(json.dumps({**asdict(found.request), "seconds": 60.0}))
+    measure.main(json.dumps({**asdict(found.request), "seconds": 60.0, "try_int8": True}))
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last["whole"]
+    assert last["enough"]
     assert last["int8_speedup"] > 0
     assert list(last["figures"]) == [one.name for one in CANDIDATES]
-    for rates in last["figures"].values():
-        assert set(rates) == {"1", "8", "32"}
-        assert min(rates.values()) > 0
+    rates = max(last["figures"].values(), key=len)
+    assert list(rates) == ["1", "8", "32"]
+    assert min(rates.values()) > 0
 
 
 def test_a_server_says_which_engine_it_took_and_why(store: Store, digits: Manifest) -> None:

@@ -186,8 +186,8 @@ def test_too_many_requests_are_429_with_retry_after(
     tmp_path: Path, tokens: dict[str, NewToken]
 ) -> None:
     (tmp_path / "tokens").write_text(tokens["read"].line)
-    given = {"token_file": tmp_path / "tokens", "rate_limit": 1}
-    with live_server(tmp_path / "absent", **given) as live:
+    token_file = tmp_path / "tokens"
+    with live_server(tmp_path / "absent", token_file=token_file, rate_limit=1) as live:
         header = {"Authorization": f"Bearer {tokens['read'].secret}"}
         answers = [live.http.get("/metrics", headers=header) for _ in range(5)]
         assert answers[0].status_code == 200
