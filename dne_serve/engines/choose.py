@@ -27,8 +27,9 @@ from dne_serve.engines.candidates import (
     remembered,
     table,
 )
-from dne_serve.engines.thread_plan import ThreadPlan, usable_cores
+from dne_serve.engines.thread_plan import ThreadPlan
 from model_store.errors import DneError
+from model_store.machine import usable_cores
 from model_store.precision import Asked, Trial, disagreement, remember_trial, remembered_trial
 from model_store.records.manifest import Manifest
 from model_store.records.quality import Reduced
