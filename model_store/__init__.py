@@ -1,3 +1,3 @@
-"""What a model is and where it is kept. Knows neither the trainer nor the server."""
+"""Define a model and keep its versions. Knows neither the trainer nor the server."""
 
 __version__ = "0.1.0"

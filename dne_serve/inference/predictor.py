@@ -26,7 +26,7 @@ log = logging.getLogger("dne_serve.predictor")
 
 
 class Predictor:
-    """The way of a request through decoder and batcher. Used on the event loop."""
+    """Leads requests through decoder and batcher. Used on the event loop."""
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class ShardRef(Record):
 
 
 class Preprocessing(Record):
-    """The way from bytes to pixels, fixed by the first version of a lineage."""
+    """Settings for turning bytes into pixels, fixed by the first version of a lineage."""
 
     image_size: Annotated[int, Field(ge=1, le=4096)]
     resize: Literal["cover"] = "cover"
