@@ -84,7 +84,7 @@ def promote_or_explain(
         return f"channel {channel} is pinned to version {head.target}; {by_hand}"
     after = head.number if head else 0
     try:
-        promote(store, number, channel=channel, actor=actor, reason=reason, after=after)
+        store.promote(number, channel=channel, actor=actor, reason=reason, after=after)
     except ChannelMoved:
         return (
             f"channel {channel} has moved meanwhile, so version {number} is a branch; {by_hand}, "
