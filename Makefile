@@ -6,6 +6,9 @@ READY := .venv/ready
 TOOLS := .tools/ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
+# Where this is set, every command that a test starts would compile all its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test coverage test-faults test-abuse test-scale test-benchmark test-contracts check format docs lock sbom audit clean

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import settings
 
 from tests.campaigns import show_campaigns
-from tests.machine import run_folder
+from tests.machine import run_folder, use_memory_for_files
 from tests.s3_server import moto, s3_location, seaweedfs  # noqa: F401 – fixtures for all
 from tests.trained_store import allow_for_the_making, trained_copy, trained_store  # noqa: F401 – fixtures for all
 
 # Before torch is imported: tiny networks lose more time to a thread pool than they win.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+use_memory_for_files()
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")
@@ -22,7 +23,10 @@ settings.load_profile("steady")
 NO_GPU = "there is no CUDA device"
 TESTS = Path(__file__).parent
 LONGEST = (
+    "e2e/test_console_versions.py",
     "trainer/test_start.py",
+    "e2e/test_console.py",
+    "e2e/test_console_trained.py",
     "dne_serve/test_gpu.py",
     "dne_serve/test_trained_routes.py",
     "e2e/test_s3_story.py",
@@ -42,6 +46,12 @@ LONGEST = (
     "packaging/test_commands.py",
     "dne_serve/test_decoding.py",
     "packaging/test_gpu_marker.py",
+    "e2e/test_docs_page.py",
+    "faults/test_s3_faults.py",
+    "dne_serve/test_limits.py",
+    "e2e/test_swaps.py",
+    "e2e/test_soak.py",
+    "model_store/test_object_storage.py",
 )
 """Files of ten seconds and more. Two workers that begin with these end at the same time."""
 

@@ -1,9 +1,10 @@
-"""Precisions that this machine runs: tried once a run, for all tests and processes of it."""
+"""Use this machine well: try each precision once a run, and keep files in memory."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,15 @@ import pytest
 from model_store.precision import REMEMBERED, try_out
 from model_store.records.quality import Reduced
 from model_store.store.cache import cache_folder
+
+MEMORY = Path("/dev/shm")
+ROOM_BYTES = 8 << 30
+
+
+def use_memory_for_files() -> None:
+    """Let pytest keep its files in memory where there is plenty: a disk takes its time to sync."""
+    if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
 def run_folder(factory: pytest.TempPathFactory) -> Path:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 import torch
 
+from dne_serve.cli import main
 from dne_serve.engines import choose, measure
 from dne_serve.engines.candidates import CANDIDATES, REMEMBERED, Candidate, Request, fastest
 from dne_serve.engines.choose import Choice, Measuring, Wanted, begin_choosing, served_by
@@ -22,7 +23,7 @@ from model_store.errors import WrongUsage
 from model_store.precision import Trial, remember_trial, remembered_trial
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
-from tests.dne_serve.test_cli import run, running
+from tests.dne_serve.test_cli import running
 from tests.dne_serve.test_precision import agreeing
 
 pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
@@ -269,8 +270,7 @@ def test_a_server_says_which_engine_it_took_and_why(store: Store, digits: Manife
     ],
 )
 def test_a_precision_that_a_backend_does_not_have_is_wrong_usage(
-    tmp_path: Path, given: tuple[str, ...], says: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: tuple[str, ...], says: str
 ) -> None:
-    code, said = run("--store", str(tmp_path), "--port", "0", *given)
-    assert code == 2
-    assert says in said
+    assert main(["--store", str(tmp_path), "--port", "0", *given]) == 2
+    assert says in capsys.readouterr().err
