@@ -19,7 +19,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from dne_serve.engines.device import Floats, Passes
+from dne_serve.engines.torch_device import Floats, Passes
 from model_store.inference.forward import Lineage
 from model_store.inference.workspace import Scratch
 from model_store.preprocess import Normalisation, Pixels

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dne_serve.engines.base import ExpertPath, paths_of
-from dne_serve.engines.device import Device, Floats, Passes
+from dne_serve.engines.torch_device import Device, Floats, Passes
 from model_store.codec import ShardWeights
 from model_store.inference.fold import FoldedExpert, fold_blocks, fold_edges
 from model_store.inference.forward import FoldedNetwork, Lineage

@@ -21,9 +21,9 @@ from dne_serve.engines.base import (
     read_checked,
     warmed,
 )
-from dne_serve.engines.device import Cpu, Device
 from dne_serve.engines.gpu import Cuda, Gpu
 from dne_serve.engines.torch_bank import BankedVersion, ExpertBank
+from dne_serve.engines.torch_device import Cpu, Device
 from model_store.network.device import choose_device
 from model_store.precision import Asked, try_out
 from model_store.records.manifest import Manifest

@@ -19,6 +19,7 @@ from dne_serve.errors import ModelUnusable
 from dne_serve.guard_rules import Rule
 from model_store.errors import ChannelMoved, DneError, NothingToRollBack
 from model_store.records.channel import ChannelRecord
+from model_store.tables import percent
 
 RETRY_S = 1.0
 MAX_RETRY_S = 60.0
@@ -172,7 +173,7 @@ def _reason(watch: Watch, rule: Rule, *, now: float) -> str:
     bad, of = watch.seen(rule.what)
     noun = "requests failed" if rule.what == "errors" else "images were unknown"
     return (
-        f"guard {rule.text}: {bad} of {of} {noun} ({100 * bad / of:.1f} %) within "
+        f"guard {rule.text}: {bad} of {of} {noun} ({percent(bad / of)}) within "
         f"{now - watch.since:.0f} s of version {watch.record.target}"
     )
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dne_serve.engines.base import finish
-from dne_serve.engines.device import Cpu
 from dne_serve.engines.torch_bank import MOST_ROOM, BankedVersion, ExpertBank, Held
+from dne_serve.engines.torch_device import Cpu
 from model_store.codec import load_network
 from model_store.inference.stacks import Stack
 from model_store.records.manifest import Manifest

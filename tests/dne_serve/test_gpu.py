@@ -11,9 +11,9 @@ import torch
 
 from dne_serve.engines import torch_engine
 from dne_serve.engines.base import Resident, finish
-from dne_serve.engines.device import Cpu, Device
 from dne_serve.engines.gpu import Gpu, GraphedPasses, Normalising, graph_sizes
 from dne_serve.engines.torch_bank import MOST_ROOM, ROOM, BankedVersion
+from dne_serve.engines.torch_device import Cpu, Device
 from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.errors import ModelUnusable
 from model_store.precision import Trial
