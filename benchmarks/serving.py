@@ -101,12 +101,12 @@ def main() -> int:
     return 0 if all(figure.reached for figure in figures) else 1
 
 
-def learn_a_version(folder: Path) -> tuple[Path, bytes]:
+def learn_a_version(folder: Path, *, epochs: int = 10) -> tuple[Path, bytes]:
     """Digits in the `paper` preset: 10.7 million parameters, images of 32 pixels."""
     data, store = write_demo_data(folder / "data"), folder / "models"
     program = Path(sys.executable).with_name("dne-train")
     told = ("--data", data.train("digits-0-4"), "--store", store, "--preset", "paper")
-    command = [program, "add-task", *told, "--epochs", "10", "--augment", "none"]
+    command = [program, "add-task", *told, "--epochs", str(epochs), "--augment", "none", "--force"]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     return store, png_of(next(iter(data.test_images())))
 
