@@ -20,11 +20,11 @@ demo: $(READY) ## three tasks of handwritten digits, learnt and served on http:/
 	@$(BIN)/python deploy/demo.py
 
 test: $(READY) ## the default tests: under five minutes on two cores
-	$(BIN)/python -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 coverage: $(READY) ## branch coverage of the default tests, with the lines that none of them runs: under 92 % fails
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -q -m "not slow" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage run -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
