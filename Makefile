@@ -24,7 +24,7 @@ test: $(READY) ## the default tests: under five minutes on two cores
 
 coverage: $(READY) ## branch coverage of the default tests, with the lines that none of them runs: under 92 % fails
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/coverage run -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder -o timeout=600
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
