@@ -18,7 +18,7 @@ from model_store.store.cache import cache_folder
 Backend = Literal["torch", "onnx"]
 Figures = Mapping[str, Mapping[str, float]]
 """Images a second by candidate and by the number of images under way."""
-TIE = 0.95
+TIE = 0.85
 """Share of the fastest candidate's speed from which a few seconds cannot tell two apart."""
 REMEMBERED = "engine.json"
 
