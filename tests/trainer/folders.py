@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from tests.machine import know_machine
+from trainer.add_task import Outcome, add_task
 from trainer.data.folders import LabelledImages
 from trainer.presets import NetworkShape
 from trainer.progress import Phase
@@ -100,3 +101,8 @@ class _Listened:
             self._left -= 1
             if not self._left:
                 raise KeyboardInterrupt
+
+
+def learn(request: AddTask, *, progress: Listening | None = None) -> Outcome:
+    """Learn a task, quietly unless `progress` listens."""
+    return add_task(request, progress=progress or Listening())
