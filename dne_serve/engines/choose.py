@@ -85,9 +85,10 @@ class Measuring:
         """Wait for the child, for MEASURE_S at most."""
         try:
             said, _ = self.child.communicate(timeout=MEASURE_S)
+            silent = f"as the measurement ended with {self.child.returncode} and no figures"
         except subprocess.TimeoutExpired:
-            said = self.end()
-        return _decide(self.request, said)
+            said, silent = self.end(), f"as {MEASURE_S:g} s were too short for it"
+        return _decide(self.request, said, silent=silent)
 
     def end(self) -> str:
         """Kill the child, and give what it has said."""
@@ -267,11 +268,12 @@ def _measure(request: Request) -> subprocess.Popen[str]:
     )
 
 
-def _decide(request: Request, said: str) -> Choice:
-    """Take the fastest candidate of the last line that the child process has finished."""
+def _decide(request: Request, said: str, *, silent: str) -> Choice:
+    """Take the fastest candidate of the last line that the child process has finished. `silent`
+    is the reason where it has finished none."""
     lines = [line for line in said.splitlines(keepends=True) if line.endswith("\n")]
     if not lines:
-        return _unmeasured(request.candidates, f"as {MEASURE_S:g} s were too short for it")
+        return _unmeasured(request.candidates, silent)
     told = json.loads(lines[-1])
     figures: Figures = told["figures"]
     best = fastest(figures, request.candidates)

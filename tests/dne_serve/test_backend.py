@@ -39,6 +39,7 @@ class Child:
         self._said = said
         self._ends = ends
         self.killed = False
+        self.returncode = -4 if ends and not said else 0
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         if not self._ends and not self.killed:
@@ -133,6 +134,15 @@ def test_a_measurement_is_waited_for_no_longer_than_its_time(
     assert (choice.candidate, choice.why) == (
         PLAIN_2,
         "not measured, as 5 s were too short for it",
+    )
+
+
+def test_a_measurement_that_dies_is_told_as_one(
+    letters: Manifest, measurements: Measurements
+) -> None:
+    measurements.child = Child("")
+    assert chosen(letters).told.endswith(
+        "not measured, as the measurement ended with -4 and no figures"
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from model_store import __version__
+from tests.conftest import LONGEST
 from tests.packaging.project import ROOT, pyproject, tracked_files
 
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|root|Users|work|mnt|tmp/bash_jobs)/[\w.-]+")
@@ -103,3 +104,7 @@ def test_make_lists_every_target() -> None:
     targets = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split()
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [name for name in targets if f"make {name} " not in done.stdout] == []
+
+
+def test_the_files_that_run_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
