@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -97,16 +98,18 @@ def _read(layer: nn.Linear | TaskAttention, sources: list[Tensor]) -> Tensor:
 class Expert(nn.Module):
     """The parameters added for one task."""
 
+    block_type: ClassVar[type[Block]] = Block
+
     def __init__(self, spec: NetworkSpec, *, index: int) -> None:
         super().__init__()
         width = spec.width_of(index)
         self.patch_embed = nn.Conv2d(3, width, spec.patch_size, stride=spec.patch_size)
         self.position = nn.Parameter(torch.empty(spec.positions, width))
         self.token = nn.Parameter(torch.empty(width))
-        self.blocks = nn.ModuleList(Block(spec, index=index) for _ in range(spec.depth))
+        self.blocks = nn.ModuleList(self.block_type(spec, index=index) for _ in range(spec.depth))
         self.token_in_sequence = spec.token == "in-sequence"
         if not self.token_in_sequence:
-            self.class_block = Block(spec, index=index)
+            self.class_block = self.block_type(spec, index=index)
         self.norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
         self._learns_from: int | None = None
         nn.init.xavier_uniform_(self.patch_embed.weight.data.flatten(1))

@@ -65,10 +65,21 @@ class TaskAttention(nn.Module):
         joined = torch.cat(tuple(sources), dim=-1)
         n_BPHD = joined.view(*joined.shape[:2], -1, self.reads)
         attention_BPKH = self.attention(n_BPHD) * self.scale[:, None]
-        # Scaling the sources first makes one large product for all source heads.
+        written = self._scaled_first if self.heads == 1 else self._values_first
+        out_BPKE = written(attention_BPKH, n_BPHD) + _times(attention_BPKH, self.value_bias)
+        return out_BPKE.flatten(-2)
+
+    def _scaled_first(self, attention_BPKH: Tensor, n_BPHD: Tensor) -> Tensor:
+        """Scale the sources and multiply: one large product for all source heads."""
         scaled = attention_BPKH.unsqueeze(-1) * n_BPHD.unsqueeze(-3)
-        written = _times(scaled.flatten(-2), self.value.flatten(0, 1))
-        return (written + _times(attention_BPKH, self.value_bias)).flatten(-2)
+        return _times(scaled.flatten(-2), self.value.flatten(0, 1))
+
+    def _values_first(self, attention_BPKH: Tensor, n_BPHD: Tensor) -> Tensor:
+        """Multiply once for all own heads, and mix the values after."""
+        n_HND = n_BPHD.flatten(0, 1).transpose(0, 1)
+        values_NHE = torch.bmm(n_HND, self.value).transpose(0, 1)
+        mixed_NKE = torch.bmm(attention_BPKH.flatten(0, 1), values_NHE)
+        return mixed_NKE.view(*attention_BPKH.shape[:-1], -1)
 
     def attention(self, n_BPHD: Tensor) -> Tensor:
         """Compute A, the weight of each source head for each own head: [B, P, K, H]."""

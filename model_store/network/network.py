@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,14 @@ HEAD_STD = 0.02
 class Network(nn.Module):
     """One expert for each task, oldest first, and one task head for each that reads all tokens."""
 
+    expert_type: ClassVar[type[Expert]] = Expert
+
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()
         self.spec = spec
-        self.experts = nn.ModuleList(Expert(spec, index=index) for index in range(len(spec.tasks)))
+        self.experts = nn.ModuleList(
+            self.expert_type(spec, index=index) for index in range(len(spec.tasks))
+        )
         self.heads = nn.ModuleList(
             _task_head(spec.token_width, len(task.classes)) for task in spec.tasks
         )
@@ -46,7 +51,7 @@ class Network(nn.Module):
         where = next(self.parameters(), torch.empty(0)).device
         heads = [_widened(head, to=spec.token_width) for head in _linears(self.heads)]
         self.heads = nn.ModuleList(heads)
-        self.experts.append(Expert(spec, index=len(spec.tasks) - 1).to(where))
+        self.experts.append(self.expert_type(spec, index=len(spec.tasks) - 1).to(where))
         self.heads.append(_task_head(spec.token_width, len(task.classes)).to(where))
         self.spec = spec
 

@@ -10,8 +10,7 @@ from model_store.errors import WrongUsage
 from model_store.inference.forward import Lineage
 from tests.model_store.networks import grown, images
 from trainer.learning.losses import (
-    DISTILLATION_WEIGHT,
-    EXPERTISE_WEIGHT,
+    LossWeights,
     Objective,
     Teacher,
     binary,
@@ -75,15 +74,15 @@ def test_the_objective_is_the_weighted_sum_and_its_teacher_the_parent() -> None:
     logits, token = network(pixels), torch.cat(network.token_slices(pixels), dim=-1)
     plain = (
         cross_entropy(logits, labels)
-        + EXPERTISE_WEIGHT * expertise(auxiliary(token), labels, old_classes=2)
-        + DISTILLATION_WEIGHT * distillation(logits[:, :2], parent(pixels))
+        + 0.1 * expertise(auxiliary(token), labels, old_classes=2)
+        + distillation(logits[:, :2], parent(pixels))
     )
     torch.testing.assert_close(step.loss, plain)
     assert step.right.item() == (logits.argmax(dim=-1) == labels).sum().item()
 
 
 def test_the_papers_weights() -> None:
-    assert (EXPERTISE_WEIGHT, DISTILLATION_WEIGHT) == (0.1, 1.0)
+    assert LossWeights() == LossWeights(classification=1.0, expertise=0.1, distillation=1.0)
 
 
 def test_no_gradient_reaches_the_teacher_or_an_old_expert() -> None:

@@ -26,9 +26,9 @@ from safetensors import SafetensorError
 from torch import Generator, Tensor, nn
 
 from model_store.errors import DneError
-from model_store.network.network import Network
 from model_store.records.manifest import Scalar
 from model_store.store.cache import cache_folder
+from trainer.learning.learner import Learner
 from trainer.progress import Progress
 
 Configuration = Mapping[str, Scalar]
@@ -57,7 +57,7 @@ class Resumable(Protocol):
 class RunState:
     """All state that changes while the network learns."""
 
-    network: Network
+    network: Learner
     parameters: Sequence[nn.Parameter]
     optimiser: torch.optim.Optimizer
     changes: Generator
@@ -70,10 +70,11 @@ class RunState:
             for index, values in moments.items()
             for name, value in values.items()
         }
+        kept |= {name: one.contiguous() for name, one in self._buffers().items()}
         return {**kept, "changes": self.changes.get_state()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        weights = self._weights()
+        weights: dict[str, Tensor] = {**self._weights(), **self._buffers()}
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in tensors.items():
             if name.startswith("optimiser."):
@@ -88,6 +89,9 @@ class RunState:
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
         self.changes.set_state(tensors["changes"])
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return {f"buffer.{name}": one for name, one in self.network.named_buffers()}
 
     def _weights(self) -> dict[str, nn.Parameter]:
         """Name the weights that any phase changes: a later phase builds on an earlier one."""

@@ -1,9 +1,10 @@
-"""Learn in batches: augmentation, AdamW with warm-up and cosine decay."""
+"""Learn in batches: augmentation, AdamW, a learning rate that warms up and decays."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -13,14 +14,13 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from model_store.errors import DneError
-from model_store.network.network import Network
 from model_store.preprocess import Normalisation
 from model_store.records.manifest import Preprocessing
 from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
 from trainer.learning.checkpoint import Checkpoint, RunState
-from trainer.learning.losses import Objective, Step
+from trainer.learning.learner import AnyLearner, BatchLoss, Learner, Step
 from trainer.learning.out_of_memory import explained
 from trainer.learning.plan import Plan
 from trainer.progress import Progress
@@ -31,13 +31,19 @@ WEIGHT_DECAY = 0.05
 SLOW_RATE_SHARE = 0.1
 """The share of the learning rate for weights of a pre-trained expert, which are good already."""
 
+OptimiserFactory = Callable[[Learner, Sequence[nn.Parameter], float], torch.optim.Optimizer]
+"""Make the optimiser of parameters at a learning rate. Its groups may have a `rate_share`."""
+
+Schedule = Callable[[int], Callable[[int], float]]
+"""Give the share of the learning rate in each of so many steps."""
+
 
 def fit(
-    network: Network,
+    network: AnyLearner,
     images: LabelledImages,
     *,
     parameters: Sequence[nn.Parameter],
-    objective: Objective,
+    objective: BatchLoss[AnyLearner],
     plan: Plan,
     augment: Augmentation,
     preprocessing: Preprocessing,
@@ -46,18 +52,16 @@ def fit(
     name: str,
     progress: Progress,
     checkpoint: Checkpoint | None = None,
-    slow: Collection[nn.Parameter] = (),
+    make_optimiser: OptimiserFactory | None = None,
+    schedule: Schedule | None = None,
 ) -> None:
     """Change `parameters`, and nothing else, so that `network` answers the labels of `images`.
 
-    Parameters in `slow` change at SLOW_RATE_SHARE of the rate.
     Go on from `checkpoint`, to the same bits as without an interruption.
     """
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
     epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
-    optimiser = torch.optim.AdamW(
-        parameter_groups(network, parameters, slow=slow), lr=plan.learning_rate, fused=True
-    )
+    optimiser = (make_optimiser or adamw())(network, parameters, plan.learning_rate)
     state = RunState(network=network, parameters=parameters, optimiser=optimiser, changes=changes)
     if checkpoint is not None and checkpoint.is_past(name):
         return
@@ -67,12 +71,13 @@ def fit(
     normalisation = normalisation_on(network.device, preprocessing)
     take_step = _Stepper(
         state=state,
-        objective=objective,
+        loss_of=partial(objective, network),
         images=images,
         prepare=lambda pixels: normalisation.standardise(
             augment(normalisation.scale(pixels.permute(0, 3, 1, 2).float()), changes)
         ),
         rate=plan.learning_rate,
+        schedule=schedule or rate_share,
         steps=sum(map(len, epochs)),
         taken=sum(map(len, epochs[:done])),
     )
@@ -94,25 +99,26 @@ class _Stepper:
         self,
         *,
         state: RunState,
-        objective: Objective,
+        loss_of: Callable[[Tensor, Tensor], Step],
         images: LabelledImages,
         prepare: Callable[[Tensor], Tensor],
         rate: float,
+        schedule: Schedule,
         steps: int,
         taken: int,
     ) -> None:
-        self._state, self._objective, self._prepare = state, objective, prepare
+        self._state, self._loss_of, self._prepare = state, loss_of, prepare
         self._device = state.network.device
         self._pixels = torch.from_numpy(images.pixels_NHWC).to(self._device)
         self._labels = torch.from_numpy(images.labels_N).to(self._device)
-        self._rate, self._share = rate, rate_share(steps)
+        self._rate, self._share = rate, schedule(steps)
         self._steps, self._taken = steps, taken
 
     def __call__(self, rows: NDArray[np.int64]) -> tuple[float, float]:
         """Take a step on these images. Return their loss and accuracy before the step."""
         optimiser = self._state.optimiser
         for group in optimiser.param_groups:
-            group["lr"] = group["rate_share"] * self._rate * self._share(self._taken)
+            group["lr"] = group.get("rate_share", 1.0) * self._rate * self._share(self._taken)
         self._taken += 1
         step = self._forward(rows)
         loss = step.loss.item()
@@ -135,7 +141,7 @@ class _Stepper:
     def _forward(self, rows: NDArray[np.int64]) -> Step:
         chosen = torch.from_numpy(rows).to(self._device)
         images_BCHW = self._prepare(self._pixels[chosen])
-        return self._objective(self._state.network, images_BCHW, self._labels[chosen])
+        return self._loss_of(images_BCHW, self._labels[chosen])
 
 
 def normalisation_on(device: torch.device, preprocessing: Preprocessing) -> Normalisation[Tensor]:
@@ -150,8 +156,26 @@ def _batches(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
     yield from np.array_split(rows, math.ceil(len(rows) / size))
 
 
+def adamw(
+    *, weight_decay: float = WEIGHT_DECAY, slow: Collection[nn.Parameter] = ()
+) -> OptimiserFactory:
+    """Make AdamW. Parameters in `slow` change at SLOW_RATE_SHARE of the rate."""
+
+    def make(
+        network: Learner, parameters: Sequence[nn.Parameter], rate: float
+    ) -> torch.optim.Optimizer:
+        groups = parameter_groups(network, parameters, weight_decay=weight_decay, slow=slow)
+        return torch.optim.AdamW(groups, lr=rate, fused=True)
+
+    return make
+
+
 def parameter_groups(
-    network: Network, parameters: Sequence[nn.Parameter], *, slow: Collection[nn.Parameter] = ()
+    network: Learner,
+    parameters: Sequence[nn.Parameter],
+    *,
+    weight_decay: float = WEIGHT_DECAY,
+    slow: Collection[nn.Parameter] = (),
 ) -> list[dict[str, Any]]:
     """Give weight decay to matrices only: not to biases, norms, scales, tokens and positions."""
     spared = {
@@ -160,7 +184,7 @@ def parameter_groups(
     slowed = {id(one) for one in slow}
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for one in parameters:
-        decay = WEIGHT_DECAY if one.ndim >= 2 and id(one) not in spared else 0.0
+        decay = weight_decay if one.ndim >= 2 and id(one) not in spared else 0.0
         share = SLOW_RATE_SHARE if id(one) in slowed else 1.0
         groups.setdefault((decay, share), []).append(one)
     return [

@@ -17,7 +17,7 @@ from trainer.data.sampling import DrawEpoch, balanced, can_be_balanced, evened, 
 from trainer.data.task_data import TaskData
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.classifier import fit_classifier, former_weights
-from trainer.learning.fit import fit
+from trainer.learning.fit import adamw, fit
 from trainer.learning.losses import Objective, classification_named
 from trainer.learning.plan import Plan, make_plan, make_plan_on_pretrained
 from trainer.learning.student import Student
@@ -248,7 +248,7 @@ class Lesson:
             parameters=parameters,
             objective=objective,
             plan=plan,
-            slow=slow,
+            make_optimiser=adamw(slow=slow),
             augment=Augmentation.named(
                 self.request.augment,
                 flip=self.request.flip,

@@ -15,9 +15,16 @@ from torch.nn import functional as F
 from model_store.errors import WrongUsage
 from model_store.inference.forward import Lineage
 from model_store.network.network import Network
+from trainer.learning.learner import Step
 
-EXPERTISE_WEIGHT = 0.1
-DISTILLATION_WEIGHT = 1.0
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossWeights:
+    """The weights of the parts of the objective."""
+
+    classification: float = 1.0
+    expertise: float = 0.1
+    distillation: float = 1.0
 
 
 class Classification(Protocol):
@@ -85,21 +92,22 @@ class Objective:
     auxiliary: nn.Linear | None = None
     frozen: Lineage | None = None
     """The experts that do not learn, folded: all but the newest, or all."""
+    weights: LossWeights = LossWeights()
 
     def __call__(self, network: Network, images_BCHW: Tensor, labels_B: Tensor) -> Step:
         slices = self._token_slices(network, images_BCHW)
         logits = network.classify(slices)
-        loss = self.classification(logits, labels_B)
+        loss = self.weights.classification * self.classification(logits, labels_B)
         if self.teacher is not None:
             old = self.teacher.classes
             with torch.no_grad():
                 taught = network.classify(slices[:-1], self.teacher.heads)
-            loss = loss + DISTILLATION_WEIGHT * distillation(logits[:, :old], taught)
+            loss = loss + self.weights.distillation * distillation(logits[:, :old], taught)
             if self.auxiliary is not None:
                 asked = expertise(
                     self.auxiliary(torch.cat(slices, dim=-1)), labels_B, old_classes=old
                 )
-                loss = loss + EXPERTISE_WEIGHT * asked
+                loss = loss + self.weights.expertise * asked
         right = (logits.detach().argmax(dim=-1) == labels_B).sum()
         return Step(loss=loss, right=right)
 
@@ -109,10 +117,3 @@ class Objective:
         if len(self.frozen.spec.tasks) == len(network.spec.tasks):
             return [self.frozen.token(images_BCHW)]
         return network.token_slices(images_BCHW, self.frozen.frozen_context(images_BCHW))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    loss: Tensor
-    right: Tensor
-    """The number of right answers before this step."""

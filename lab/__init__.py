@@ -1,0 +1,1 @@
+"""Compare methods of class-incremental learning in one harness."""

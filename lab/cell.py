@@ -1,0 +1,294 @@
+"""Run one cell of a comparison: one method with one seed through all tasks.
+
+A cell that was killed goes on after the last epoch that it finished.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lab import results, saved
+from lab.costs import count_flop
+from lab.dataset import Dataset
+from lab.method import Lesson, Method
+from lab.presets import Preset
+from lab.protocol import Memory, Protocol, make_protocol
+from lab.registry import Choice
+from lab.results import Line
+from model_store.records.manifest import Preprocessing, Scalar
+from model_store.store.cache import cache_folder
+from trainer.data.folders import LabelledImages, join
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.fit import normalisation_on
+from trainer.progress import Progress
+
+BATCH = 500
+MEAN = (0.5071, 0.4865, 0.4409)
+DEVIATION = (0.2673, 0.2564, 0.2762)
+BASE_SETTINGS = (
+    "images", "part", "image_size", "patch_size", "depth", "heads", "resnet_width",
+    "first_epochs", "batch_size", "rate", "resnet_rate",
+)  # fmt: skip
+"""The settings that the first task depends on, besides its classes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    choice: Choice
+    preset_name: str
+    setting: str
+    preset: Preset
+    """The named preset with the changes of `setting`."""
+    seed: int
+
+    def configuration(self) -> dict[str, Scalar]:
+        return {
+            "method": self.choice.name,
+            "variant": self.choice.variant,
+            "preset": self.preset_name,
+            "setting": self.setting,
+            "seed": self.seed,
+        }
+
+    def __str__(self) -> str:
+        setting = f" {self.setting}" if self.setting else ""
+        return f"{self.choice} {self.preset_name}{setting} seed {self.seed}"
+
+
+class Run:
+    """The state of a cell between two tasks."""
+
+    def __init__(
+        self,
+        cell: Cell,
+        data: Dataset,
+        *,
+        out: Path,
+        progress: Progress,
+        folder: Path | None = None,
+    ) -> None:
+        self.cell, self.out, self.progress = cell, out, progress
+        self.folder = folder or cache_folder() / "lab"
+        self.protocol: Protocol = make_protocol(data, cell.preset, seed=cell.seed)
+        self.method: Method = cell.choice.build(cell.preset)
+        self.memory = Memory()
+        self.lines: list[Line] = []
+        self.preprocessing = preprocessing_of(cell.preset)
+
+    def go(self) -> None:
+        """Learn all tasks that are not learnt yet, and write a line after each."""
+        done = self._restore()
+        for task in range(done, len(self.protocol.tasks)):
+            self._expand(task)
+            self.progress.note(f"{self.cell}: task {task + 1} of {len(self.protocol.tasks)}")
+            line = self._learn(task)
+            self.lines.append(line)
+            self._save()
+            results.append(self.out, line)
+            self.progress.note(f"{self.cell}: {100 * line.accuracy:.2f} % of {line.classes}")
+
+    def _expand(self, task: int) -> None:
+        torch.manual_seed(self._seed(task))
+        self.method.expand(self.protocol.tasks[task])
+
+    def _seed(self, task: int) -> int:
+        return 1000 * self.cell.seed + task
+
+    def _learn(self, task: int) -> Line:
+        lesson = self._lesson(task)
+        resumed = lesson.checkpoint is not None and lesson.checkpoint.reached is not None
+        began_s = time.process_time()
+        shared_s = self._learn_base(lesson) if task == 0 else None
+        if task > 0:
+            self.method.learn(lesson)
+        self.method.requires_grad_(False).eval()
+        self._choose_exemplars(task)
+        self.method.remember(self.memory.images(lesson.images.classes), lesson)
+        spent_s = time.process_time() - began_s + (shared_s or 0.0)
+        line = self._line(task, spent_s=spent_s, shared=shared_s is not None, resumed=resumed)
+        if lesson.checkpoint is not None:
+            lesson.checkpoint.remove()
+        return line
+
+    def _learn_base(self, lesson: Lesson) -> float | None:
+        """Learn the first task, or take it from another cell; then return its seconds."""
+        path = self.base_path
+        if path is None:
+            self.method.learn(lesson)
+            return None
+        module = self.method.base_module()
+        with saved.only_one(path):
+            if path.exists():
+                tensors, known = saved.read(path)
+                module.load_state_dict(tensors)
+                self.progress.note(f"the first task is taken from {path.name}")
+                return float(known["cpu_s"])
+            began_s = time.process_time()
+            self.method.learn(lesson)
+            saved.write(path, module.state_dict(), {"cpu_s": time.process_time() - began_s})
+        return None
+
+    @property
+    def base_path(self) -> Path | None:
+        """Return the file of the first task, if other cells share it."""
+        if self.method.base is None:
+            return None
+        return self.folder / "bases" / f"{saved.digest(self._base_configuration())}.safetensors"
+
+    def _base_configuration(self) -> dict[str, Scalar]:
+        settings = asdict(self.cell.preset)
+        return {
+            "base": self.method.base,
+            "seed": self.cell.seed,
+            "data": self.protocol.data_digest,
+            "classes": json.dumps(self.protocol.tasks[0]),
+            **{name: settings[name] for name in BASE_SETTINGS},
+        }
+
+    def _lesson(self, task: int) -> Lesson:
+        classes = self.protocol.classes_until(task)
+        new, kept = self.protocol.new_images(task), self.memory.images(classes)
+        shared = task == 0 and self.method.base is not None
+        configuration = self._base_configuration() if shared else self._configuration(task)
+        return Lesson(
+            task=task,
+            new=self.protocol.tasks[task],
+            images=new if kept is None else join(kept, new),
+            preset=self.cell.preset,
+            preprocessing=self.preprocessing,
+            seed=self._seed(task),
+            progress=self.progress,
+            checkpoint=Checkpoint(
+                self.folder / "checkpoints" / saved.digest(configuration),
+                configuration=configuration,
+                progress=self.progress,
+            ),
+        )
+
+    def _configuration(self, task: int) -> dict[str, Scalar]:
+        return {
+            **self.cell.configuration(),
+            "task": task,
+            "data": self.protocol.data_digest,
+            "order": self.protocol.order_digest,
+            **asdict(self.cell.preset),
+        }
+
+    def _choose_exemplars(self, task: int) -> None:
+        self.memory.choose(
+            self.protocol.new_images(task),
+            names=self.protocol.tasks[task],
+            quota=self.protocol.quota(task),
+            features=lambda pixels: self._over(pixels, self.method.features),
+        )
+
+    def _line(self, task: int, *, spent_s: float, shared: bool, resumed: bool) -> Line:
+        right = [self._right(self.protocol.test_images(one)) for one in range(task + 1)]
+        side = self.cell.preset.image_size
+        return Line(
+            method=self.cell.choice.name,
+            variant=self.cell.choice.variant,
+            preset=self.cell.preset_name,
+            setting=self.cell.setting,
+            seed=self.cell.seed,
+            order_digest=self.protocol.order_digest,
+            data_digest=self.protocol.data_digest,
+            task=task,
+            classes=len(self.protocol.classes_until(task)),
+            accuracies=tuple(float(one.mean()) for one in right),
+            accuracy=float(np.concatenate(right).mean()),
+            parameters=sum(one.numel() for one in self.method.parameters()),
+            flop=count_flop(self.method, image_size=side),
+            served_flop=self.method.served_flop(),
+            passes=self.method.passes,
+            cpu_s=spent_s,
+            shared_base=shared,
+            resumed=resumed,
+            commit=_commit(),
+        )
+
+    def _right(self, images: LabelledImages) -> NDArray[np.bool_]:
+        answers = self._over(images.pixels_NHWC, self.method.scores).argmax(axis=1)
+        return np.asarray(answers == images.labels_N, dtype=np.bool_)
+
+    def _over(
+        self, pixels_NHWC: NDArray[np.uint8], function: Callable[[Tensor], Tensor]
+    ) -> NDArray[np.float32]:
+        return over_batches(pixels_NHWC, function, preprocessing=self.preprocessing)
+
+    @property
+    def _state(self) -> Path:
+        return self.folder / "cells" / f"{saved.digest(self._configuration(-1))}.safetensors"
+
+    def _save(self) -> None:
+        tensors = {f"method.{name}": one for name, one in self.method.state_dict().items()}
+        for place, pixels in enumerate(self.memory.kept.values()):
+            tensors[f"memory.{place}"] = torch.from_numpy(pixels)
+        lines = [asdict(line) for line in self.lines]
+        saved.write(self._state, tensors, {"lines": lines, "memory": list(self.memory.kept)})
+
+    def _restore(self) -> int:
+        """Go back to the last task that was finished. Return how many are."""
+        if not self._state.exists():
+            return 0
+        tensors, known = saved.read(self._state)
+        self.lines = [results.line_of(one) for one in known["lines"]]
+        for task in range(len(self.lines)):
+            self._expand(task)
+        weights = {name: one for name, one in tensors.items() if name.startswith("method.")}
+        self.method.load_state_dict({name[len("method.") :]: one for name, one in weights.items()})
+        self.method.requires_grad_(False).eval()
+        self.memory.kept = {
+            name: tensors[f"memory.{place}"].numpy() for place, name in enumerate(known["memory"])
+        }
+        self._write_missing()
+        return len(self.lines)
+
+    def _write_missing(self) -> None:
+        """Write the lines that are not in the file: it may be another one than before."""
+        written = results.read([self.out]) if self.out.exists() else []
+        for line in self.lines:
+            if line not in written:
+                results.append(self.out, line)
+
+
+def preprocessing_of(preset: Preset) -> Preprocessing:
+    return Preprocessing(image_size=preset.image_size, mean=MEAN, std=DEVIATION)
+
+
+def over_batches(
+    pixels_NHWC: NDArray[np.uint8],
+    function: Callable[[Tensor], Tensor],
+    *,
+    preprocessing: Preprocessing,
+) -> NDArray[np.float32]:
+    """Compute a function of normalised images in batches, without gradients."""
+    normalisation = normalisation_on(torch.device("cpu"), preprocessing)
+    parts = []
+    with torch.no_grad():
+        for begin in range(0, len(pixels_NHWC), BATCH):
+            batch = torch.from_numpy(pixels_NHWC[begin : begin + BATCH]).permute(0, 3, 1, 2)
+            parts.append(function(normalisation.standardise(normalisation.scale(batch.float()))))
+    return torch.cat(parts).numpy()
+
+
+def _commit() -> str:
+    """Name the commit of the code, with a plus if files differ from it."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--abbrev=12", "--dirty=+"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return told.stdout.strip() or "unknown"

@@ -1,0 +1,1 @@
+"""Define the methods, one module each."""

@@ -1,0 +1,144 @@
+"""Learn with the product's network: one narrow expert a task, which reads all older experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lab.method import Lesson, Method, Options
+from lab.presets import Preset
+from lab.variants import VARIANTS, NetworkName
+from model_store.inference.forward import Lineage
+from model_store.network.flops import folded_flops
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from trainer.data.sampling import balanced
+from trainer.learning.fit import OptimiserFactory, adamw
+from trainer.learning.losses import LossWeights, Objective, Teacher, classification_named
+from trainer.learning.plan import TUNING_RATE_SHARE
+
+AUTHORS_DECAY = 1e-6
+AUTHORS_TUNING_RATE_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DneOptions(Options):
+    k: int = 1
+    """Heads of a later expert."""
+    network: NetworkName = "dne"
+    loss: Literal["cross-entropy", "binary"] = "cross-entropy"
+    weights: Literal["sums", "authors"] = "sums"
+    """`sums`: 1 / 0.1 / 1 on sums over classes. `authors`: by their means over classes."""
+    tuning: Literal["ours", "authors", "none"] = "ours"
+    """`authors`: without distillation, a tenth of the rate, constant."""
+    decay: Literal["ours", "authors"] = "ours"
+    """`authors`: a weight decay of 1e-6."""
+
+
+class Dne(Method):
+    options_type = DneOptions
+
+    def __init__(self, preset: Preset, options: Options) -> None:
+        super().__init__(preset, options)
+        assert isinstance(options, DneOptions)
+        self.options, self.variant = options, VARIANTS[options.network]
+        self.network = self.variant.network(
+            NetworkSpec(
+                image_size=preset.image_size, patch_size=preset.patch_size, depth=preset.depth
+            )
+        )
+        self.teacher: Teacher | None = None
+
+    @property
+    def base(self) -> str:
+        return f"{self.variant.base}, {self.options.loss}, decay {self.options.decay}"
+
+    def expand(self, new: tuple[str, ...]) -> None:
+        known = self.network.spec
+        # The old experts stay in the network, so the old heads are all that is left to keep.
+        self.teacher = (
+            Teacher(heads=self.network.heads, classes=len(known.classes)) if known.tasks else None
+        )
+        heads = self.options.k if known.tasks else self.preset.heads
+        name = f"task {len(known.tasks) + 1}"
+        self.network.expand(TaskSpec(name=name, classes=new, expert=ExpertSpec(heads=heads)))
+
+    def learn(self, lesson: Lesson) -> None:
+        self.network.train()
+        self.network.heads.requires_grad_(True)
+        self._learn_expert(lesson)
+        if self.teacher is not None and self.options.tuning != "none":
+            self._tune(lesson)
+
+    def scores(self, images_BCHW: Tensor) -> Tensor:
+        scores: Tensor = self.network(images_BCHW)
+        return scores
+
+    def features(self, images_BCHW: Tensor) -> Tensor:
+        return torch.cat(self.network.token_slices(images_BCHW), dim=-1)
+
+    def served_flop(self) -> int | None:
+        return folded_flops(self.network.spec) if self.variant.folds else None
+
+    def _learn_expert(self, lesson: Lesson) -> None:
+        auxiliary = self.network.auxiliary_head() if self.teacher else None
+        extra = list(auxiliary.parameters()) if auxiliary else []
+        lesson.fit(
+            "learning",
+            self.network,
+            Objective(
+                classification=classification_named(self.options.loss),
+                teacher=self.teacher,
+                auxiliary=auxiliary,
+                frozen=self._frozen(),
+                weights=self._weights(lesson),
+            ),
+            parameters=[*self.network.learnable(), *extra],
+            rate=self.preset.rate,
+            make_optimiser=self._optimiser(),
+        )
+
+    def _tune(self, lesson: Lesson) -> None:
+        as_authors = self.options.tuning == "authors"
+        share = AUTHORS_TUNING_RATE_SHARE if as_authors else TUNING_RATE_SHARE
+        lesson.fit(
+            "balanced tuning",
+            self.network,
+            Objective(
+                classification=classification_named(self.options.loss),
+                teacher=None if as_authors else self.teacher,
+                frozen=self._frozen(),
+                weights=self._weights(lesson),
+            ),
+            parameters=self.network.tunable(),
+            rate=share * self.preset.rate,
+            epochs=self.preset.tuning_epochs,
+            draw_epoch=balanced(lesson.images),
+            make_optimiser=self._optimiser(),
+            schedule=constant if as_authors else None,
+        )
+
+    def _frozen(self) -> Lineage | None:
+        """Fold the older experts, where the folded form computes the same."""
+        older = len(self.network.spec.tasks) - 1
+        return Lineage.of(self.network, experts=older) if older and self.variant.folds else None
+
+    def _optimiser(self) -> OptimiserFactory:
+        return adamw() if self.options.decay == "ours" else adamw(weight_decay=AUTHORS_DECAY)
+
+    def _weights(self, lesson: Lesson) -> LossWeights:
+        if self.options.weights == "sums" or not lesson.old:
+            return LossWeights()
+        return LossWeights(
+            classification=1 - lesson.old / lesson.classes,
+            distillation=1.0,
+            expertise=0.1 * lesson.classes / (1 + len(lesson.new)),
+        )
+
+
+def constant(steps: int) -> Callable[[int], float]:
+    """Keep the learning rate in all steps."""
+    return lambda step: 1.0

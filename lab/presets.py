@@ -1,0 +1,114 @@
+"""Choose the sizes of a comparison: tasks, images, memory, networks and epochs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from model_store.errors import WrongUsage
+
+Part = Literal["table", "trial"]
+"""`trial` takes training images that `table` never takes, also to test on: choices are made on
+it, so that no test image of the table has been looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    classes: int | None
+    """Classes in all, or None for all that the data set has."""
+    first: int
+    """Classes of the first task."""
+    step: int
+    """Classes of each later task."""
+    images: int | None
+    """Training images a class, or None for all."""
+    memory: int
+    """Exemplars in all."""
+    part: Part
+    image_size: int
+    patch_size: int
+    depth: int
+    """Patch blocks of the transformer, before its class-attention block."""
+    heads: int
+    """Heads of the first expert."""
+    resnet_width: int
+    """Channels of the first stage of the ResNet-18; the full one has 64."""
+    first_epochs: int
+    epochs: int
+    tuning_epochs: int
+    batch_size: int
+    rate: float
+    """The learning rate of AdamW for transformers."""
+    resnet_rate: float
+    """The learning rate of SGD with momentum for ResNets."""
+
+
+SHORT = Preset(
+    classes=None,
+    first=50,
+    step=10,
+    images=200,
+    memory=800,
+    part="table",
+    image_size=32,
+    patch_size=4,
+    depth=3,
+    heads=4,
+    resnet_width=20,
+    first_epochs=20,
+    epochs=10,
+    tuning_epochs=2,
+    batch_size=128,
+    rate=1e-3,
+    resnet_rate=0.1,
+)
+
+
+PRESETS = {
+    "paper": replace(
+        SHORT,
+        images=None,
+        memory=2000,
+        depth=5,
+        heads=12,
+        resnet_width=64,
+        first_epochs=500,
+        epochs=500,
+        tuning_epochs=20,
+        rate=2.5e-4,
+    ),
+    "short": SHORT,
+    "trial": replace(
+        SHORT,
+        classes=20,
+        first=10,
+        step=5,
+        memory=160,
+        part="trial",
+        first_epochs=30,
+        epochs=15,
+        tuning_epochs=3,
+    ),
+    "mini": replace(
+        SHORT,
+        classes=6,
+        first=2,
+        step=2,
+        images=20,
+        memory=24,
+        patch_size=8,
+        depth=1,
+        heads=2,
+        resnet_width=4,
+        first_epochs=3,
+        epochs=2,
+        tuning_epochs=1,
+        batch_size=16,
+    ),
+}
+
+
+def preset_named(name: str) -> Preset:
+    if name not in PRESETS:
+        raise WrongUsage(f"preset {name!r} is not one of {', '.join(PRESETS)}")
+    return PRESETS[name]
