@@ -51,6 +51,7 @@ class TaskAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.reads = reads
+        self.writes = writes
         # A zero query means equal attention: the layer begins as a plain dense sum.
         self.query = nn.Parameter(torch.zeros(reads, reads))
         self.key = nn.Parameter(torch.empty(reads, reads))
@@ -62,30 +63,40 @@ class TaskAttention(nn.Module):
 
     def forward(self, sources: Sequence[Tensor]) -> Tensor:
         """Compute [B, P, K·E] from the features [B, P, channels] of every expert, this one last."""
-        joined = torch.cat(tuple(sources), dim=-1)
-        n_BPHD = joined.view(*joined.shape[:2], -1, self.reads)
-        attention_BPKH = self.attention(n_BPHD) * self.scale[:, None]
-        written = self._scaled_first if self.heads == 1 else self._values_first
-        out_BPKE = written(attention_BPKH, n_BPHD) + _times(attention_BPKH, self.value_bias)
+        # Experts are not joined: no gradient is then computed for the frozen ones.
+        experts = [x_BPC.view(*x_BPC.shape[:2], -1, self.reads) for x_BPC in sources]
+        attention_BPKH = self.attention(experts) * self.scale[:, None]
+        # Scaled sources are K·D wide for each source head, and values E.
+        few = self.heads == 1 or self.heads * self.reads < self.writes
+        mixed = self._scaled_first if few else self._values_first
+        out_BPKE = mixed(attention_BPKH, experts) + _times(attention_BPKH, self.value_bias)
         return out_BPKE.flatten(-2)
 
-    def _scaled_first(self, attention_BPKH: Tensor, n_BPHD: Tensor) -> Tensor:
-        """Scale the sources and multiply: one large product for all source heads."""
-        scaled = attention_BPKH.unsqueeze(-1) * n_BPHD.unsqueeze(-3)
-        return _times(scaled.flatten(-2), self.value.flatten(0, 1))
+    def attention(self, experts: Sequence[Tensor]) -> Tensor:
+        """Compute A, the weight of each source head for each own head: [B, P, K, H]."""
+        projected_BPKD = _times(experts[-1], (self.query.T @ self.key) * self.reads**-0.5)
+        scores = [projected_BPKD @ n_BPHD.transpose(-1, -2) for n_BPHD in experts]
+        return torch.softmax(torch.cat(scores, dim=-1), dim=-1)
 
-    def _values_first(self, attention_BPKH: Tensor, n_BPHD: Tensor) -> Tensor:
-        """Multiply once for all own heads, and mix the values after."""
-        n_HND = n_BPHD.flatten(0, 1).transpose(0, 1)
-        values_NHE = torch.bmm(n_HND, self.value).transpose(0, 1)
+    def _scaled_first(self, attention_BPKH: Tensor, experts: Sequence[Tensor]) -> Tensor:
+        """Scale the sources and multiply: one large product for all source heads."""
+        shares = attention_BPKH.split_with_sizes([n.shape[-2] for n in experts], dim=-1)
+        scaled = [
+            (share.unsqueeze(-1) * n_BPHD.unsqueeze(-3)).flatten(-2)
+            for share, n_BPHD in zip(shares, experts, strict=True)
+        ]
+        return _times(torch.cat(scaled, dim=-1), self.value.flatten(0, 1))
+
+    def _values_first(self, attention_BPKH: Tensor, experts: Sequence[Tensor]) -> Tensor:
+        """Multiply each source head once for all own heads, and mix the values after."""
+        weights = self.value.split_with_sizes([n.shape[-2] for n in experts])
+        values = [
+            torch.bmm(n_BPHD.flatten(0, 1).transpose(0, 1), weight)
+            for n_BPHD, weight in zip(experts, weights, strict=True)
+        ]
+        values_NHE = torch.cat(values).transpose(0, 1)
         mixed_NKE = torch.bmm(attention_BPKH.flatten(0, 1), values_NHE)
         return mixed_NKE.view(*attention_BPKH.shape[:-1], -1)
-
-    def attention(self, n_BPHD: Tensor) -> Tensor:
-        """Compute A, the weight of each source head for each own head: [B, P, K, H]."""
-        own_BPKD = n_BPHD[..., -self.heads :, :]
-        projected_BPKD = _times(own_BPKD, (self.query.T @ self.key) * self.reads**-0.5)
-        return torch.softmax(projected_BPKD @ n_BPHD.transpose(-1, -2), dim=-1)
 
 
 def _times(x: Tensor, matrix: Tensor) -> Tensor:
