@@ -78,7 +78,7 @@ class Run:
         folder: Path | None = None,
     ) -> None:
         self.cell, self.out, self.progress = cell, out, progress
-        self.folder = folder or cache_folder() / "lab"
+        self.folder = folder or lab_folder()
         self.protocol: Protocol = make_protocol(data, cell.preset, seed=cell.seed)
         self.method: Method = cell.choice.build(cell.preset)
         self.memory = Memory()
@@ -260,6 +260,11 @@ class Run:
         for line in self.lines:
             if line not in written:
                 results.append(self.out, line)
+
+
+def lab_folder() -> Path:
+    """Return the folder for unfinished cells, first tasks and decoded images."""
+    return cache_folder() / "lab"
 
 
 def preprocessing_of(preset: Preset) -> Preprocessing:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lab.cell import Cell, Run, preprocessing_of
+from lab.cell import Cell, Run, lab_folder, preprocessing_of
 from lab.dataset import read_dataset
 from lab.presets import PRESETS, Preset, preset_named
 from lab.registry import read_choice
@@ -56,7 +56,9 @@ def _compare(asked: argparse.Namespace) -> int:
         for seed in asked.seeds
         for text in asked.methods
     ]
-    data = read_dataset(asked.data, preprocessing=preprocessing_of(cells[0].preset))
+    data = read_dataset(
+        asked.data, preprocessing=preprocessing_of(cells[0].preset), kept=lab_folder()
+    )
     out = asked.out or RESULTS / f"{asked.preset}.jsonl"
     torch.set_num_threads(1)
     cell_runs = (Run(cell, data, out=out, progress=show_progress()) for cell in cells)

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+import torch
 
+from lab import saved
 from model_store.errors import DataRejected, ImageRejected, WrongUsage
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
@@ -33,10 +35,43 @@ class Dataset:
         return self.train.classes
 
 
-def read_dataset(path: Path, *, preprocessing: Preprocessing) -> Dataset:
-    """Read all images. Name missing classes and damaged files."""
+def read_dataset(path: Path, *, preprocessing: Preprocessing, kept: Path) -> Dataset:
+    """Read all images. Name missing classes and damaged files.
+
+    Keep the pixels in the folder `kept`: decoding takes longer than a small task.
+    """
     if not path.is_file():
         raise WrongUsage(f"--data {path} is not a file; it should be a zip of images")
+    digest = _sha256(path)
+    pixels = kept / f"{digest[:16]}-{preprocessing.image_size}.safetensors"
+    if pixels.exists():
+        return _recall(pixels, digest=digest)
+    data = _read_zip(path, preprocessing, digest=digest)
+    _keep(pixels, data)
+    return data
+
+
+def _keep(path: Path, data: Dataset) -> None:
+    parts = {"train": data.train, "test": data.test}
+    tensors = {f"{name}.pixels": torch.from_numpy(one.pixels_NHWC) for name, one in parts.items()}
+    tensors |= {f"{name}.labels": torch.from_numpy(one.labels_N) for name, one in parts.items()}
+    saved.write(path, tensors, {"classes": data.classes})
+
+
+def _recall(path: Path, *, digest: str) -> Dataset:
+    tensors, known = saved.read(path)
+    train, test = (
+        LabelledImages(
+            classes=tuple(known["classes"]),
+            pixels_NHWC=tensors[f"{part}.pixels"].numpy(),
+            labels_N=tensors[f"{part}.labels"].numpy(),
+        )
+        for part in ("train", "test")
+    )
+    return Dataset(train=train, test=test, digest=digest)
+
+
+def _read_zip(path: Path, preprocessing: Preprocessing, *, digest: str) -> Dataset:
     try:
         with zipfile.ZipFile(path) as archive:
             files = _files(archive)
@@ -44,7 +79,7 @@ def read_dataset(path: Path, *, preprocessing: Preprocessing) -> Dataset:
             train, test = (_read(archive, files[part], preprocessing) for part in ("train", "test"))
     except zipfile.BadZipFile as error:
         raise DataRejected(f"{path} is not a zip file, or is damaged: {error}") from error
-    return Dataset(train=train, test=test, digest=_sha256(path))
+    return Dataset(train=train, test=test, digest=digest)
 
 
 def _files(archive: zipfile.ZipFile) -> dict[str, dict[str, list[str]]]:
