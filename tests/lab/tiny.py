@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import io
 import zipfile
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch import nn
 
 from lab.cell import Cell, Run, preprocessing_of
 from lab.dataset import Dataset, read_dataset
 from lab.presets import PRESETS, Preset
 from lab.registry import read_choice
 from lab.results import Line
-from trainer.progress import Lines
+from trainer.progress import Lines, Phase, Progress
 
 SIDE = 16
 TINY: Preset = replace(
@@ -81,7 +85,45 @@ def tiny_data(folder: Path) -> Dataset:
     )
 
 
-def tiny_run(choice: str, folder: Path, *, preset: Preset = TINY, seed: int = 0) -> Run:
+class Killed(Exception):
+    """Stand for a signal that ends a process."""
+
+
+@dataclass
+class Dying:
+    """Progress that ends the run in the middle of a phase, after `phases` others."""
+
+    phases: int
+
+    def note(self, text: str) -> None:
+        """Say nothing."""
+
+    @contextmanager
+    def phase(self, name: str, *, total: int) -> Iterator[Phase]:
+        self.phases -= 1
+        yield _DyingPhase(left=total // 2 if self.phases < 0 else total)
+
+
+@dataclass
+class _DyingPhase:
+    left: int
+
+    def advance(
+        self, images: int, *, loss: float | None = None, accuracy: float | None = None
+    ) -> None:
+        self.left -= images
+        if self.left < 0:
+            raise Killed
+
+
+def tiny_run(
+    choice: str,
+    folder: Path,
+    *,
+    preset: Preset = TINY,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Run:
     """Prepare a run with its checkpoints, bases and results in `folder`."""
     cell = Cell(
         choice=read_choice(choice), preset_name="tiny", setting="", preset=preset, seed=seed
@@ -90,7 +132,7 @@ def tiny_run(choice: str, folder: Path, *, preset: Preset = TINY, seed: int = 0)
         cell,
         tiny_data(folder),
         out=folder / "out.jsonl",
-        progress=Lines(io.StringIO()),
+        progress=progress or Lines(io.StringIO()),
         folder=folder / "lab",
     )
 
@@ -102,3 +144,21 @@ def run_cell(
     run = tiny_run(choice, folder, preset=preset, seed=seed)
     run.go()
     return run, run.lines
+
+
+def run_killed(choice: str, folder: Path, *, phases: int, preset: Preset = TINY) -> Run:
+    """Kill a run in the middle of a phase, after `phases` others, then let it go on."""
+    with suppress(Killed):
+        tiny_run(choice, folder, preset=preset, progress=Dying(phases)).go()
+        raise AssertionError("the run has fewer phases")
+    run = tiny_run(choice, folder, preset=preset)
+    run.go()
+    assert any(line.resumed for line in run.lines)
+    return run
+
+
+def assert_same_bits(one: nn.Module, other: nn.Module) -> None:
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
