@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lab import results, saved
+from lab.batches import over_batches
 from lab.costs import count_flop
 from lab.dataset import Dataset
 from lab.method import Lesson, Method
@@ -29,10 +30,8 @@ from model_store.records.manifest import Preprocessing, Scalar
 from model_store.store.cache import cache_folder
 from trainer.data.folders import LabelledImages, join
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.fit import normalisation_on
 from trainer.progress import Progress
 
-BATCH = 500
 MEAN = (0.5071, 0.4865, 0.4409)
 DEVIATION = (0.2673, 0.2564, 0.2762)
 BASE_SETTINGS = (
@@ -80,6 +79,7 @@ class Run:
         self.cell, self.out, self.progress = cell, out, progress
         self.folder = folder or lab_folder()
         self.protocol: Protocol = make_protocol(data, cell.preset, seed=cell.seed)
+        torch.manual_seed(self._seed(0))  # a method may make its backbone before the first task
         self.method: Method = cell.choice.build(cell.preset)
         self.memory = Memory()
         self.lines: list[Line] = []
@@ -90,6 +90,8 @@ class Run:
         done = self._restore()
         for task in range(done, len(self.protocol.tasks)):
             self._expand(task)
+            if self.method.skips(task, of=len(self.protocol.tasks)):
+                continue
             self.progress.note(f"{self.cell}: task {task + 1} of {len(self.protocol.tasks)}")
             line = self._learn(task)
             self.lines.append(line)
@@ -156,14 +158,12 @@ class Run:
         }
 
     def _lesson(self, task: int) -> Lesson:
-        classes = self.protocol.classes_until(task)
-        new, kept = self.protocol.new_images(task), self.memory.images(classes)
         shared = task == 0 and self.method.base is not None
         configuration = self._base_configuration() if shared else self._configuration(task)
         return Lesson(
             task=task,
             new=self.protocol.tasks[task],
-            images=new if kept is None else join(kept, new),
+            images=self._images(task),
             preset=self.cell.preset,
             preprocessing=self.preprocessing,
             seed=self._seed(task),
@@ -174,6 +174,13 @@ class Run:
                 progress=self.progress,
             ),
         )
+
+    def _images(self, task: int) -> LabelledImages:
+        if self.method.sees_all_images:
+            return self.protocol.images_until(task)
+        new = self.protocol.new_images(task)
+        kept = self.memory.images(new.classes)
+        return new if kept is None else join(kept, new)
 
     def _configuration(self, task: int) -> dict[str, Scalar]:
         return {
@@ -238,12 +245,13 @@ class Run:
         saved.write(self._state, tensors, {"lines": lines, "memory": list(self.memory.kept)})
 
     def _restore(self) -> int:
-        """Go back to the last task that was finished. Return how many are."""
+        """Go back to the last task that was finished. Return the number of the next one."""
         if not self._state.exists():
             return 0
         tensors, known = saved.read(self._state)
         self.lines = [results.line_of(one) for one in known["lines"]]
-        for task in range(len(self.lines)):
+        done = self.lines[-1].task + 1
+        for task in range(done):
             self._expand(task)
         weights = {name: one for name, one in tensors.items() if name.startswith("method.")}
         self.method.load_state_dict({name[len("method.") :]: one for name, one in weights.items()})
@@ -252,7 +260,7 @@ class Run:
             name: tensors[f"memory.{place}"].numpy() for place, name in enumerate(known["memory"])
         }
         self._write_missing()
-        return len(self.lines)
+        return done
 
     def _write_missing(self) -> None:
         """Write the lines that are not in the file: it may be another one than before."""
@@ -269,22 +277,6 @@ def lab_folder() -> Path:
 
 def preprocessing_of(preset: Preset) -> Preprocessing:
     return Preprocessing(image_size=preset.image_size, mean=MEAN, std=DEVIATION)
-
-
-def over_batches(
-    pixels_NHWC: NDArray[np.uint8],
-    function: Callable[[Tensor], Tensor],
-    *,
-    preprocessing: Preprocessing,
-) -> NDArray[np.float32]:
-    """Compute a function of normalised images in batches, without gradients."""
-    normalisation = normalisation_on(torch.device("cpu"), preprocessing)
-    parts = []
-    with torch.no_grad():
-        for begin in range(0, len(pixels_NHWC), BATCH):
-            batch = torch.from_numpy(pixels_NHWC[begin : begin + BATCH]).permute(0, 3, 1, 2)
-            parts.append(function(normalisation.standardise(normalisation.scale(batch.float()))))
-    return torch.cat(parts).numpy()
 
 
 def _commit() -> str:

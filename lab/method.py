@@ -29,7 +29,8 @@ class Lesson:
     task: int
     new: tuple[str, ...]
     images: LabelledImages
-    """Labelled among all classes so far; the new classes come last."""
+    """The new images and the exemplars, or all images so far if the method `sees_all_images`.
+    Labelled among all classes so far; the new classes come last."""
     preset: Preset
     preprocessing: Preprocessing
     seed: int
@@ -104,6 +105,8 @@ class Method(nn.Module, ABC):
     """
 
     options_type: ClassVar[type[Options]] = Options
+    sees_all_images: ClassVar[bool] = False
+    """True for a bound on what can be learnt: lessons hold all images of earlier tasks."""
 
     def __init__(self, preset: Preset, options: Options) -> None:
         """Begin without classes. Subclasses narrow `options` to their `options_type`."""
@@ -125,6 +128,10 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def expand(self, new: tuple[str, ...]) -> None:
         """Make room for the classes of one more task."""
+
+    def skips(self, task: int, *, of: int) -> bool:
+        """Tell whether this task has no lesson and no line: a later one learns its classes."""
+        return False
 
     @abstractmethod
     def learn(self, lesson: Lesson) -> None:

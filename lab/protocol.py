@@ -43,6 +43,11 @@ class Protocol:
     def new_images(self, task: int) -> LabelledImages:
         return _among(self.train, self.tasks[task], self.classes_until(task))
 
+    def images_until(self, task: int) -> LabelledImages:
+        """Give all training images of the tasks up to this one."""
+        classes = self.classes_until(task)
+        return _among(self.train, classes, classes)
+
     def test_images(self, task: int) -> LabelledImages:
         """Give the test images of one task, labelled among all classes."""
         return _among(self.test, self.tasks[task], self.test.classes)

@@ -8,11 +8,21 @@ from typing import Any, get_args, get_type_hints
 
 from lab.method import Method, Options
 from lab.methods.dne import Dne
+from lab.methods.icarl import Icarl
+from lab.methods.joint import Joint
+from lab.methods.lda import Lda
+from lab.methods.ncm import Ncm
+from lab.methods.replay import Replay
 from lab.presets import Preset
 from model_store.errors import WrongUsage
 
 METHODS: Mapping[str, type[Method]] = {
     "dne": Dne,
+    "joint": Joint,
+    "replay": Replay,
+    "ncm": Ncm,
+    "lda": Lda,
+    "icarl": Icarl,
 }
 
 
