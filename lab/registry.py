@@ -7,12 +7,18 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from lab.method import Method, Options
+from lab.methods.der import Der
 from lab.methods.dne import Dne
+from lab.methods.foster import Foster
+from lab.methods.podnet import Podnet
 from lab.presets import Preset
 from model_store.errors import WrongUsage
 
 METHODS: Mapping[str, type[Method]] = {
     "dne": Dne,
+    "podnet": Podnet,
+    "der": Der,
+    "foster": Foster,
 }
 
 
