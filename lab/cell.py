@@ -80,6 +80,7 @@ class Run:
         self.cell, self.out, self.progress = cell, out, progress
         self.folder = folder or cache_folder() / "lab"
         self.protocol: Protocol = make_protocol(data, cell.preset, seed=cell.seed)
+        torch.manual_seed(self._seed(0))  # a method may make its backbone before the first task
         self.method: Method = cell.choice.build(cell.preset)
         self.memory = Memory()
         self.lines: list[Line] = []
