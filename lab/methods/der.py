@@ -60,6 +60,18 @@ def widened(heads: GrowingLinear, *, width: int) -> GrowingLinear:
     return wide
 
 
+def learn_first(network: PlainNetwork, lesson: Lesson) -> None:
+    """Learn the first task, as all methods on a ResNet with cross-entropy do."""
+    lesson.fit(
+        "learning",
+        network,
+        Classify(classification=cross_entropy),
+        parameters=network.learnable(),
+        rate=lesson.preset.resnet_rate,
+        make_optimiser=sgd(),
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewBackboneLoss:
     """Cross-entropy on all features, and of an auxiliary head on the new backbone's alone."""
@@ -126,21 +138,11 @@ class Der(Method):
         self.network.experts[-1].train().requires_grad_(True)
         self.network.heads.requires_grad_(True)
         if not lesson.old:
-            self._learn_first(lesson)
+            learn_first(self.network, lesson)
             return
         self._learn_backbone(lesson)
         if self.options.refit == "zero":
             self._refit(lesson)
-
-    def _learn_first(self, lesson: Lesson) -> None:
-        lesson.fit(
-            "learning",
-            self.network,
-            Classify(classification=cross_entropy),
-            parameters=self.network.learnable(),
-            rate=self.preset.resnet_rate,
-            make_optimiser=sgd(),
-        )
 
     def _learn_backbone(self, lesson: Lesson) -> None:
         torch.manual_seed(lesson.seed)

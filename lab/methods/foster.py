@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.backbones import Classify, PlainNetwork, ResNet18, count_right, sgd
+from lab.backbones import PlainNetwork, ResNet18, count_right, sgd
 from lab.method import Lesson, Method, Options
-from lab.methods.der import widened
+from lab.methods.der import learn_first, widened
 from lab.presets import Preset
 from trainer.learning.learner import Step
-from trainer.learning.losses import cross_entropy, distillation
+from trainer.learning.losses import distillation
 
 BOOSTING_BETA = 0.96
 COMPRESSION_BETA = 0.97
@@ -106,6 +106,34 @@ class CompressionLoss:
         )
 
 
+def boost(both: Boosting, lesson: Lesson, *, counts_C: Tensor) -> None:
+    """Teach the second backbone, and a classifier on the features of both."""
+    both.second.train()
+    lesson.fit(
+        "boosting",
+        both,
+        BoostingLoss(old=lesson.old, weights_C=class_weights(counts_C, beta=BOOSTING_BETA)),
+        parameters=both.boosters(),
+        rate=lesson.preset.resnet_rate,
+        make_optimiser=sgd(),
+    )
+
+
+def compress(both: Boosting, lesson: Lesson, *, counts_C: Tensor) -> None:
+    """Teach the network that stays to answer as both backbones do."""
+    both.second.eval()
+    both.network.train().requires_grad_(True)
+    lesson.fit(
+        "compression",
+        both,
+        CompressionLoss(weights_C=class_weights(counts_C, beta=COMPRESSION_BETA)),
+        parameters=both.network.learnable(),
+        rate=lesson.preset.resnet_rate,
+        epochs=max(1, round(COMPRESSION_SHARE * lesson.epochs)),
+        make_optimiser=sgd(),
+    )
+
+
 class Foster(Method):
     def __init__(self, preset: Preset, options: Options) -> None:
         super().__init__(preset, options)
@@ -127,50 +155,11 @@ class Foster(Method):
         return features
 
     def learn(self, lesson: Lesson) -> None:
-        if lesson.old:
-            self._learn_later(lesson)
-        else:
-            self._learn_first(lesson)
-
-    def _learn_first(self, lesson: Lesson) -> None:
-        self.network.train().requires_grad_(True)
-        lesson.fit(
-            "learning",
-            self.network,
-            Classify(classification=cross_entropy),
-            parameters=self.network.learnable(),
-            rate=self.preset.resnet_rate,
-            make_optimiser=sgd(),
-        )
-
-    def _learn_later(self, lesson: Lesson) -> None:
+        if not lesson.old:
+            learn_first(self.network.train().requires_grad_(True), lesson)
+            return
         torch.manual_seed(lesson.seed)
         both = Boosting(self.network, classes=lesson.classes)
         counts_C = torch.from_numpy(np.bincount(lesson.images.labels_N, minlength=lesson.classes))
-        self._boost(lesson, both, counts_C)
-        self._compress(lesson, both, counts_C)
-
-    def _boost(self, lesson: Lesson, both: Boosting, counts_C: Tensor) -> None:
-        both.second.train()
-        weights_C = class_weights(counts_C, beta=BOOSTING_BETA)
-        lesson.fit(
-            "boosting",
-            both,
-            BoostingLoss(old=lesson.old, weights_C=weights_C),
-            parameters=both.boosters(),
-            rate=self.preset.resnet_rate,
-            make_optimiser=sgd(),
-        )
-
-    def _compress(self, lesson: Lesson, both: Boosting, counts_C: Tensor) -> None:
-        both.second.eval()
-        self.network.train().requires_grad_(True)
-        lesson.fit(
-            "compression",
-            both,
-            CompressionLoss(weights_C=class_weights(counts_C, beta=COMPRESSION_BETA)),
-            parameters=self.network.learnable(),
-            rate=self.preset.resnet_rate,
-            epochs=max(1, round(COMPRESSION_SHARE * lesson.epochs)),
-            make_optimiser=sgd(),
-        )
+        boost(both, lesson, counts_C=counts_C)
+        compress(both, lesson, counts_C=counts_C)
