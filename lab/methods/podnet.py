@@ -1,7 +1,9 @@
 """Learn with PODNet: several proxies a class, compared by cosine, and pooled distillation.
 
 Douillard et al., PODNet: Pooled Outputs Distillation for Small-Tasks Incremental Learning, 2020.
-The answers are those of the classifier, not of the nearest mean of exemplars.
+The answers are those of the classifier, not of the nearest mean of exemplars. New proxies begin
+at the k-means of their class. The margin is of scores that are scaled already: inside the scale,
+as the paper writes it, the margin drives a learnt scale below 0 within the first steps.
 
 B images, C classes so far, K proxies a class, D features; maps [B, F, H, W] of the stages.
 """
@@ -17,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.backbones import ResNet18, sgd
+from lab.backbones import ResNet18, count_right, sgd
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
 from trainer.data.sampling import balanced
@@ -53,7 +55,7 @@ class ProxyClassifier(nn.Module):
         return self.scale * (cosines_BCK.softmax(dim=-1) * cosines_BCK).sum(dim=-1)
 
 
-def nca(scores_BC: Tensor, labels_B: Tensor, *, margin: Tensor | float) -> Tensor:
+def nca(scores_BC: Tensor, labels_B: Tensor, *, margin: float) -> Tensor:
     """Ask a score that exceeds the soft maximum of all other classes by a margin."""
     own_BC = F.one_hot(labels_B, scores_BC.shape[1]).bool()
     others_B = scores_BC.masked_fill(own_BC, -math.inf).logsumexp(dim=1)
@@ -153,14 +155,10 @@ class Podnet(Method):
         return features
 
     def classify(self, features_BD: Tensor, labels_B: Tensor) -> Step:
-        """Compute NCA. The margin is of the cosines, so it grows with the scale.
-
-        The gradient of the scale leaves the margin out: a scale of 0 would be without margin.
-        """
+        """Compute NCA of features."""
         scores = self.classifier(features_BD)
-        margin = MARGIN * self.classifier.scale.detach()
-        right = (scores.detach().argmax(dim=1) == labels_B).sum()
-        return Step(loss=nca(scores, labels_B, margin=margin), right=right)
+        loss = nca(scores, labels_B, margin=MARGIN)
+        return Step(loss=loss, right=count_right(scores, labels_B))
 
     def _place_proxies(self, lesson: Lesson) -> None:
         """Begin at the k-means of each new class's features, with the mean norm of old proxies."""

@@ -24,20 +24,21 @@ from trainer.progress import Phase, Progress
 PRESET = replace(
     PRESETS["mini"],
     image_size=16,
-    images=12,
-    memory=24,
+    images=24,
+    memory=48,
     resnet_width=8,
     first_epochs=6,
-    epochs=5,
+    epochs=6,
     tuning_epochs=3,
-    batch_size=12,
+    batch_size=16,
+    resnet_rate=0.05,
 )
 COLOURS = ((230, 60, 60), (60, 220, 60), (60, 60, 230))
 
 
 def striped() -> Dataset:
     """Draw images of three colours, with stripes across or along."""
-    return Dataset(train=_images(12, seed=0), test=_images(6, seed=1), digest="striped")
+    return Dataset(train=_images(24, seed=0), test=_images(6, seed=1), digest="striped")
 
 
 def _images(count: int, *, seed: int) -> LabelledImages:

@@ -79,7 +79,8 @@ def test_boosting_begins_with_the_old_answers() -> None:
 
 def test_the_loss_of_boosting_by_hand() -> None:
     both, labels, weights = both_of(grown()), [0, 3, 2, 1], [1.5, 1.5, 0.5, 0.5]
-    torch.nn.init.normal_(both.joint[0].weight)
+    for one in both.joint.parameters():
+        torch.nn.init.normal_(one)
     step = BoostingLoss(old=2, weights_C=torch.tensor(weights))(
         both, some_images(), torch.tensor(labels)
     )
@@ -97,7 +98,8 @@ def test_the_loss_of_boosting_by_hand() -> None:
 
 def test_the_loss_of_compression_follows_both_backbones() -> None:
     both = both_of(grown())
-    torch.nn.init.normal_(both.joint[1].weight)
+    for one in both.joint.parameters():
+        torch.nn.init.normal_(one)
     weights = torch.tensor([1.5, 1.5, 0.5, 0.5])
     step = CompressionLoss(weights_C=weights)(both, some_images(), torch.tensor([0, 1, 2, 3]))
     features = [both.before(some_images()), both.second(some_images())]

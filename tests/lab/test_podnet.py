@@ -119,13 +119,13 @@ def test_kmeans_gives_as_many_centres_as_asked_of_fewer_points() -> None:
     assert {tuple(one) for one in centres.tolist()} == {(1.0, 0.0), (0.0, 1.0)}
 
 
-def test_the_loss_adds_the_weighted_distances_to_the_margin_of_the_scaled_cosines() -> None:
+def test_the_loss_is_nca_of_scaled_scores_and_the_weighted_distances() -> None:
     podnet, teacher = Podnet(PRESET, Options()).eval(), Podnet(PRESET, Options()).eval().backbone
     podnet.expand(("a", "b"))
     torch.nn.init.constant_(podnet.classifier.scale, 2.0)
     images, labels = some_images(), torch.tensor([0, 1, 1, 0])
     step = PodLoss(teacher=teacher, weight=1.5)(podnet, images, labels)
-    nearness = nca(podnet.scores(images), labels, margin=2.0 * MARGIN)
+    nearness = nca(podnet.scores(images), labels, margin=MARGIN)
     stages = stages_distance(podnet.backbone.stages(images), teacher.stages(images))
     flat = flat_distance(podnet.features(images), teacher(images))
     plain = nearness + 1.5 * (3 * stages + flat)
