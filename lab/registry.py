@@ -7,11 +7,14 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from lab.method import Method, Options
+from lab.methods.der import Der
 from lab.methods.dne import Dne
+from lab.methods.foster import Foster
 from lab.methods.icarl import Icarl
 from lab.methods.joint import Joint
 from lab.methods.lda import Lda
 from lab.methods.ncm import Ncm
+from lab.methods.podnet import Podnet
 from lab.methods.replay import Replay
 from lab.presets import Preset
 from model_store.errors import WrongUsage
@@ -23,6 +26,9 @@ METHODS: Mapping[str, type[Method]] = {
     "ncm": Ncm,
     "lda": Lda,
     "icarl": Icarl,
+    "podnet": Podnet,
+    "der": Der,
+    "foster": Foster,
 }
 
 

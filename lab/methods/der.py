@@ -1,0 +1,172 @@
+"""Learn with DER: one more backbone a task, beside the frozen ones of older tasks.
+
+Yan et al., DER: Dynamically Expandable Representation for Class Incremental Learning, 2021. This
+is DER without masks: no backbone is pruned. The classifier is refitted from zero on balanced
+epochs with a temperature, as in the paper; `refit=none` keeps the one that was learnt.
+
+B images, C classes so far, D features of one backbone.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lab.backbones import Classify, GrowingLinear, PlainNetwork, ResNet18, count_right, sgd
+from lab.method import Lesson, Method, Options
+from lab.presets import Preset
+from trainer.data.sampling import balanced
+from trainer.learning.learner import Step
+from trainer.learning.losses import cross_entropy, expertise
+
+TEMPERATURE = 5.0
+
+
+class JoinedBackbones(PlainNetwork):
+    """Backbones side by side, and a linear classifier on the features of all."""
+
+    def expand(self, classes: int) -> None:
+        """Add a copy of the newest backbone, and rows for new classes."""
+        if len(self.heads):
+            self.experts.append(deepcopy(self.experts[-1]))
+            self.heads = widened(self.heads, width=len(self.experts) * self.backbone.width)
+        self.heads.grow(classes)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        logits: Tensor = self.heads(self.features(images_BCHW))
+        return logits
+
+    def features(self, images_BCHW: Tensor) -> Tensor:
+        return torch.cat([expert(images_BCHW) for expert in self.experts], dim=-1)
+
+    def learnable(self) -> list[nn.Parameter]:
+        return [*self.experts[-1].parameters(), *self.heads.parameters()]
+
+
+def widened(heads: GrowingLinear, *, width: int) -> GrowingLinear:
+    """Copy a classifier for more features. The new columns are 0."""
+    wide = GrowingLinear(width)
+    for head in heads:
+        assert isinstance(head, nn.Linear)
+        wide.grow(head.out_features)
+        zeros = head.weight.new_zeros(head.out_features, width - head.in_features)
+        columns = torch.cat([head.weight, zeros], dim=1)
+        wide[-1].load_state_dict({"weight": columns, "bias": head.bias})
+    return wide
+
+
+def learn_first(network: PlainNetwork, lesson: Lesson) -> None:
+    """Learn the first task, as all methods on a ResNet with cross-entropy do."""
+    lesson.fit(
+        "learning",
+        network,
+        Classify(classification=cross_entropy),
+        parameters=network.learnable(),
+        rate=lesson.preset.resnet_rate,
+        make_optimiser=sgd(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBackboneLoss:
+    """Cross-entropy on all features, and of an auxiliary head on the new backbone's alone."""
+
+    auxiliary: nn.Linear
+    old: int
+
+    def __call__(self, network: JoinedBackbones, images_BCHW: Tensor, labels_B: Tensor) -> Step:
+        with torch.no_grad():
+            older = [expert(images_BCHW) for expert in network.experts[:-1]]
+        newest = network.experts[-1](images_BCHW)
+        logits = network.heads(torch.cat([*older, newest], dim=-1))
+        asked = expertise(self.auxiliary(newest), labels_B, old_classes=self.old)
+        return Step(
+            loss=cross_entropy(logits, labels_B) + asked, right=count_right(logits, labels_B)
+        )
+
+
+def refit_loss(network: JoinedBackbones, images_BCHW: Tensor, labels_B: Tensor) -> Step:
+    """Compute the cross-entropy at a temperature, on features that do not learn."""
+    with torch.no_grad():
+        features = network.features(images_BCHW)
+    logits = network.heads(features)
+    return Step(
+        loss=F.cross_entropy(logits / TEMPERATURE, labels_B), right=count_right(logits, labels_B)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DerOptions(Options):
+    refit: Literal["zero", "none"] = "zero"
+
+
+class Der(Method):
+    options_type = DerOptions
+
+    def __init__(self, preset: Preset, options: Options) -> None:
+        super().__init__(preset, options)
+        assert isinstance(options, DerOptions)
+        self.options = options
+        self.network = JoinedBackbones(ResNet18(preset.resnet_width))
+
+    @property
+    def base(self) -> str:
+        return "resnet-18, cross-entropy"
+
+    @property
+    def passes(self) -> int:
+        return len(self.network.experts)
+
+    def expand(self, new: tuple[str, ...]) -> None:
+        self.network.expand(len(new))
+
+    def scores(self, images_BCHW: Tensor) -> Tensor:
+        scores: Tensor = self.network(images_BCHW)
+        return scores
+
+    def features(self, images_BCHW: Tensor) -> Tensor:
+        return self.network.features(images_BCHW)
+
+    def learn(self, lesson: Lesson) -> None:
+        # A frozen backbone stays as it is: its batch norms may not follow the new images.
+        self.network.eval().requires_grad_(False)
+        self.network.experts[-1].train().requires_grad_(True)
+        self.network.heads.requires_grad_(True)
+        if not lesson.old:
+            learn_first(self.network, lesson)
+            return
+        self._learn_backbone(lesson)
+        if self.options.refit == "zero":
+            self._refit(lesson)
+
+    def _learn_backbone(self, lesson: Lesson) -> None:
+        torch.manual_seed(lesson.seed)
+        auxiliary = nn.Linear(self.network.backbone.width, len(lesson.new) + 1)
+        lesson.fit(
+            "learning",
+            self.network,
+            NewBackboneLoss(auxiliary=auxiliary, old=lesson.old),
+            parameters=[*self.network.learnable(), *auxiliary.parameters()],
+            rate=self.preset.resnet_rate,
+            make_optimiser=sgd(),
+        )
+
+    def _refit(self, lesson: Lesson) -> None:
+        self.network.experts.eval().requires_grad_(False)
+        for one in self.network.heads.parameters():
+            nn.init.zeros_(one)
+        lesson.fit(
+            "balanced refit",
+            self.network,
+            refit_loss,
+            parameters=list(self.network.heads.parameters()),
+            rate=self.preset.resnet_rate,
+            epochs=self.preset.tuning_epochs,
+            draw_epoch=balanced(lesson.images),
+            make_optimiser=sgd(),
+        )
