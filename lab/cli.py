@@ -5,21 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 
+from lab import results
 from lab.cell import Cell, Run, preprocessing_of
 from lab.dataset import read_dataset
-from lab.presets import PRESETS, Preset, preset_named
+from lab.presets import PRESETS, changed, preset_named
 from lab.registry import read_choice
+from lab.report.page import make_report
 from lab.side_by_side import Job, run_side_by_side
 from model_store.cli.command import run
 from model_store.errors import WrongUsage
 from trainer.progress import show_progress
 
 RESULTS = Path("lab/results")
+PAGE = Path("docs/comparisons.md")
+NOTES = Path("docs/comparisons_notes.md")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--out", type=Path, help="the file of results (lab/results/PRESET.jsonl)")
     compare.add_argument("--jobs", type=int, default=1, help="cells side by side (1)")
     compare.set_defaults(command=_compare)
+    report = commands.add_parser("report", help="write tables and plots of results")
+    report.add_argument("--results", nargs="+", type=Path, default=[RESULTS / "short.jsonl"])
+    report.add_argument("--out", type=Path, default=PAGE, help=f"({PAGE})")
+    report.add_argument("--notes", type=Path, default=NOTES, help=f"Markdown to include ({NOTES})")
+    report.set_defaults(command=_report)
     return parser
 
 
@@ -50,7 +58,7 @@ def _compare(asked: argparse.Namespace) -> int:
             choice=read_choice(text),
             preset_name=asked.preset,
             setting=",".join(sorted(asked.set)),
-            preset=_changed(preset_named(asked.preset), asked.set),
+            preset=changed(preset_named(asked.preset), ",".join(asked.set)),
             seed=seed,
         )
         for seed in asked.seeds
@@ -71,14 +79,12 @@ def _compare(asked: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _changed(preset: Preset, settings: Sequence[str]) -> Preset:
-    known = [one.name for one in fields(Preset) if one.type == "int"]
-    changes: dict[str, int] = {}
-    for one in settings:
-        name, _, value = one.partition("=")
-        if name not in known:
-            raise WrongUsage(f"there is no setting {name!r}; the settings: {', '.join(known)}")
-        if not value.isdecimal():
-            raise WrongUsage(f"--set {one}: {name} must be a whole number")
-        changes[name] = int(value)
-    return replace(preset, **changes)  # type: ignore[arg-type]
+def _report(asked: argparse.Namespace) -> int:
+    lines = results.read(asked.results)
+    if not lines:
+        raise WrongUsage(f"there are no results in {', '.join(map(str, asked.results))}")
+    notes = asked.notes.read_text() if asked.notes.exists() else ""
+    made = make_report(lines, preset=lines[0].preset, folder=asked.out.stem, notes=notes)
+    for path in made.write(asked.out):
+        print(path)
+    return 0
