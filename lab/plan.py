@@ -73,7 +73,7 @@ def _protocol(section: str, settings: Sequence[str]) -> list[Planned]:
 
 PLAN: tuple[Planned, ...] = (
     Planned(choice="dne", title="DNE k = 1", seeds=THREE),
-    Planned(choice="dne:network=ia", title="independent attention k = 1", seeds=THREE),
+    Planned(choice="dne:network=ia", title="IA k = 1", seeds=THREE),
     Planned(choice="replay", title="replay", seeds=THREE),
     Planned(choice="der", title="DER", seeds=THREE),
     Planned(choice="dytox", title="DyTox"),

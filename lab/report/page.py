@@ -27,10 +27,13 @@ ul{margin:.3rem 0 .6rem;padding-left:1.2rem;color:var(--soft);max-width:52rem}
 p{max-width:52rem}strong{color:var(--text)}
 h3{margin:1.1rem 0 .3rem;font-size:1rem}
 code{font-size:.92em;overflow-wrap:anywhere}
-.plot{max-width:44rem;min-width:28rem;margin:.8rem 0 .2rem}.plot .page{fill:none}
+main{max-width:80rem}th,td{padding:.3rem .5rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
+.plot{max-width:44rem}main .plot .page{fill:none}
 th:first-child,td:first-child{position:sticky;left:0;background:var(--card);text-align:left}
-td:first-child{min-width:8rem;white-space:normal}
+td:first-child{min-width:6.5rem;white-space:normal}
 th{vertical-align:bottom;white-space:normal}
+@media(max-width:40rem){main{padding:1rem .6rem 2rem}section{padding:.9rem .8rem}}
 """
 
 
@@ -182,9 +185,10 @@ def _cell_text(cell: str) -> str:
 def html(report: Report) -> str:
     """Make a page that needs no other file: the figures stand in it."""
     body = MarkdownIt("commonmark", {"html": False}).enable("table").render(report.markdown)
-    for one in report.figures:
-        image = re.compile(rf'<p><img src="[^"]*/{re.escape(one.name)}\.svg"[^>]*></p>')
-        body = image.sub(lambda _, svg=one.svg: svg, body)  # type: ignore[misc]
+    drawn = {one.name: one.svg for one in report.figures}
+    images = r'(?:<p><img src="[^"]*/([\w-]+)\.svg"[^>]*></p>\s*)'
+    body = re.sub(images, lambda found: drawn.get(found[1], found[0]), body)
+    body = re.sub(r"(<svg.*</svg>)", r'<div class="plots">\1</div>', body, flags=re.DOTALL)
     first, *sections = re.split(r"(?=<h2>)", body)
     cards = "".join(f"<section>{section}</section>" for section in sections)
     return (

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 620, 400, 52, 168, 36, 46
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 500, 360, 48, 126, 36, 46
 LINE_HEIGHT = 15
-MEAN_CHARACTER = 6.6
+MEAN_CHARACTER = 7.6
 COLOURS = (
     ("#0b6e58", "#5fd1b3"), ("#b4560f", "#f2a65e"), ("#3556b8", "#8fa8ff"),
     ("#9c2f63", "#f08fbb"), ("#66770f", "#c3d45a"), ("#6b46a8", "#c3a3f7"),

@@ -17,6 +17,7 @@ the cost in the form that the server runs, where there is one.
 - **new** and **old** are the accuracies of the newest task's classes and of all earlier ones, \
 among all classes so far. *All tasks* is the average over the tasks after the first.
 - **forgetting** is the average over the old tasks of the best minus the last accuracy.
+- **IA** is independent attention: DNE whose experts read their own channels only.
 - **passes** are the passes through a backbone that an answer takes.
 - A number after ± is the standard error of the mean over seeds. A seed fixes the order of the \
 classes and all random draws.
