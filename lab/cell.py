@@ -87,15 +87,23 @@ class Run:
 
     def go(self) -> None:
         """Learn all tasks that are not learnt yet, and write a line after each."""
-        done = self._restore()
-        for task in range(done, len(self.protocol.tasks)):
-            self._expand(task)
-            self.progress.note(f"{self.cell}: task {task + 1} of {len(self.protocol.tasks)}")
-            line = self._learn(task)
-            self.lines.append(line)
-            self._save()
-            results.append(self.out, line)
-            self.progress.note(f"{self.cell}: {100 * line.accuracy:.2f} % of {line.classes}")
+        with saved.only_one(self._state, note=self.progress.note):
+            done = self._restore()
+            self._write_missing()
+            for task in range(done, len(self.protocol.tasks)):
+                self._expand(task)
+                self.progress.note(f"{self.cell}: task {task + 1} of {len(self.protocol.tasks)}")
+                self._finish(task)
+
+    def _finish(self, task: int) -> None:
+        lesson = self._lesson(task)
+        line = self._learn(task, lesson)
+        self.lines.append(line)
+        self._save()
+        results.append(self.out, line)
+        if lesson.checkpoint is not None:
+            lesson.checkpoint.remove()  # last: until the task is saved, it goes on from there
+        self.progress.note(f"{self.cell}: {100 * line.accuracy:.2f} % of {line.classes}")
 
     def _expand(self, task: int) -> None:
         torch.manual_seed(self._seed(task))
@@ -104,8 +112,7 @@ class Run:
     def _seed(self, task: int) -> int:
         return 1000 * self.cell.seed + task
 
-    def _learn(self, task: int) -> Line:
-        lesson = self._lesson(task)
+    def _learn(self, task: int, lesson: Lesson) -> Line:
         resumed = lesson.checkpoint is not None and lesson.checkpoint.reached is not None
         began_s = time.process_time()
         shared_s = self._learn_base(lesson) if task == 0 else None
@@ -115,10 +122,7 @@ class Run:
         self._choose_exemplars(task)
         self.method.remember(self.memory.images(lesson.images.classes), lesson)
         spent_s = time.process_time() - began_s + (shared_s or 0.0)
-        line = self._line(task, spent_s=spent_s, shared=shared_s is not None, resumed=resumed)
-        if lesson.checkpoint is not None:
-            lesson.checkpoint.remove()
-        return line
+        return self._line(task, spent_s=spent_s, shared=shared_s is not None, resumed=resumed)
 
     def _learn_base(self, lesson: Lesson) -> float | None:
         """Learn the first task, or take it from another cell; then return its seconds."""
@@ -127,12 +131,12 @@ class Run:
             self.method.learn(lesson)
             return None
         module = self.method.base_module()
-        with saved.only_one(path):
-            if path.exists():
-                tensors, known = saved.read(path)
-                module.load_state_dict(tensors)
+        with saved.only_one(path, note=self.progress.note):
+            kept = saved.read(path, note=self.progress.note)
+            if kept is not None and saved.fits(module, kept[0]):
+                module.load_state_dict(kept[0])
                 self.progress.note(f"the first task is taken from {path.name}")
-                return float(known["cpu_s"])
+                return float(kept[1]["cpu_s"])
             began_s = time.process_time()
             self.method.learn(lesson)
             saved.write(path, module.state_dict(), {"cpu_s": time.process_time() - began_s})
@@ -239,24 +243,34 @@ class Run:
 
     def _restore(self) -> int:
         """Go back to the last task that was finished. Return how many are."""
-        if not self._state.exists():
+        kept = saved.read(self._state, note=self.progress.note)
+        if kept is None:
             return 0
-        tensors, known = saved.read(self._state)
+        tensors, known = kept
         self.lines = [results.line_of(one) for one in known["lines"]]
         for task in range(len(self.lines)):
             self._expand(task)
-        weights = {name: one for name, one in tensors.items() if name.startswith("method.")}
-        self.method.load_state_dict({name[len("method.") :]: one for name, one in weights.items()})
+        prefix = "method."
+        weights = {
+            name.removeprefix(prefix): one
+            for name, one in tensors.items()
+            if name.startswith(prefix)
+        }
+        self.method.load_state_dict(weights)
         self.method.requires_grad_(False).eval()
         self.memory.kept = {
             name: tensors[f"memory.{place}"].numpy() for place, name in enumerate(known["memory"])
         }
-        self._write_missing()
         return len(self.lines)
 
     def _write_missing(self) -> None:
         """Write the lines that are not in the file: it may be another one than before."""
-        written = results.read([self.out]) if self.out.exists() else []
+        written = results.read_beside(
+            self.out,
+            preset=self.cell.preset_name,
+            data_digest=self.protocol.data_digest,
+            note=self.progress.note,
+        )
         for line in self.lines:
             if line not in written:
                 results.append(self.out, line)

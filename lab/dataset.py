@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +15,10 @@ import numpy as np
 from model_store.errors import DataRejected, ImageRejected, WrongUsage
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
-from trainer.data.folders import LabelledImages, and_more
+from trainer.data.folders import MAX_NAMED, LabelledImages, and_more
 
-MAX_NAMED = 20
+UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+"""Raised by `ZipFile.read`: wrong checksums, torn streams, encryption, unknown compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ def _read(
             try:
                 pixels.append(read_pixels(archive.read(file), preprocessing))
                 labels.append(label)
-            except (ImageRejected, zipfile.BadZipFile) as error:
+            except (ImageRejected, *UNREADABLE) as error:
                 bad[str(error)].append(file)
     if bad:
         named = [f"{file} ({reason})" for reason, each in bad.items() for file in each]

@@ -25,14 +25,14 @@ classes and all random draws.
 compare the order of the methods, and nothing else."""
 
 SAME_BACKBONE = """\
-All rows use the transformer. Methods that were published on a ResNet use it here too, so that \
-the method differs and not the backbone. The best LA comes first."""
+All rows use the transformer, so the methods differ and the backbone does not. The best LA comes \
+first."""
 
 MATCHED_COST = """\
-Each row has the backbone that its name tells, and the cheapest answer comes first. Compare rows \
-of about the same F: a share near 1 costs as much as DNE k = 1. CPU minutes are those of learning \
-all tasks, with the shared first task; "≥" marks cells that were stopped and went on, which count \
-their last run only."""
+Each method has the backbone that it was published on, or the one that is named. The cheapest \
+answer comes first. Compare rows of about the same F: a share near 1 costs as much as DNE k = 1. \
+CPU minutes are those of learning all tasks, with the shared first task; "≥" marks cells that were \
+stopped and went on, which count their last run only."""
 
 DIFFERENCES = """\
 Differences in points to DNE k = 1 on the same orders of classes: a row minus DNE. Pairs take away \
