@@ -81,6 +81,7 @@ PLAN: tuple[Planned, ...] = (
     Planned(choice="icarl", title="iCaRL"),
     Planned(choice="podnet", title="PODNet"),
     Planned(choice="joint", title="Joint"),
+    Planned(choice="joint:backbone=resnet-18", title="Joint, ResNet"),
     Planned(choice="dne:k=2", title="DNE k = 2"),
     Planned(choice="dne:k=4", title="DNE k = 4"),
     Planned(choice="ncm", title="nearest class mean"),
