@@ -6,6 +6,7 @@ A cell that was killed goes on after the last epoch that it finished.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -90,6 +91,8 @@ class Run:
         with saved.only_one(self._state, note=self.progress.note):
             done = self._restore()
             self._write_missing()
+            for task in range(done):  # a kill may have come before a checkpoint was removed
+                shutil.rmtree(self._checkpoints(task), ignore_errors=True)
             for task in range(done, len(self.protocol.tasks)):
                 self._expand(task)
                 self.progress.note(f"{self.cell}: task {task + 1} of {len(self.protocol.tasks)}")
@@ -162,8 +165,6 @@ class Run:
     def _lesson(self, task: int) -> Lesson:
         classes = self.protocol.classes_until(task)
         new, kept = self.protocol.new_images(task), self.memory.images(classes)
-        shared = task == 0 and self.method.base is not None
-        configuration = self._base_configuration() if shared else self._configuration(task)
         return Lesson(
             task=task,
             new=self.protocol.tasks[task],
@@ -173,11 +174,18 @@ class Run:
             seed=self._seed(task),
             progress=self.progress,
             checkpoint=Checkpoint(
-                self.folder / "checkpoints" / saved.digest(configuration),
-                configuration=configuration,
+                self._checkpoints(task),
+                configuration=self._task_configuration(task),
                 progress=self.progress,
             ),
         )
+
+    def _checkpoints(self, task: int) -> Path:
+        return self.folder / "checkpoints" / saved.digest(self._task_configuration(task))
+
+    def _task_configuration(self, task: int) -> dict[str, Scalar]:
+        shared = task == 0 and self.method.base is not None
+        return self._base_configuration() if shared else self._configuration(task)
 
     def _configuration(self, task: int) -> dict[str, Scalar]:
         return {

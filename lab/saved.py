@@ -30,7 +30,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) 
     """Replace the file as a whole. The caller is the only process that writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: one.contiguous() for name, one in tensors.items()}
-    metadata = {"record": json.dumps(record), "sha256": _sha256(plain)}
+    text = json.dumps(record)
+    metadata = {"record": text, "sha256": _sha256(plain, text)}
     unfinished = path.with_suffix(".tmp")
     safetensors.torch.save_file(plain, unfinished, metadata=metadata)
     os.replace(unfinished, path)
@@ -44,7 +45,7 @@ def read(path: Path, *, note: Note) -> tuple[dict[str, Tensor], dict[str, Any]] 
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if metadata["sha256"] != _sha256(tensors):
+        if metadata["sha256"] != _sha256(tensors, metadata["record"]):
             raise ValueError("other bytes than were written")
         return tensors, json.loads(metadata["record"])
     except (OSError, ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
@@ -58,11 +59,11 @@ def fits(module: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
     return own == {name: one.shape for name, one in tensors.items()}
 
 
-def _sha256(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        digest.update(name.encode())
-        digest.update(tensors[name].cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+def _sha256(tensors: Mapping[str, Tensor], record: str) -> str:
+    digest = hashlib.sha256(record.encode())
+    for name, one in sorted(tensors.items()):
+        digest.update(f"{name} {one.dtype} {list(one.shape)}".encode())
+        digest.update(one.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -54,9 +54,7 @@ def test_a_damaged_line_inside_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"preset": "short"}, {"data_digest": "other data"}])
-def test_lines_of_other_presets_or_data_do_not_merge(
-    tmp_path: Path, other: dict[str, str]
-) -> None:
+def test_lines_of_other_presets_or_data_do_not_merge(tmp_path: Path, other: dict[str, str]) -> None:
     paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
     results.append(paths[0], LINE)
     results.append(paths[1], replace(LINE, **other))  # type: ignore[arg-type]
