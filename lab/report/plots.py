@@ -172,7 +172,7 @@ class Plot:
         """Write the names from top to bottom, moved apart where they would overlap."""
         ends = sorted(self.series, key=lambda one: -one.points[-1].y)
         wanted = [self._y(one.points[-1].y) for one in ends]
-        for one, y, at in zip(ends, wanted, _apart(wanted), strict=True):
+        for one, y, at in zip(ends, wanted, apart(wanted), strict=True):
             x, name_x = self._x(one.points[-1].x) + 5, WIDTH - self.right + 22
             yield f'<path class="lead c{one.colour}" d="M{x:.1f} {y:.1f}L{name_x - 3} {at:.1f}"/>'
             yield _text(name_x, at + 4, one.name, kind=f"t{one.colour}")
@@ -215,7 +215,7 @@ def _overlap(one: Box, other: Box) -> float:
     return max(0.0, width) * max(0.0, height) + 100 * outside
 
 
-def _apart(wanted: Sequence[float]) -> list[float]:
+def apart(wanted: Sequence[float]) -> list[float]:
     """Move heights, which ascend, apart by a line at least, and keep them in the plot."""
     most = HEIGHT - 6.0
     heights: list[float] = []

@@ -74,7 +74,8 @@ def test_a_cell_that_is_killed_again_and_again_ends_with_the_same_lines(
     zip_file: Path, whole: list[Line], tmp_path: Path, writes: tuple[str, ...], least: int
 ) -> None:
     out, folder = tmp_path / "lines.jsonl", tmp_path / "cache"
-    command = [sys.executable, "-m", "tests.lab.killed", zip_file, out, folder, *writes]
+    given = [str(zip_file), str(out), str(folder), *writes]
+    command = [sys.executable, "-m", "tests.lab.killed", *given]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= least
