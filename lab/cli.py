@@ -12,7 +12,7 @@ import torch
 from lab import results
 from lab.cell import Cell, Run, preprocessing_of
 from lab.dataset import read_dataset
-from lab.plan import Step, steps
+from lab.plan import PLAN, Step, steps
 from lab.presets import PRESETS, changed, preset_named
 from lab.registry import METHODS, read_choice
 from lab.report.page import make_report
@@ -20,7 +20,7 @@ from lab.side_by_side import Job, run_side_by_side
 from lab.speed import measure
 from model_store.cli.command import run
 from model_store.errors import WrongUsage
-from model_store.tables import columns
+from model_store.tables import columns, counted
 from trainer.progress import show_progress
 
 RESULTS = Path("lab/results")
@@ -123,7 +123,7 @@ def _compare(asked: argparse.Namespace) -> int:
 
 def _campaign(asked: argparse.Namespace) -> int:
     lines = _lines([_out(asked)], missing_is_empty=True)
-    planned = steps(lines, preset=asked.preset)
+    planned = steps(lines, preset=asked.preset, plan=PLAN)
     for step in planned:
         if step.state == "unknown":
             _tell(f"left out: {step.planned.title}: {step.problem}")
@@ -155,7 +155,7 @@ def _out(asked: argparse.Namespace) -> Path:
 
 def _plan(asked: argparse.Namespace) -> int:
     paths = asked.results or [RESULTS / f"{asked.preset}.jsonl"]
-    planned = steps(_lines(paths, missing_is_empty=True), preset=asked.preset)
+    planned = steps(_lines(paths, missing_is_empty=True), preset=asked.preset, plan=PLAN)
     rows = [("state", "cell", "seed", "minutes left", "")]
     rows += [
         (one.state, one.planned.title, str(one.seed), _minutes(one.minutes), one.problem)
@@ -176,7 +176,7 @@ def _time_left(left: Sequence[Step], *, at_once: int) -> str:
     unknown = len(waiting) - len(known)
     more = f", and {unknown} of unknown length" if unknown else ""
     return (
-        f"{len(waiting)} cells to run: {sum(known):.0f} minutes of one core{more}; "
+        f"{counted(len(waiting), 'cell')} to run: {sum(known):.0f} minutes of one core{more}; "
         f"about {sum(known) / at_once:.0f} with {at_once} at a time"
     )
 

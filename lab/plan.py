@@ -73,7 +73,7 @@ def _protocol(section: str, settings: Sequence[str]) -> list[Planned]:
 
 PLAN: tuple[Planned, ...] = (
     Planned(choice="dne", title="DNE k = 1", seeds=THREE),
-    Planned(choice="dne:network=ia", title="IA k = 1", seeds=THREE),
+    Planned(choice="dne:network=independent", title="IA k = 1", seeds=THREE),
     Planned(choice="replay", title="replay", seeds=THREE),
     Planned(choice="der", title="DER", seeds=THREE),
     Planned(choice="dytox", title="DyTox"),
@@ -81,23 +81,61 @@ PLAN: tuple[Planned, ...] = (
     Planned(choice="icarl", title="iCaRL"),
     Planned(choice="podnet", title="PODNet"),
     Planned(choice="joint", title="Joint"),
-    Planned(choice="joint:backbone=resnet-18", title="Joint, ResNet"),
+    Planned(choice="joint:backbone=resnet", title="Joint, ResNet"),
     Planned(choice="dne:k=2", title="DNE k = 2"),
     Planned(choice="dne:k=4", title="DNE k = 4"),
-    Planned(choice="ncm", title="nearest class mean"),
+    Planned(choice="ncm", title="nearest mean"),
     Planned(choice="lda", title="LDA"),
-    *_protocol("Memory", ("memory=200", "memory=2000")),
-    *_protocol("Classes a step", ("step=5", "step=25")),
+    Planned(choice="lda:rule=ridge", title="random ridge"),
+    Planned(choice="icarl:backbone=transformer", title="iCaRL, transf."),
+    Planned(choice="replay:backbone=resnet", title="replay, ResNet"),
+    *_ablation(
+        "Matrices of task attention",
+        {
+            "dne:network=dense-s": "no attention, shared values",
+            "dne:network=dense-f": "no attention, values by head",
+            "dne:network=sss": "sss: all shared",
+            "dne:network=ffs": "ffs: values shared",
+            "dne:network=fff": "fff: none shared",
+        },
+    ),
+    *_ablation(
+        "Cross-task attention by layer",
+        {
+            "dne:network=mhsa": "in MHSA",
+            "dne:network=mhsa-mlp": "in MHSA and MLP",
+            "dne:network=fc1": "in FC1",
+            "dne:network=fc2": "in FC2",
+        },
+    ),
+    *_ablation(
+        "Cross-task attention by depth",
+        {f"dne:network=depth-{count}": f"in the first {count} blocks" for count in (1, 2, 3)},
+    ),
+    *_ablation(
+        "Spatial-task attention",
+        {
+            "dne:network=sta-ia": "IA in one softmax",
+            "dne:network=sta-spdh": "IA + SPDH",
+            "dne:network=sta-dpdh": "IA + DPDH",
+            "dne:network=sta-both": "IA + SPDH + DPDH",
+        },
+    ),
+    *_ablation(
+        "Heads",
+        {
+            "dne:k=7": "DNE k = 7",
+            "dne:k=4,network=independent": "IA k = 4",
+            "dne:k=12,network=independent": "IA k = 12",
+        },
+    ),
+    *_protocol("Memory", ("memory=200", "memory=400", "memory=2000")),
+    *_protocol("Classes a step", ("step=2", "step=5", "step=25")),
 )
 """The rows in the order of running: all systems of a seed, then the next seed, then the rest."""
 
 
-def titles() -> dict[tuple[str, str, str], str]:
-    """Map the keys of rows to their titles."""
-    return {one.key: one.title for one in PLAN}
-
-
-def steps(lines: Iterable[Line], *, preset: str, plan: Sequence[Planned] = PLAN) -> list[Step]:
+def steps(lines: Iterable[Line], *, preset: str, plan: Sequence[Planned]) -> list[Step]:
     """List the cells of the plan in the order of running, with their states."""
     courses = {course.last.cell: course for course in courses_of(lines)}
     systems = [one for one in plan if one.section == SYSTEMS]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lab.registry import METHODS
-from lab.report.metrics import TRANSFORMER, Row, spread
+from lab.report.metrics import RESNET, TRANSFORMER, Row, spread
 from lab.report.plots import COLOURS, Axis, Plot, Point, Series
 from lab.report.tables import REFERENCE, Tables
 from lab.results import Line
@@ -27,8 +27,8 @@ def figures(tables: Tables) -> list[Figure]:
 
 
 def _accuracies(tables: Tables, rows: Sequence[Row]) -> Iterator[Figure]:
-    for backbone, name in ((TRANSFORMER, "accuracy-transformer"), ("ResNet", "accuracy-resnet")):
-        chosen = [row for row in rows if row.backbone.startswith(backbone)]
+    for backbone, name in ((TRANSFORMER, "accuracy-transformer"), (RESNET, "accuracy-resnet")):
+        chosen = [row for row in rows if row.backbone == backbone]
         if not chosen:
             continue
         beside = [row for row in rows if row.key == REFERENCE and row not in chosen]

@@ -12,7 +12,7 @@ from lab.presets import CIFAR_CLASSES, changed, preset_named
 from lab.registry import METHODS, read_choice
 from lab.results import Line
 
-TRANSFORMER, UNKNOWN = "transformer", "?"
+TRANSFORMER, RESNET, UNKNOWN = "transformer", "ResNet-18", "?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +217,7 @@ def backbone_of(method: str, variant: str, preset: str) -> str:
         return UNKNOWN
     options = read_choice(f"{method}:{variant}").options
     named = getattr(options, "backbone", None) or base_of(method, variant, preset) or TRANSFORMER
-    kind = str(named).partition(",")[0]
-    return kind.replace("resnet", "ResNet") if kind.startswith("resnet") else TRANSFORMER
+    return RESNET if str(named).startswith("resnet") else TRANSFORMER
 
 
 def paired(row: Row, reference: Row, name: str) -> Spread | None:

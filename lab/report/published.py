@@ -14,14 +14,23 @@ class Published:
     last: float
     """Last accuracy in per cent."""
     average: float | None
-    gflop: float | None
+    gflop: float | None = None
 
 
 PUBLISHED: Mapping[str, Published] = {
     "dne": Published(last=68.04, average=73.68, gflop=2.68),
     "dne:k=2": Published(last=69.73, average=74.61, gflop=3.10),
     "dne:k=4": Published(last=70.04, average=74.86, gflop=4.02),
-    "dne:network=ia": Published(last=58.22, average=67.63, gflop=None),
+    "dne:network=independent": Published(last=58.22, average=67.63),
+    "dne:network=dense-s": Published(last=63.80, average=70.67),
+    "dne:network=dense-f": Published(last=67.08, average=73.22),
+    "dne:network=sss": Published(last=64.44, average=71.17),
+    "dne:network=ffs": Published(last=64.92, average=71.38),
+    "dne:network=fff": Published(last=67.23, average=73.13),
+    "dne:network=mhsa": Published(last=66.29, average=72.42),
+    "dne:network=mhsa-mlp": Published(last=67.93, average=73.46),
+    "dne:network=fc1": Published(last=66.82, average=73.07),
+    "dne:network=fc2": Published(last=66.74, average=72.77),
     "dytox": Published(last=64.06, average=71.55, gflop=1.38),
     "der": Published(last=63.78, average=71.69, gflop=6.68),
     "foster": Published(last=63.31, average=72.20, gflop=1.12),

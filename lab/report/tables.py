@@ -132,6 +132,7 @@ class Tables:
             ("F, GFLOP", cost),
             ("parameters", parameters),
             ("seeds", seeds),
+            ("the paper's LA", self._published),
         ]
         unique = list({row.key: row for row in chosen}.values())
         return self._table(unique, columns + more, sort=False)
@@ -177,7 +178,7 @@ class Tables:
         return f"{row.last.flop / self.reference.last.flop:.2f}" if self.reference else NONE
 
     def _published(self, row: Row) -> str:
-        found = published(row.method, row.variant, row.backbone)
+        found = None if row.setting else published(row.method, row.variant, row.backbone)
         return f"{found.last:.1f}" if found else NONE
 
     def _published_cost(self, row: Row) -> str:

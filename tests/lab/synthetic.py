@@ -52,19 +52,24 @@ def course(*accuracies: tuple[float, ...], first_task: int = 0, **others: object
     return lines
 
 
-def png(class_name: str, *, seed: int) -> bytes:
+def png(class_name: str, *, seed: int, size: int = SIZE) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels_of(class_name, 1, size=SIZE, seed=seed)[0]).save(file, "PNG")
+    Image.fromarray(pixels_of(class_name, 1, size=size, seed=seed)[0]).save(file, "PNG")
     return file.getvalue()
 
 
 def write_zip(
-    path: Path, *, classes: Iterable[str] = CLASSES, train: int = 20, test: int = 5
+    path: Path,
+    *,
+    classes: Iterable[str] = CLASSES,
+    train: int = 20,
+    test: int = 5,
+    size: int = SIZE,
 ) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for name in classes:
             for part, count, begin in (("train", train, 0), ("test", test, 1000)):
                 for place in range(count):
-                    content = png(name, seed=begin + place)
+                    content = png(name, seed=begin + place, size=size)
                     archive.writestr(f"{part}/{name}/{place:03}.png", content)
     return path
