@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage test-faults test-abuse test-scale test-benchmark test-contracts check format docs lock sbom audit clean
+.PHONY: help demo test coverage test-faults test-abuse test-scale test-benchmark test-contracts test-lab check format docs lock sbom audit clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -42,6 +42,9 @@ test-benchmark: $(READY) ## store, engine, and the server beside its peers: an h
 
 test-contracts: $(READY) ## break each contract of the design on purpose and see its test fail
 	$(BIN)/python tests/broken_on_purpose.py
+
+test-lab: $(READY) ## the lab, killed everywhere, and a mini comparison of all methods; LAB_DATA=<zip> takes its images
+	$(BIN)/python -m pytest -q tests/lab
 
 check: $(READY) ## lint, formatting, types, and which package may import which
 	$(BIN)/ruff check .

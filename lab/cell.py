@@ -6,6 +6,7 @@ A cell that was killed goes on after the last epoch that it finished.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -87,17 +88,27 @@ class Run:
 
     def go(self) -> None:
         """Learn all tasks that are not learnt yet, and write a line after each."""
-        done = self._restore()
-        for task in range(done, len(self.protocol.tasks)):
-            self._expand(task)
-            if self.method.skips(task, of=len(self.protocol.tasks)):
-                continue
-            self.progress.note(f"{self.cell}: task {task + 1} of {len(self.protocol.tasks)}")
-            line = self._learn(task)
-            self.lines.append(line)
-            self._save()
-            results.append(self.out, line)
-            self.progress.note(f"{self.cell}: {100 * line.accuracy:.2f} % of {line.classes}")
+        with saved.only_one(self._state, note=self.progress.note):
+            done = self._restore()
+            self._write_missing()
+            for task in range(done):  # a kill may have come before a checkpoint was removed
+                shutil.rmtree(self._checkpoints(task), ignore_errors=True)
+            for task in range(done, len(self.protocol.tasks)):
+                self._expand(task)
+                if self.method.skips(task, of=len(self.protocol.tasks)):
+                    continue
+                self.progress.note(f"{self.cell}: task {task + 1} of {len(self.protocol.tasks)}")
+                self._finish(task)
+
+    def _finish(self, task: int) -> None:
+        lesson = self._lesson(task)
+        line = self._learn(task, lesson)
+        self.lines.append(line)
+        self._save()
+        results.append(self.out, line)
+        if lesson.checkpoint is not None:
+            lesson.checkpoint.remove()  # last: until the task is saved, it goes on from there
+        self.progress.note(f"{self.cell}: {100 * line.accuracy:.2f} % of {line.classes}")
 
     def _expand(self, task: int) -> None:
         torch.manual_seed(self._seed(task))
@@ -106,8 +117,7 @@ class Run:
     def _seed(self, task: int) -> int:
         return 1000 * self.cell.seed + task
 
-    def _learn(self, task: int) -> Line:
-        lesson = self._lesson(task)
+    def _learn(self, task: int, lesson: Lesson) -> Line:
         resumed = lesson.checkpoint is not None and lesson.checkpoint.reached is not None
         began_s = time.process_time()
         shared_s = self._learn_base(lesson) if task == 0 else None
@@ -117,10 +127,7 @@ class Run:
         self._choose_exemplars(task)
         self.method.remember(self.memory.images(lesson.images.classes), lesson)
         spent_s = time.process_time() - began_s + (shared_s or 0.0)
-        line = self._line(task, spent_s=spent_s, shared=shared_s is not None, resumed=resumed)
-        if lesson.checkpoint is not None:
-            lesson.checkpoint.remove()
-        return line
+        return self._line(task, spent_s=spent_s, shared=shared_s is not None, resumed=resumed)
 
     def _learn_base(self, lesson: Lesson) -> float | None:
         """Learn the first task, or take it from another cell; then return its seconds."""
@@ -129,12 +136,12 @@ class Run:
             self.method.learn(lesson)
             return None
         module = self.method.base_module()
-        with saved.only_one(path):
-            if path.exists():
-                tensors, known = saved.read(path)
-                module.load_state_dict(tensors)
+        with saved.only_one(path, note=self.progress.note):
+            kept = saved.read(path, note=self.progress.note)
+            if kept is not None and saved.fits(module, kept[0]):
+                module.load_state_dict(kept[0])
                 self.progress.note(f"the first task is taken from {path.name}")
-                return float(known["cpu_s"])
+                return float(kept[1]["cpu_s"])
             began_s = time.process_time()
             self.method.learn(lesson)
             saved.write(path, module.state_dict(), {"cpu_s": time.process_time() - began_s})
@@ -158,8 +165,6 @@ class Run:
         }
 
     def _lesson(self, task: int) -> Lesson:
-        shared = task == 0 and self.method.base is not None
-        configuration = self._base_configuration() if shared else self._configuration(task)
         return Lesson(
             task=task,
             new=self.protocol.tasks[task],
@@ -169,8 +174,8 @@ class Run:
             seed=self._seed(task),
             progress=self.progress,
             checkpoint=Checkpoint(
-                self.folder / "checkpoints" / saved.digest(configuration),
-                configuration=configuration,
+                self._checkpoints(task),
+                configuration=self._task_configuration(task),
                 progress=self.progress,
             ),
         )
@@ -181,6 +186,13 @@ class Run:
         new = self.protocol.new_images(task)
         kept = self.memory.images(new.classes)
         return new if kept is None else join(kept, new)
+
+    def _checkpoints(self, task: int) -> Path:
+        return self.folder / "checkpoints" / saved.digest(self._task_configuration(task))
+
+    def _task_configuration(self, task: int) -> dict[str, Scalar]:
+        shared = task == 0 and self.method.base is not None
+        return self._base_configuration() if shared else self._configuration(task)
 
     def _configuration(self, task: int) -> dict[str, Scalar]:
         return {
@@ -246,25 +258,35 @@ class Run:
 
     def _restore(self) -> int:
         """Go back to the last task that was finished. Return the number of the next one."""
-        if not self._state.exists():
+        kept = saved.read(self._state, note=self.progress.note)
+        if kept is None:
             return 0
-        tensors, known = saved.read(self._state)
+        tensors, known = kept
         self.lines = [results.line_of(one) for one in known["lines"]]
         done = self.lines[-1].task + 1
         for task in range(done):
             self._expand(task)
-        weights = {name: one for name, one in tensors.items() if name.startswith("method.")}
-        self.method.load_state_dict({name[len("method.") :]: one for name, one in weights.items()})
+        prefix = "method."
+        weights = {
+            name.removeprefix(prefix): one
+            for name, one in tensors.items()
+            if name.startswith(prefix)
+        }
+        self.method.load_state_dict(weights)
         self.method.requires_grad_(False).eval()
         self.memory.kept = {
             name: tensors[f"memory.{place}"].numpy() for place, name in enumerate(known["memory"])
         }
-        self._write_missing()
         return done
 
     def _write_missing(self) -> None:
         """Write the lines that are not in the file: it may be another one than before."""
-        written = results.read([self.out]) if self.out.exists() else []
+        written = results.read_beside(
+            self.out,
+            preset=self.cell.preset_name,
+            data_digest=self.protocol.data_digest,
+            note=self.progress.note,
+        )
         for line in self.lines:
             if line not in written:
                 results.append(self.out, line)

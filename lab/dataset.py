@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lab import saved
+from lab.results import Note
 from model_store.errors import DataRejected, ImageRejected, WrongUsage
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
-from trainer.data.folders import LabelledImages, and_more
+from trainer.data.folders import MAX_NAMED, LabelledImages, and_more
 
-MAX_NAMED = 20
+UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+"""Raised by `ZipFile.read`: wrong checksums, torn streams, encryption, unknown compression."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,19 +40,25 @@ class Dataset:
         return self.train.classes
 
 
-def read_dataset(path: Path, *, preprocessing: Preprocessing, kept: Path) -> Dataset:
+def read_dataset(
+    path: Path, *, preprocessing: Preprocessing, kept: Path | None = None, note: Note = print
+) -> Dataset:
     """Read all images. Name missing classes and damaged files.
 
-    Keep the pixels in the folder `kept`: decoding takes longer than a small task.
+    Keep the pixels in the folder `kept`, if given: decoding takes longer than a small task.
     """
     if not path.is_file():
         raise WrongUsage(f"--data {path} is not a file; it should be a zip of images")
     digest = _sha256(path)
+    if kept is None:
+        return _read_zip(path, preprocessing, digest=digest)
     pixels = kept / f"{digest[:16]}-{preprocessing.image_size}.safetensors"
-    if pixels.exists():
-        return _recall(pixels, digest=digest)
-    data = _read_zip(path, preprocessing, digest=digest)
-    _keep(pixels, data)
+    with saved.only_one(pixels, note=note):
+        known = saved.read(pixels, note=note)
+        if known is not None:
+            return _recall(*known, digest=digest)
+        data = _read_zip(path, preprocessing, digest=digest)
+        _keep(pixels, data)
     return data
 
 
@@ -58,8 +69,7 @@ def _keep(path: Path, data: Dataset) -> None:
     saved.write(path, tensors, {"classes": data.classes})
 
 
-def _recall(path: Path, *, digest: str) -> Dataset:
-    tensors, known = saved.read(path)
+def _recall(tensors: Mapping[str, Tensor], known: Mapping[str, Any], *, digest: str) -> Dataset:
     train, test = (
         LabelledImages(
             classes=tuple(known["classes"]),
@@ -112,7 +122,7 @@ def _read(
             try:
                 pixels.append(read_pixels(archive.read(file), preprocessing))
                 labels.append(label)
-            except (ImageRejected, zipfile.BadZipFile) as error:
+            except (ImageRejected, *UNREADABLE) as error:
                 bad[str(error)].append(file)
     if bad:
         named = [f"{file} ({reason})" for reason, each in bad.items() for file in each]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from model_store.errors import WrongUsage
+
+CIFAR_CLASSES = 100
+"""Classes of a preset that takes all of the data set."""
+MAY_BE_ZERO = ("memory", "tuning_epochs")
 
 Part = Literal["table", "trial"]
 """`trial` takes training images that `table` never takes, also to test on: choices are made on
@@ -112,3 +116,18 @@ def preset_named(name: str) -> Preset:
     if name not in PRESETS:
         raise WrongUsage(f"preset {name!r} is not one of {', '.join(PRESETS)}")
     return PRESETS[name]
+
+
+def changed(preset: Preset, setting: str) -> Preset:
+    """Change numbers of a preset by text such as `memory=200,step=5`."""
+    known = [one.name for one in fields(Preset) if one.type == "int"]
+    changes: dict[str, int] = {}
+    for one in filter(None, setting.split(",")):
+        name, _, value = one.partition("=")
+        if name not in known:
+            raise WrongUsage(f"there is no setting {name!r}; the settings: {', '.join(known)}")
+        least = 0 if name in MAY_BE_ZERO else 1
+        if not value.isdecimal() or int(value) < least:
+            raise WrongUsage(f"--set {one}: {name} must be a whole number from {least} on")
+        changes[name] = int(value)
+    return replace(preset, **changes)  # type: ignore[arg-type]

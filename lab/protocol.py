@@ -14,7 +14,7 @@ from lab.dataset import Dataset
 from lab.presets import Preset
 from model_store.errors import DataRejected
 from trainer.data.exemplars import herding_order
-from trainer.data.folders import LabelledImages, join
+from trainer.data.folders import MAX_NAMED, LabelledImages, and_more, join
 
 TRIAL_TEST = 100
 """Training images a class that a trial tests on."""
@@ -61,11 +61,14 @@ def make_protocol(data: Dataset, preset: Preset, *, seed: int) -> Protocol:
     """Shuffle the classes in alphabetical order by the seed, and cut them into tasks."""
     draw = np.random.default_rng(seed)
     order = tuple(data.classes[place] for place in draw.permutation(len(data.classes)))
+    if preset.classes is not None and len(order) < preset.classes:
+        raise DataRejected(f"the data set has {len(order)} classes; {preset.classes} are needed")
     chosen = order[: preset.classes]
     ends = [preset.first, *range(preset.first + preset.step, len(chosen) + 1, preset.step)]
-    if (preset.classes is not None and len(order) < preset.classes) or ends[-1] != len(chosen):
+    if ends[-1] != len(chosen):
         raise DataRejected(
-            f"{len(chosen)} classes cannot be cut into {preset.first} and steps of {preset.step}"
+            f"{len(chosen)} classes cannot be cut into {preset.first} and steps of {preset.step}; "
+            "are classes missing from the data set?"
         )
     train, test = _parts(data, preset)
     return Protocol(
@@ -84,7 +87,8 @@ def _parts(data: Dataset, preset: Preset) -> tuple[LabelledImages, LabelledImage
     asked = (count or 1) if preset.part == "table" else 2 * (count or 1) + TRIAL_TEST
     few = [name for name, rows in zip(data.classes, by_class, strict=True) if len(rows) < asked]
     if few:
-        raise DataRejected(f"{few[0]!r} has fewer than {asked} training images")
+        named = ", ".join(map(repr, few[:MAX_NAMED])) + and_more(few)
+        raise DataRejected(f"fewer than {asked} training images of {named}")
     if preset.part == "table":
         return data.train.take(np.concatenate([rows[:count] for rows in by_class])), data.test
     assert count is not None

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from model_store.errors import DataRejected
+
+Note = Callable[[str], None]
+"""Tell the user one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,37 +54,51 @@ class Line:
 
 
 def append(path: Path, line: Line) -> None:
-    """Append a line in one write, so that two runs may share a file."""
+    """Append a line. Two runs may share a file, and a line that a kill has torn is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = (json.dumps(asdict(line)) + "\n").encode()
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(descriptor, data)
-    finally:
-        os.close(descriptor)
+    with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644), "r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        written = file.read()
+        if torn := len(written) - written.rfind(b"\n") - 1:
+            file.truncate(len(written) - torn)
+        file.write((json.dumps(asdict(line)) + "\n").encode())
 
 
-def read(paths: Iterable[Path]) -> list[Line]:
+def read(paths: Iterable[Path], *, note: Note) -> list[Line]:
     """Read all lines. Refuse to merge lines of different presets or data."""
-    lines = [line for path in paths for line in _read_one(path)]
-    for what in ("preset", "data_digest"):
-        found = sorted({getattr(line, what) for line in lines})
-        if len(found) > 1:
-            raise DataRejected(
-                f"these lines have different values of {what}: {', '.join(found)}; "
-                "a table holds lines of one preset and one data set"
-            )
+    lines = [line for path in paths for line in _read_one(path, note)]
+    _refuse_mixed("preset", {line.preset for line in lines})
+    _refuse_mixed("data_digest", {line.data_digest for line in lines})
     return lines
 
 
-def _read_one(path: Path) -> list[Line]:
+def read_beside(path: Path, *, preset: str, data_digest: str, note: Note) -> list[Line]:
+    """Read the lines that a cell's own would join; refuse lines of another preset or data."""
+    lines = read([path], note=note) if path.exists() else []
+    _refuse_mixed("preset", {preset, *(line.preset for line in lines)})
+    _refuse_mixed("data_digest", {data_digest, *(line.data_digest for line in lines)})
+    return lines
+
+
+def _refuse_mixed(what: str, found: Collection[str]) -> None:
+    if len(found) > 1:
+        raise DataRejected(
+            f"these lines have different values of {what}: {', '.join(sorted(found))}; "
+            "a file and a table hold lines of one preset and one data set: choose another --out"
+        )
+
+
+def _read_one(path: Path, note: Note) -> list[Line]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise DataRejected(f"{path} cannot be read: {error}") from error
+    whole, _, torn = text.rpartition("\n")
+    if torn:
+        note(f"{path}: the last line is torn and is left out; its cell writes it again")
     return [
         _line(record, where=f"{path} line {number}")
-        for number, record in enumerate(text.splitlines(), start=1)
+        for number, record in enumerate(whole.splitlines(), start=1)
         if record.strip()
     ]
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 from lab.cell import Cell
 
 NICE = "10"
 SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_TO_END = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +31,12 @@ class Job:
 
 
 def run_side_by_side(jobs: Sequence[Job], *, data: Path, out: Path, at_once: int) -> list[Cell]:
-    """Run all jobs, `at_once` at a time. Return the cells that failed."""
+    """Run all jobs, `at_once` at a time. Return the cells that failed.
+
+    Ctrl-C and SIGTERM end the jobs that run; the same command goes on after their last epochs.
+    """
     waiting, running, failed = list(jobs), dict[Job, subprocess.Popen[bytes]](), []
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         while waiting or running:
             for job in [one for one, process in running.items() if process.poll() is not None]:
@@ -42,10 +49,25 @@ def run_side_by_side(jobs: Sequence[Job], *, data: Path, out: Path, at_once: int
             waiting.remove(ready)
             running[ready] = _start(ready.cell, data=data, out=out)
     finally:
-        for process in running.values():
-            process.terminate()
-            process.wait()
+        _end(list(running.values()))
+        signal.signal(signal.SIGTERM, before)
     return failed
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End processes; nothing is lost, for a cell keeps its state in files that are replaced."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(timeout=SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _ready(waiting: Sequence[Job], running: Sequence[Job]) -> Job | None:

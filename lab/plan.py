@@ -1,0 +1,202 @@
+"""Plan which cells a comparison needs, and in which order they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Literal
+
+from lab.cell import Cell
+from lab.presets import changed, preset_named
+from lab.registry import read_choice
+from lab.report.metrics import Course, courses_of
+from lab.results import Line
+from model_store.errors import WrongUsage
+
+TWO, THREE = (0, 1), (0, 1, 2)
+SYSTEMS = "systems"
+State = Literal["done", "unfinished", "missing", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """One row of a table, and the seeds that it needs."""
+
+    choice: str
+    title: str
+    seeds: tuple[int, ...] = TWO
+    section: str = SYSTEMS
+    """`systems`, or the title of an ablation."""
+    setting: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Name the row as results do."""
+        method, _, variant = self.choice.partition(":")
+        return (method, variant, self.setting)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One cell of the plan."""
+
+    planned: Planned
+    seed: int
+    state: State
+    minutes: float | None
+    """Minutes that are left, as finished cells of the same method took; None: not known."""
+    problem: str = ""
+    """The reason of the state `unknown`."""
+
+    def cell(self, preset: str) -> Cell:
+        return Cell(
+            choice=read_choice(self.planned.choice),
+            preset_name=preset,
+            setting=self.planned.setting,
+            preset=changed(preset_named(preset), self.planned.setting),
+            seed=self.seed,
+        )
+
+
+def _ablation(section: str, rows: Mapping[str, str]) -> list[Planned]:
+    return [Planned(choice=choice, title=title, section=section) for choice, title in rows.items()]
+
+
+def _protocol(section: str, settings: Sequence[str]) -> list[Planned]:
+    return [
+        Planned(choice=choice, title=f"{title}, {setting}", section=section, setting=setting)
+        for setting in settings
+        for choice, title in (("dne", "DNE k = 1"), ("der", "DER"))
+    ]
+
+
+PLAN: tuple[Planned, ...] = (
+    Planned(choice="dne", title="DNE k = 1", seeds=THREE),
+    Planned(choice="dne:network=independent", title="IA k = 1", seeds=THREE),
+    Planned(choice="replay", title="replay", seeds=THREE),
+    Planned(choice="der", title="DER", seeds=THREE),
+    Planned(choice="dytox", title="DyTox"),
+    Planned(choice="foster", title="FOSTER"),
+    Planned(choice="icarl", title="iCaRL"),
+    Planned(choice="podnet", title="PODNet"),
+    Planned(choice="joint", title="Joint"),
+    Planned(choice="joint:backbone=resnet", title="Joint, ResNet"),
+    Planned(choice="dne:k=2", title="DNE k = 2"),
+    Planned(choice="dne:k=4", title="DNE k = 4"),
+    Planned(choice="ncm", title="nearest mean"),
+    Planned(choice="lda", title="LDA"),
+    Planned(choice="lda:rule=ridge", title="random ridge"),
+    Planned(choice="icarl:backbone=transformer", title="iCaRL, transf."),
+    Planned(choice="replay:backbone=resnet", title="replay, ResNet"),
+    *_ablation(
+        "Matrices of task attention",
+        {
+            "dne:network=dense-s": "no attention, shared values",
+            "dne:network=dense-f": "no attention, values by head",
+            "dne:network=sss": "sss: all shared",
+            "dne:network=ffs": "ffs: values shared",
+            "dne:network=fff": "fff: none shared",
+        },
+    ),
+    *_ablation(
+        "Cross-task attention by layer",
+        {
+            "dne:network=mhsa": "in MHSA",
+            "dne:network=mhsa-mlp": "in MHSA and MLP",
+            "dne:network=fc1": "in FC1",
+            "dne:network=fc2": "in FC2",
+        },
+    ),
+    *_ablation(
+        "Cross-task attention by depth",
+        {f"dne:network=depth-{count}": f"in the first {count} blocks" for count in (1, 2, 3)},
+    ),
+    *_ablation(
+        "Spatial-task attention",
+        {
+            "dne:network=sta-ia": "IA in one softmax",
+            "dne:network=sta-spdh": "IA + SPDH",
+            "dne:network=sta-dpdh": "IA + DPDH",
+            "dne:network=sta-both": "IA + SPDH + DPDH",
+        },
+    ),
+    *_ablation(
+        "Heads",
+        {
+            "dne:k=7": "DNE k = 7",
+            "dne:k=4,network=independent": "IA k = 4",
+            "dne:k=12,network=independent": "IA k = 12",
+        },
+    ),
+    *_protocol("Memory", ("memory=200", "memory=400", "memory=2000")),
+    *_protocol("Classes a step", ("step=2", "step=5", "step=25")),
+)
+"""The rows in the order of running: all systems of a seed, then the next seed, then the rest."""
+
+
+def steps(lines: Iterable[Line], *, preset: str, plan: Sequence[Planned]) -> list[Step]:
+    """List the cells of the plan in the order of running, with their states."""
+    courses = {course.last.cell: course for course in courses_of(lines)}
+    systems = [one for one in plan if one.section == SYSTEMS]
+    others = [one for one in plan if one.section != SYSTEMS]
+    cells = [(one, seed) for part in (systems, others) for one, seed in _by_seed(part)]
+    times = _Times(courses.values())
+    return [_step(one, seed, courses=courses, times=times, preset=preset) for one, seed in cells]
+
+
+def _by_seed(rows: Sequence[Planned]) -> list[tuple[Planned, int]]:
+    seeds = sorted({seed for one in rows for seed in one.seeds})
+    return [(one, seed) for seed in seeds for one in rows if seed in one.seeds]
+
+
+def _step(
+    planned: Planned,
+    seed: int,
+    *,
+    courses: Mapping[tuple[str, str, str, str, int], Course],
+    times: _Times,
+    preset: str,
+) -> Step:
+    try:
+        choice = read_choice(planned.choice)
+    except WrongUsage as error:
+        return Step(planned=planned, seed=seed, state="unknown", minutes=None, problem=str(error))
+    known = courses.get((choice.name, choice.variant, preset, planned.setting, seed))
+    begun = known.last.task + 1 if known is not None else 0
+    learnt = times.first_is_learnt(choice.build(preset_named(preset)).base, seed)
+    if known is not None and known.is_finished:
+        return Step(planned=planned, seed=seed, state="done", minutes=0.0)
+    minutes = times.left(planned, begun=max(begun, 1) if learnt else begun)
+    state: State = "unfinished" if begun else "missing"
+    return Step(planned=planned, seed=seed, state=state, minutes=minutes)
+
+
+class _Times:
+    """The minutes of each task of finished cells, and the first tasks that are learnt by then."""
+
+    def __init__(self, courses: Iterable[Course]) -> None:
+        self._minutes: dict[tuple[str, str, str], list[list[float]]] = {}
+        self._learnt: set[tuple[str, int]] = set()
+        for course in courses:
+            line = course.last
+            if course.is_finished:
+                key = (line.method, line.variant, line.setting)
+                tasks = [one.cpu_s / 60 for one in course.lines]
+                self._minutes.setdefault(key, []).append(tasks)
+
+    def first_is_learnt(self, base: str | None, seed: int) -> bool:
+        """Tell whether an earlier cell of the plan learns this first task."""
+        if base is None:
+            return False
+        known = (base, seed) in self._learnt
+        self._learnt.add((base, seed))
+        return known
+
+    def left(self, planned: Planned, *, begun: int) -> float | None:
+        """Estimate the minutes of the tasks from `begun` on."""
+        method, variant, setting = planned.key
+        known = self._minutes.get(
+            (method, variant, setting), self._minutes.get((method, variant, ""))
+        )
+        return fmean(sum(tasks[begun:]) for tasks in known) if known else None

@@ -1,0 +1,1 @@
+"""Report on comparisons: metrics, tables, plots, and the page that holds them."""

@@ -1,0 +1,200 @@
+"""Write the report as Markdown, as HTML, and its figures as SVG files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+from lab.plan import PLAN, SYSTEMS, Planned, Step, steps
+from lab.presets import CIFAR_CLASSES, Preset, preset_named
+from lab.report import text
+from lab.report.figures import Figure, figures
+from lab.report.metrics import Course, courses_of, rows_of
+from lab.report.tables import Table, Tables
+from lab.results import Line
+from model_store.errors import WriteFailed
+from model_store.tables import counted
+from trainer.report.html import POLICY, STYLE
+
+TITLE = "Comparisons"
+NOTES_TITLE = "Where the order differs from the paper's"
+STYLE_HERE = """
+ul{margin:.3rem 0 .6rem;padding-left:1.2rem;color:var(--soft);max-width:52rem}
+p{max-width:52rem}strong{color:var(--text)}
+h3{margin:1.1rem 0 .3rem;font-size:1rem}
+code{font-size:.92em;overflow-wrap:anywhere}
+main{max-width:80rem}th,td{padding:.3rem .5rem}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
+.plot{max-width:44rem}main .plot .page{fill:none}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--card);text-align:left}
+td:first-child{min-width:6.5rem;white-space:normal}
+th{vertical-align:bottom;white-space:normal}
+@media(max-width:40rem){main{padding:1rem .6rem 2rem}section{padding:.9rem .8rem}}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    markdown: str
+    figures: tuple[Figure, ...]
+
+    def write(self, out: Path) -> list[Path]:
+        """Write `out`, an HTML page beside it, and a folder of figures. Return the paths."""
+        pages = {out: self.markdown, out.with_suffix(".html"): html(self)}
+        drawn = {out.with_suffix("") / f"{one.name}.svg": one.svg for one in self.figures}
+        try:
+            for path, content in {**pages, **drawn}.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(content, encoding="utf-8")
+        except OSError as error:
+            raise WriteFailed(f"cannot write {path}: {error.strerror}") from error
+        return [*pages, *drawn]
+
+
+def make_report(
+    lines: Sequence[Line],
+    *,
+    preset: str,
+    folder: str,
+    notes: str = "",
+    plan: Sequence[Planned] = PLAN,
+) -> Report:
+    """Report on lines of one preset. `folder` is the place of the figures, beside the page."""
+    courses = courses_of(lines)
+    tables = Tables(rows=rows_of(courses), plan=plan)
+    drawn = tuple(figures(tables))
+    sections = [
+        f"# {TITLE}",
+        text.INTRODUCTION,
+        _setting(preset_named(preset), preset),
+        "## How to read the tables",
+        text.METRICS,
+        *_main_tables(tables),
+        *_figures(drawn, folder),
+        *_ablations(tables, plan),
+        f"## {NOTES_TITLE}",
+        notes.strip() or "Nothing is written down yet.",
+        "## What cannot be claimed",
+        text.CANNOT_BE_CLAIMED.format(**asdict(preset_named(preset))),
+        "## What is missing",
+        *_missing(courses, steps(lines, preset=preset, plan=plan)),
+        *_origin(lines),
+    ]
+    return Report(markdown="\n\n".join(sections) + "\n", figures=drawn)
+
+
+def _setting(preset: Preset, name: str) -> str:
+    images = "all" if preset.images is None else f"{preset.images}"
+    return (
+        f"The preset is `{name}`: {preset.classes or CIFAR_CLASSES} classes, {preset.first} in the "
+        f"first task and {preset.step} in each later one; {images} training images a class, and "
+        f"the whole test set; {preset.memory} exemplars in all. The transformer has "
+        f"{preset.heads} heads of 32 channels, {counted(preset.depth, 'patch block')} and a "
+        f"class-attention block. The ResNet-18 begins with {preset.resnet_width} channels. The "
+        f"first task takes {counted(preset.first_epochs, 'epoch')}, each later one "
+        f"{preset.epochs}, and balanced tuning {preset.tuning_epochs}."
+    )
+
+
+def _main_tables(tables: Tables) -> Iterator[str]:
+    if not tables.systems:
+        yield "## Results"
+        yield "No cell is finished."
+        return
+    parts = (
+        ("Same backbone", text.SAME_BACKBONE, tables.same_backbone()),
+        ("Matched cost", text.MATCHED_COST, tables.matched_cost()),
+        ("Paired differences to DNE k = 1", text.DIFFERENCES, tables.differences()),
+        ("New and old classes", "In per cent; see above.", tables.new_and_old()),
+    )
+    for title, says, table in parts:
+        yield f"## {title}"
+        yield says
+        yield markdown_table(table) if table.rows else "No cell of this table is finished."
+
+
+def _figures(drawn: Sequence[Figure], folder: str) -> Iterator[str]:
+    if drawn:
+        yield "## Plots"
+    for one in drawn:
+        yield f"![{one.says}]({folder}/{one.name}.svg)"
+
+
+def _ablations(tables: Tables, plan: Sequence[Planned]) -> Iterator[str]:
+    titles = list(dict.fromkeys(one.section for one in plan if one.section != SYSTEMS))
+    found = [(title, tables.ablation(title)) for title in titles]
+    shown = [*found, ("Other variants and settings", tables.unplanned())]
+    if any(table for _, table in shown):
+        yield "## Ablations"
+    for title, table in shown:
+        if table is not None:
+            yield f"### {title}"
+            yield markdown_table(table)
+
+
+def _missing(courses: Sequence[Course], plan: Sequence[Step]) -> Iterator[str]:
+    unfinished = [one for one in courses if not one.is_finished]
+    if unfinished:
+        told = "\n".join(
+            f"- {_cell(one)}: {one.last.task + 1} of {len(one.sizes)} tasks" for one in unfinished
+        )
+        yield f"Unfinished, and not in the tables:\n\n{told}"
+    lacking: dict[str, list[str]] = {}
+    for one in plan:
+        if one.state in ("missing", "unknown"):
+            lacking.setdefault(one.planned.title, []).append(str(one.seed))
+    if lacking:
+        rows = "\n".join(f"- {title}: seed {', '.join(seeds)}" for title, seeds in lacking.items())
+        yield f"Planned, and not begun:\n\n{rows}"
+    if not unfinished and not lacking:
+        yield "Nothing: every cell of the plan is finished."
+
+
+def _cell(course: Course) -> str:
+    line = course.last
+    options = f":{line.variant}" if line.variant else ""
+    setting = f" {line.setting}" if line.setting else ""
+    return f"`{line.method}{options}`{setting}, seed {line.seed}"
+
+
+def _origin(lines: Sequence[Line]) -> Iterator[str]:
+    if lines:
+        commits = ", ".join(f"`{one}`" for one in sorted({line.commit for line in lines}))
+        digest = lines[0].data_digest[:12]
+        yield "## Origin"
+        yield (
+            f"The data set has the SHA-256 `{digest}…`. The lines were written by the code of "
+            f"{commits}; a plus marks files that differed from the commit."
+        )
+
+
+def markdown_table(table: Table) -> str:
+    marks = ["---" if place < table.words else "---:" for place in range(len(table.titles))]
+    rows = [table.titles, marks, *table.rows]
+    return "\n".join(f"| {' | '.join(map(_cell_text, row))} |" for row in rows)
+
+
+def _cell_text(cell: str) -> str:
+    return cell.replace("|", "\\|")
+
+
+def html(report: Report) -> str:
+    """Make a page that needs no other file: the figures stand in it."""
+    body = MarkdownIt("commonmark", {"html": False}).enable("table").render(report.markdown)
+    drawn = {one.name: one.svg for one in report.figures}
+    images = r'(?:<p><img src="[^"]*/([\w-]+)\.svg"[^>]*></p>\s*)'
+    body = re.sub(images, lambda found: drawn.get(found[1], found[0]), body)
+    body = re.sub(r"(<svg.*</svg>)", r'<div class="plots">\1</div>', body, flags=re.DOTALL)
+    first, *sections = re.split(r"(?=<h2>)", body)
+    cards = "".join(f"<section>{section}</section>" for section in sections)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{TITLE}</title><style>{STYLE}{STYLE_HERE}</style></head>"
+        f"<body><main>{first}{cards}</main></body></html>\n"
+    )

@@ -1,0 +1,158 @@
+"""A cell that is killed at any point goes on to the same results."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab import results, saved
+from lab.cell import Run
+from lab.dataset import Dataset
+from lab.results import Line
+from model_store.errors import DataRejected
+from tests.lab.killed import go, tiny_cell, tiny_data
+from tests.lab.synthetic import write_zip
+from tests.packaging.project import ROOT
+from tests.trainer.folders import Listening
+
+
+@pytest.fixture(scope="module")
+def zip_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_zip(tmp_path_factory.mktemp("data") / "data.zip")
+
+
+@pytest.fixture(scope="module")
+def data(zip_file: Path) -> Dataset:
+    return tiny_data(zip_file)
+
+
+@pytest.fixture(scope="module")
+def finished(data: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("finished")
+    go(data, out=folder / "lines.jsonl", folder=folder)
+    return folder
+
+
+@pytest.fixture
+def whole(finished: Path) -> list[Line]:
+    return read(finished / "lines.jsonl")
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """Copy the folder of the finished run."""
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+def read(path: Path) -> list[Line]:
+    return results.read([path], note=print)
+
+
+def alike(lines: Sequence[Line]) -> list[Line]:
+    """Leave out the members that tell about the process and not about the result."""
+    return [replace(line, cpu_s=0.0, resumed=False, shared_base=False, commit="") for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("writes", "least"),
+    [
+        (("4", "5", "6"), 3),
+        pytest.param(
+            ("1", "2", "3"), 15, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="everywhere"
+        ),
+    ],
+)
+def test_a_cell_that_is_killed_again_and_again_ends_with_the_same_lines(
+    zip_file: Path, whole: list[Line], tmp_path: Path, writes: tuple[str, ...], least: int
+) -> None:
+    out, folder = tmp_path / "lines.jsonl", tmp_path / "cache"
+    given = [str(zip_file), str(out), str(folder), *writes]
+    command = [sys.executable, "-m", "tests.lab.killed", *given]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= least
+    assert alike(read(out)) == alike(whole)
+    assert list((folder / "checkpoints").glob("*")) == []
+
+
+def test_a_finished_cell_writes_its_lines_into_another_file(
+    data: Dataset, whole: list[Line], folder: Path
+) -> None:
+    assert go(data, out=folder / "other.jsonl", folder=folder).phases == []
+    assert read(folder / "other.jsonl") == whole
+
+
+def test_a_torn_line_is_written_again(data: Dataset, whole: list[Line], folder: Path) -> None:
+    out = folder / "lines.jsonl"
+    out.write_bytes(out.read_bytes()[:-9])
+    told = go(data, out=out, folder=folder)
+    assert told.phases == []
+    assert any("torn" in note for note in told.notes)
+    assert read(out) == whole
+
+
+@pytest.mark.parametrize("where", ["cells", "bases"])
+def test_a_damaged_file_of_the_cache_is_told_and_made_anew(
+    data: Dataset, whole: list[Line], folder: Path, where: str
+) -> None:
+    if where == "bases":  # a base is read by cells that have not begun
+        shutil.rmtree(folder / "cells")
+    (file,) = (folder / where).glob("*.safetensors")
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 16
+    file.write_bytes(content)
+    told = go(data, out=folder / "other.jsonl", folder=folder)
+    assert any(f"{file} is damaged" in note for note in told.notes)
+    assert alike(read(folder / "other.jsonl")) == alike(whole)
+
+
+def test_saved_tensors_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    path, notes = tmp_path / "state.safetensors", list[str]()
+    tensors = {"one": torch.arange(3.0), "two": torch.tensor(5), "none": torch.zeros(0, 2)}
+    saved.write(path, tensors, {"lines": [1]})
+    kept = saved.read(path, note=notes.append)
+    assert kept is not None
+    assert kept[1] == {"lines": [1]}
+    assert all(torch.equal(kept[0][name], one) for name, one in tensors.items())
+    content = path.read_bytes()
+    for place in range(0, len(content), 7):
+        path.write_bytes(content[:place])
+        assert saved.read(path, note=notes.append) is None
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        read_again = saved.read(path, note=notes.append)
+        assert read_again is None or _same(read_again[0], tensors)  # a bit of padding or JSON
+    assert all("is damaged" in note for note in notes)
+
+
+def _same(found: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
+    return all(torch.equal(found[name], one) for name, one in tensors.items())
+
+
+def test_cells_of_one_base_learn_the_first_task_once(
+    data: Dataset, whole: list[Line], folder: Path
+) -> None:
+    told = go(data, out=folder / "lines.jsonl", folder=folder, method="dne:k=2")
+    assert any("the first task is taken from" in note for note in told.notes)
+    assert told.phases == ["learning", "balanced tuning"] * 2
+    other = next(line for line in read(folder / "lines.jsonl") if line.variant == "k=2")
+    assert other.shared_base
+    assert other.accuracies == whole[0].accuracies
+
+
+def test_results_of_other_data_are_refused_before_anything_is_learnt(
+    data: Dataset, whole: list[Line], tmp_path: Path
+) -> None:
+    out = tmp_path / "lines.jsonl"
+    results.append(out, replace(whole[0], data_digest="other"))
+    told = Listening()
+    with pytest.raises(DataRejected, match="data_digest"):
+        Run(tiny_cell(), data, out=out, folder=tmp_path, progress=told).go()
+    assert told.phases == []
