@@ -106,15 +106,21 @@ class Expert(nn.Module):
         self.patch_embed = nn.Conv2d(3, width, spec.patch_size, stride=spec.patch_size)
         self.position = nn.Parameter(torch.empty(spec.positions, width))
         self.token = nn.Parameter(torch.empty(width))
-        self.blocks = nn.ModuleList(self.block_type(spec, index=index) for _ in range(spec.depth))
+        self.blocks = nn.ModuleList(
+            self.make_block(spec, index=index, layer=layer) for layer in range(spec.depth)
+        )
         self.token_in_sequence = spec.token == "in-sequence"
         if not self.token_in_sequence:
-            self.class_block = self.block_type(spec, index=index)
+            self.class_block = self.make_block(spec, index=index, layer=spec.depth)
         self.norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
         self._learns_from: int | None = None
         nn.init.xavier_uniform_(self.patch_embed.weight.data.flatten(1))
         nn.init.trunc_normal_(self.position, std=POSITION_STD)
         nn.init.trunc_normal_(self.token, std=TOKEN_STD)
+
+    def make_block(self, spec: NetworkSpec, *, index: int, layer: int) -> Block:
+        """Make the block of a layer; the class-attention block comes after all patch blocks."""
+        return self.block_type(spec, index=index)
 
     def embed(self, images_BCHW: Tensor) -> Tensor:
         """Embed the patches and add their positions. A token in the sequence comes first."""
