@@ -18,7 +18,7 @@ def gated_by_loops(layer: GatedAttention, x_PC: Tensor) -> Tensor:
     mixed = torch.zeros(patches, width)
     for head in range(layer.heads):
         own = slice(head * depth, (head + 1) * depth)
-        gate = 1 / (1 + math.exp(-float(layer.gate[head])))
+        gate = 1 / (1 + math.exp(-float(layer.gate.detach()[head])))
         for query in range(patches):
             content, position = [], []
             for key in range(patches):
