@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,11 +15,12 @@ from torch import Tensor
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
 from lab.variants.design import Design, NetworkName, network_type
+from lab.variants.guide import Guided, GuidedObjective
 from model_store.inference.forward import Lineage
 from model_store.network.flops import folded_flops
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from trainer.data.sampling import DrawEpoch, balanced, evened
-from trainer.learning.fit import OptimiserFactory, adamw
+from trainer.learning.fit import OptimiserFactory, adamw, normalisation_on
 from trainer.learning.losses import LossWeights, Objective, Teacher, classification_named
 from trainer.learning.plan import TUNING_RATE_SHARE
 
@@ -44,6 +46,8 @@ class DneOptions(Options):
     """The chance that a branch is dropped, in the expert that learns."""
     repeats: int = 1
     """How often an image comes in an epoch, changed anew, while fewer images come."""
+    guide: Literal["none", "contrastive"] = "none"
+    """`contrastive`: from the second task on a guide without labels, after TagFex."""
 
 
 class Dne(Method):
@@ -101,21 +105,30 @@ class Dne(Method):
     def _learn_expert(self, lesson: Lesson) -> None:
         auxiliary = self.network.auxiliary_head() if self.teacher else None
         extra = list(auxiliary.parameters()) if auxiliary else []
-        lesson.fit(
+        objective = Objective(
+            classification=classification_named(self.options.loss),
+            teacher=self.teacher,
+            auxiliary=auxiliary,
+            frozen=self._frozen(),
+            weights=self._weights(lesson),
+        )
+        fit = partial(
+            lesson.fit,
             "learning",
-            self.network,
-            Objective(
-                classification=classification_named(self.options.loss),
-                teacher=self.teacher,
-                auxiliary=auxiliary,
-                frozen=self._frozen(),
-                weights=self._weights(lesson),
-            ),
-            parameters=[*self.network.learnable(), *extra],
             rate=self.preset.rate,
             draw_epoch=repeated(evened(lesson.images, among=lesson.new), self.options.repeats),
             make_optimiser=self._optimiser(),
         )
+        if self.options.guide == "none" or self.teacher is None:
+            fit(self.network, objective, parameters=[*self.network.learnable(), *extra])
+            return
+        learner = Guided(self.network)
+        guided = GuidedObjective(
+            objective=objective,
+            old=lesson.old,
+            normalisation=normalisation_on(learner.device, lesson.preprocessing),
+        )
+        fit(learner, guided, parameters=[*learner.learnable(), *extra])
 
     def _tune(self, lesson: Lesson) -> None:
         as_authors = self.options.tuning == "authors"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.variants.drop_path import DropPath
 from lab.variants.gated import GatedAttention
@@ -42,7 +42,7 @@ class VariantBlock(Block):
 
     def __init__(self, spec: NetworkSpec, *, index: int, layer: int, design: Design) -> None:
         super().__init__(spec, index=index)
-        self.drop_path = DropPath(design.drop_path)
+        self.drop_path = DropPath(design.drop_path) if design.drop_path else nn.Identity()
         if design.gated and layer < spec.depth:
             self.attention = GatedAttention(
                 width=spec.width_of(index),
@@ -56,8 +56,8 @@ class VariantBlock(Block):
 
     def mix(self, s_BPC: Tensor, older: Sequence[BlockActivations]) -> Mixed:
         mixed = super().mix(s_BPC, older)
-        if not self.training or not self.drop_path.share:
-            return mixed
+        if isinstance(self.drop_path, nn.Identity) or not self.training:
+            return mixed  # the same bits as in the product
         out = s_BPC + self.drop_path(mixed.out - s_BPC)
         return Mixed(normed=mixed.normed, hidden=mixed.hidden, out=out)
 
