@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
-from lab.variants.design import Design, NetworkName, network_type
+from lab.variants.design import NETWORKS, NetworkName, network_type
 from lab.variants.guide import Guided, GuidedObjective
 from model_store.inference.forward import Lineage
 from model_store.network.flops import folded_flops
@@ -33,6 +33,7 @@ class DneOptions(Options):
     k: int = 1
     """Heads of a later expert."""
     network: NetworkName = "dne"
+    """A variant of the network: `lab/variants/design.py` lists their parts."""
     loss: Literal["cross-entropy", "binary"] = "cross-entropy"
     weights: Literal["sums", "authors"] = "sums"
     """`sums`: 1 / 0.1 / 1 on sums over classes. `authors`: by their means over classes."""
@@ -57,7 +58,11 @@ class Dne(Method):
         super().__init__(preset, options)
         assert isinstance(options, DneOptions)
         self.options = options
-        self.design = Design(gated=options.attention == "gated", drop_path=float(options.drop_path))
+        self.design = replace(
+            NETWORKS[options.network],
+            gated=options.attention == "gated",
+            drop_path=float(options.drop_path),
+        )
         self.network = network_type(self.design)(
             NetworkSpec(
                 image_size=preset.image_size,

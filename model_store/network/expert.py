@@ -54,12 +54,13 @@ class Block(nn.Module):
         super().__init__()
         width, expert = spec.width_of(index), spec.tasks[index].expert
         self.norm1 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.attention = SpatialAttention(
+        self.attention: nn.Module = SpatialAttention(
             width=width, heads=expert.attention_heads, bias=spec.qkv_bias
         )
         self.norm2 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.widen: nn.Linear | TaskAttention
-        self.narrow: nn.Linear | TaskAttention
+        # A linear layer reads this expert alone, and every other module a list of all experts.
+        self.widen: nn.Module
+        self.narrow: nn.Module
         if index == 0:
             self.widen = nn.Linear(width, width * spec.mlp_ratio)
             self.narrow = nn.Linear(width * spec.mlp_ratio, width)
@@ -89,7 +90,7 @@ class Block(nn.Module):
         return Mixed(normed=normed, hidden=hidden, out=out)
 
 
-def _read(layer: nn.Linear | TaskAttention, sources: list[Tensor]) -> Tensor:
+def _read(layer: nn.Module, sources: list[Tensor]) -> Tensor:
     # The first expert is an ordinary transformer and reads no other expert.
     read: Tensor = layer(sources[-1] if isinstance(layer, nn.Linear) else sources)
     return read
