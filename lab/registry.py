@@ -8,11 +8,13 @@ from typing import Any, get_args, get_type_hints
 
 from lab.method import Method, Options
 from lab.methods.dne import Dne
+from lab.methods.dytox import Dytox
 from lab.presets import Preset
 from model_store.errors import WrongUsage
 
 METHODS: Mapping[str, type[Method]] = {
     "dne": Dne,
+    "dytox": Dytox,
 }
 
 

@@ -9,13 +9,14 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from lab.variants.alone import qkv_heads
 from lab.variants.drop_path import DropPath
 from lab.variants.gated import GatedAttention
 from lab.variants.mixing import Matrices, mixing_layer
 from lab.variants.spatial import CrossSpatialAttention, SpatialTask, SpatialTaskAttention
 from model_store.errors import WrongUsage
 from model_store.network.expert import Block, BlockActivations, Expert, Mixed
-from model_store.network.layers import SpatialAttention, start_linear
+from model_store.network.layers import start_linear
 from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 
@@ -182,15 +183,6 @@ class VariantNetwork(Network):
 def _normed(block: Block, x_BPC: Tensor) -> Tensor:
     normed: Tensor = block.norm1(x_BPC)
     return normed
-
-
-def qkv_heads(block: Block, x_BPC: Tensor) -> Tensor:
-    """Compute the queries, keys and values of a block's heads: [3, B, heads, P, D]."""
-    attention = block.attention
-    assert isinstance(attention, SpatialAttention | SpatialTaskAttention)
-    qkv = attention.qkv(block.norm1(x_BPC)).view(*x_BPC.shape[:2], 3, attention.heads, -1)
-    parts: Tensor = qkv.permute(2, 0, 3, 1, 4)
-    return parts
 
 
 def network_type(design: Design) -> type[Network]:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lab.variants.alone import patches
 from lab.variants.drop_path import Draws
-from model_store.network.expert import Expert
 from model_store.network.network import Network
 from model_store.preprocess import Normalisation
 from model_store.spec import TaskSpec
@@ -110,15 +110,6 @@ class GuidedObjective:
         scaled = images_BCHW * self.normalisation.std + self.normalisation.mean
         changed = CHANGES(scaled.clamp(0, 1), draws.generator())
         return self.normalisation.standardise(changed)
-
-
-def patches(expert: Expert, images_BCHW: Tensor) -> Tensor:
-    """Compute the patches of an expert that reads no other, before its token: [B, P, C]."""
-    x_BPC = expert.embed(images_BCHW)
-    for layer in range(len(expert.blocks)):
-        block = expert.patch_block(layer)
-        x_BPC = block.mix(block.attend(x_BPC), []).out
-    return x_BPC
 
 
 def contrast(embeddings_ME: Tensor) -> Tensor:

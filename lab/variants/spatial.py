@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_store.network.layers import TaskAttention, start_linear
+from model_store.network.layers import SpatialAttention, TaskAttention, start_linear
 from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 
@@ -53,7 +53,7 @@ class GroupAttention:
     """Of a pair."""
 
 
-class SpatialTaskAttention(nn.Module):
+class SpatialTaskAttention(SpatialAttention):
     """One softmax over expert, head and position.
 
     The keys and values of older experts are those of their own attention, so the layer has the
@@ -61,14 +61,14 @@ class SpatialTaskAttention(nn.Module):
     """
 
     def __init__(self, *, width: int, heads: int, bias: bool, kind: SpatialTask) -> None:
-        super().__init__()
-        self.heads, self.kind = heads, kind
-        self.qkv = nn.Linear(width, 3 * width, bias=bias)
-        self.out = nn.Linear(width, width)
+        super().__init__(width=width, heads=heads, bias=bias)
+        self.kind = kind
         start_linear(self.qkv)
         start_linear(self.out)
 
-    def forward(self, qkv: Sequence[Tensor], *, queries: int | None = None) -> Tensor:
+    def forward(  # type: ignore[override]  # of all experts, not of one
+        self, qkv: Sequence[Tensor], *, queries: int | None = None
+    ) -> Tensor:
         """Attend from this expert, the last one, to all: [B, Q, C] from [3, B, heads, P, D]."""
         q_BKQD, k_BND, v_BND, masks = self._parts(qkv, queries)
         mixed = F.scaled_dot_product_attention(
