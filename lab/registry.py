@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 from lab.method import Method, Options
 from lab.methods.der import Der
 from lab.methods.dne import Dne
+from lab.methods.dytox import Dytox
 from lab.methods.foster import Foster
 from lab.methods.icarl import Icarl
 from lab.methods.joint import Joint
@@ -29,6 +30,7 @@ METHODS: Mapping[str, type[Method]] = {
     "podnet": Podnet,
     "der": Der,
     "foster": Foster,
+    "dytox": Dytox,
 }
 
 

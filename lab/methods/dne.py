@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
-from lab.variants import VARIANTS, NetworkName
+from lab.variants.design import NETWORKS, NetworkName, network_type
+from lab.variants.guide import Guided, GuidedObjective
 from model_store.inference.forward import Lineage
 from model_store.network.flops import folded_flops
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
-from trainer.data.sampling import balanced
-from trainer.learning.fit import OptimiserFactory, adamw
+from trainer.data.sampling import DrawEpoch, balanced, evened
+from trainer.learning.fit import OptimiserFactory, adamw, normalisation_on
 from trainer.learning.losses import LossWeights, Objective, Teacher, classification_named
 from trainer.learning.plan import TUNING_RATE_SHARE
 
@@ -29,6 +33,7 @@ class DneOptions(Options):
     k: int = 1
     """Heads of a later expert."""
     network: NetworkName = "dne"
+    """A variant of the network: `lab/variants/design.py` lists their parts."""
     loss: Literal["cross-entropy", "binary"] = "cross-entropy"
     weights: Literal["sums", "authors"] = "sums"
     """`sums`: 1 / 0.1 / 1 on sums over classes. `authors`: by their means over classes."""
@@ -36,6 +41,14 @@ class DneOptions(Options):
     """`authors`: without distillation, a tenth of the rate, constant."""
     decay: Literal["ours", "authors"] = "ours"
     """`authors`: a weight decay of 1e-6."""
+    attention: Literal["plain", "gated"] = "plain"
+    """`gated`: ConViT's gated positional attention in the patch blocks, as the authors have it."""
+    drop_path: Literal["0", "0.1"] = "0"
+    """The chance that a branch is dropped, in the expert that learns."""
+    repeats: int = 1
+    """How often an image comes in an epoch, changed anew, while fewer images come."""
+    guide: Literal["none", "contrastive"] = "none"
+    """`contrastive`: from the second task on a guide without labels, after TagFex."""
 
 
 class Dne(Method):
@@ -44,17 +57,26 @@ class Dne(Method):
     def __init__(self, preset: Preset, options: Options) -> None:
         super().__init__(preset, options)
         assert isinstance(options, DneOptions)
-        self.options, self.variant = options, VARIANTS[options.network]
-        self.network = self.variant.network(
+        self.options = options
+        self.design = replace(
+            NETWORKS[options.network],
+            gated=options.attention == "gated",
+            drop_path=float(options.drop_path),
+        )
+        self.network = network_type(self.design)(
             NetworkSpec(
-                image_size=preset.image_size, patch_size=preset.patch_size, depth=preset.depth
+                image_size=preset.image_size,
+                patch_size=preset.patch_size,
+                depth=preset.depth,
+                qkv_bias=not self.design.gated,
             )
         )
         self.teacher: Teacher | None = None
 
     @property
     def base(self) -> str:
-        return f"{self.variant.base}, {self.options.loss}, decay {self.options.decay}"
+        repeated = f", {self.options.repeats} repeats" if self.options.repeats > 1 else ""
+        return f"{self.design.base}, {self.options.loss}, decay {self.options.decay}{repeated}"
 
     def expand(self, new: tuple[str, ...]) -> None:
         known = self.network.spec
@@ -67,10 +89,12 @@ class Dne(Method):
         self.network.expand(TaskSpec(name=name, classes=new, expert=ExpertSpec(heads=heads)))
 
     def learn(self, lesson: Lesson) -> None:
-        self.network.train()
         self.network.heads.requires_grad_(True)
+        # The older experts stay in evaluation mode: they are constants.
+        self.network.newest.train()
         self._learn_expert(lesson)
         if self.teacher is not None and self.options.tuning != "none":
+            self.network.newest.eval()
             self._tune(lesson)
 
     def scores(self, images_BCHW: Tensor) -> Tensor:
@@ -81,25 +105,35 @@ class Dne(Method):
         return torch.cat(self.network.token_slices(images_BCHW), dim=-1)
 
     def served_flop(self) -> int | None:
-        return folded_flops(self.network.spec) if self.variant.folds else None
+        return folded_flops(self.network.spec) if self.design.folds else None
 
     def _learn_expert(self, lesson: Lesson) -> None:
         auxiliary = self.network.auxiliary_head() if self.teacher else None
         extra = list(auxiliary.parameters()) if auxiliary else []
-        lesson.fit(
+        objective = Objective(
+            classification=classification_named(self.options.loss),
+            teacher=self.teacher,
+            auxiliary=auxiliary,
+            frozen=self._frozen(),
+            weights=self._weights(lesson),
+        )
+        fit = partial(
+            lesson.fit,
             "learning",
-            self.network,
-            Objective(
-                classification=classification_named(self.options.loss),
-                teacher=self.teacher,
-                auxiliary=auxiliary,
-                frozen=self._frozen(),
-                weights=self._weights(lesson),
-            ),
-            parameters=[*self.network.learnable(), *extra],
             rate=self.preset.rate,
+            draw_epoch=repeated(evened(lesson.images, among=lesson.new), self.options.repeats),
             make_optimiser=self._optimiser(),
         )
+        if self.options.guide == "none" or self.teacher is None:
+            fit(self.network, objective, parameters=[*self.network.learnable(), *extra])
+            return
+        learner = Guided(self.network)
+        guided = GuidedObjective(
+            objective=objective,
+            old=lesson.old,
+            normalisation=normalisation_on(learner.device, lesson.preprocessing),
+        )
+        fit(learner, guided, parameters=[*learner.learnable(), *extra])
 
     def _tune(self, lesson: Lesson) -> None:
         as_authors = self.options.tuning == "authors"
@@ -124,7 +158,7 @@ class Dne(Method):
     def _frozen(self) -> Lineage | None:
         """Fold the older experts, where the folded form computes the same."""
         older = len(self.network.spec.tasks) - 1
-        return Lineage.of(self.network, experts=older) if older and self.variant.folds else None
+        return Lineage.of(self.network, experts=older) if older and self.design.folds else None
 
     def _optimiser(self) -> OptimiserFactory:
         return adamw() if self.options.decay == "ours" else adamw(weight_decay=AUTHORS_DECAY)
@@ -142,3 +176,16 @@ class Dne(Method):
 def constant(steps: int) -> Callable[[int], float]:
     """Keep the learning rate in all steps."""
     return lambda step: 1.0
+
+
+def repeated(draw_epoch: DrawEpoch, times: int) -> DrawEpoch:
+    """Repeat the first images of an epoch side by side, until it is as long as it was.
+
+    Repeated augmentation: copies of an image come in one batch, each changed in its own way.
+    """
+
+    def draw(order: np.random.Generator) -> NDArray[np.int64]:
+        rows = draw_epoch(order)
+        return np.repeat(rows[: -(-len(rows) // times)], times)[: len(rows)]
+
+    return draw

@@ -54,12 +54,13 @@ class Block(nn.Module):
         super().__init__()
         width, expert = spec.width_of(index), spec.tasks[index].expert
         self.norm1 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.attention = SpatialAttention(
+        self.attention: nn.Module = SpatialAttention(
             width=width, heads=expert.attention_heads, bias=spec.qkv_bias
         )
         self.norm2 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.widen: nn.Linear | TaskAttention
-        self.narrow: nn.Linear | TaskAttention
+        # A linear layer reads this expert alone, and every other module a list of all experts.
+        self.widen: nn.Module
+        self.narrow: nn.Module
         if index == 0:
             self.widen = nn.Linear(width, width * spec.mlp_ratio)
             self.narrow = nn.Linear(width * spec.mlp_ratio, width)
@@ -89,7 +90,7 @@ class Block(nn.Module):
         return Mixed(normed=normed, hidden=hidden, out=out)
 
 
-def _read(layer: nn.Linear | TaskAttention, sources: list[Tensor]) -> Tensor:
+def _read(layer: nn.Module, sources: list[Tensor]) -> Tensor:
     # The first expert is an ordinary transformer and reads no other expert.
     read: Tensor = layer(sources[-1] if isinstance(layer, nn.Linear) else sources)
     return read
@@ -106,15 +107,21 @@ class Expert(nn.Module):
         self.patch_embed = nn.Conv2d(3, width, spec.patch_size, stride=spec.patch_size)
         self.position = nn.Parameter(torch.empty(spec.positions, width))
         self.token = nn.Parameter(torch.empty(width))
-        self.blocks = nn.ModuleList(self.block_type(spec, index=index) for _ in range(spec.depth))
+        self.blocks = nn.ModuleList(
+            self.make_block(spec, index=index, layer=layer) for layer in range(spec.depth)
+        )
         self.token_in_sequence = spec.token == "in-sequence"
         if not self.token_in_sequence:
-            self.class_block = self.block_type(spec, index=index)
+            self.class_block = self.make_block(spec, index=index, layer=spec.depth)
         self.norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
         self._learns_from: int | None = None
         nn.init.xavier_uniform_(self.patch_embed.weight.data.flatten(1))
         nn.init.trunc_normal_(self.position, std=POSITION_STD)
         nn.init.trunc_normal_(self.token, std=TOKEN_STD)
+
+    def make_block(self, spec: NetworkSpec, *, index: int, layer: int) -> Block:
+        """Make the block of a layer; the class-attention block comes after all patch blocks."""
+        return self.block_type(spec, index=index)
 
     def embed(self, images_BCHW: Tensor) -> Tensor:
         """Embed the patches and add their positions. A token in the sequence comes first."""

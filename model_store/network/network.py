@@ -72,16 +72,24 @@ class Network(nn.Module):
         in_sequence = self.spec.token == "in-sequence"
         for layer in range(self.spec.depth - in_sequence):
             blocks = [expert.patch_block(layer) for expert in experts]
-            attended = [block.attend(x_BPC) for block, x_BPC in zip(blocks, states, strict=True)]
-            states = _mix_all(blocks, attended, _older_in(frozen, layer))
+            states = _mix_all(blocks, self.attend_all(blocks, states), _older_in(frozen, layer))
         if not in_sequence:
             states = [expert.with_token(x) for expert, x in zip(experts, states, strict=True)]
         # No block reads the patches after the last one, so the last computes the token alone.
         blocks = [expert.last_block for expert in experts]
-        attended = [block.attend(x, queries=1) for block, x in zip(blocks, states, strict=True)]
+        attended = self.attend_all(blocks, states, queries=1)
         tokens = _mix_all(blocks, attended, _older_in(frozen, -1))
         slices = [expert.norm(x.squeeze(1)) for expert, x in zip(experts, tokens, strict=True)]
         return slices if frozen is None else [frozen.token_BC, *slices]
+
+    def attend_all(
+        self, blocks: Sequence[Block], states: Sequence[Tensor], *, queries: int | None = None
+    ) -> list[Tensor]:
+        """Compute the first half of a layer's blocks. Every expert attends to itself alone."""
+        return [
+            block.attend(x_BPC, queries=queries)
+            for block, x_BPC in zip(blocks, states, strict=True)
+        ]
 
     def classify(self, slices: Sequence[Tensor], heads: nn.ModuleList | None = None) -> Tensor:
         """Compute logits from token slices. Heads of an older version read the first slices."""

@@ -135,5 +135,5 @@ def test_joint_goes_on_to_the_same_bits(tmp_path: Path) -> None:
 def test_a_finished_joint_run_learns_nothing_more(tmp_path: Path) -> None:
     first, lines = run_cell("joint", tmp_path, preset=BRIEF)
     again, same = run_cell("joint", tmp_path, preset=BRIEF)
-    assert same == lines == read([tmp_path / "out.jsonl"])
+    assert same == lines == read([tmp_path / "out.jsonl"], note=print)
     assert_same_bits(first.method, again.method)

@@ -95,7 +95,10 @@ class Objective:
     weights: LossWeights = LossWeights()
 
     def __call__(self, network: Network, images_BCHW: Tensor, labels_B: Tensor) -> Step:
-        slices = self._token_slices(network, images_BCHW)
+        return self.of_slices(network, self.token_slices(network, images_BCHW), labels_B)
+
+    def of_slices(self, network: Network, slices: list[Tensor], labels_B: Tensor) -> Step:
+        """Compute the loss from the slices of the token."""
         logits = network.classify(slices)
         loss = self.weights.classification * self.classification(logits, labels_B)
         if self.teacher is not None:
@@ -111,7 +114,7 @@ class Objective:
         right = (logits.detach().argmax(dim=-1) == labels_B).sum()
         return Step(loss=loss, right=right)
 
-    def _token_slices(self, network: Network, images_BCHW: Tensor) -> list[Tensor]:
+    def token_slices(self, network: Network, images_BCHW: Tensor) -> list[Tensor]:
         if self.frozen is None:
             return network.token_slices(images_BCHW)
         if len(self.frozen.spec.tasks) == len(network.spec.tasks):

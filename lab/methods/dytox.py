@@ -1,0 +1,215 @@
+"""Learn with DyTox: a shared transformer, and a token, a norm and a classifier for each task.
+
+All task tokens read the patches of one encoder through one class-attention block, the decoder.
+Learning a task changes encoder, decoder and the newest task's parts; balanced tuning changes all
+but the encoder, without distillation. All of it is as in the authors' configuration for CIFAR-100.
+
+Shapes: B images, C channels, O old classes, N new ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lab.method import Lesson, Method, Options
+from lab.methods.dne import AUTHORS_TUNING_RATE_SHARE, constant
+from lab.presets import Preset
+from lab.variants.alone import patches, tokens_apart
+from lab.variants.design import Design, network_type
+from model_store.network.expert import TOKEN_STD
+from model_store.network.network import HEAD_STD
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from trainer.data.sampling import balanced
+from trainer.learning.learner import Step
+from trainer.learning.losses import (
+    Classification,
+    LossWeights,
+    Objective,
+    classification_named,
+    distillation,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DytoxOptions(Options):
+    attention: Literal["plain", "gated"] = "plain"
+    """`gated`: ConViT's gated positional attention in the encoder, as the authors have it."""
+    loss: Literal["binary", "cross-entropy"] = "binary"
+    weights: Literal["authors", "sums"] = "authors"
+    """`authors`: (1 − ρ) / ρ / 0.1 on means over classes, ρ = old/all. `sums`: on sums."""
+
+
+class TaskPart(nn.Module):
+    """The parts of a later task: its token, the norm of its embedding, its classifier."""
+
+    def __init__(self, *, width: int, classes: int, eps: float) -> None:
+        super().__init__()
+        self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(width), std=TOKEN_STD))
+        self.norm, self.head = nn.LayerNorm(width, eps=eps), nn.Linear(width, classes)
+        start_head(self.head)
+
+
+class Dytox(Method):
+    options_type = DytoxOptions
+
+    def __init__(self, preset: Preset, options: Options) -> None:
+        super().__init__(preset, options)
+        assert isinstance(options, DytoxOptions)
+        self.options, self.design = options, Design(gated=options.attention == "gated")
+        # One expert: encoder, decoder, and the parts of the first task, named as in DNE.
+        self.network = network_type(self.design)(
+            NetworkSpec(
+                image_size=preset.image_size,
+                patch_size=preset.patch_size,
+                depth=preset.depth,
+                qkv_bias=not self.design.gated,
+            )
+        )
+        self.later = nn.ModuleList()
+
+    @property
+    def base(self) -> str:
+        """Learn the first task as DNE does."""
+        return f"{self.design.base}, {self.options.loss}, decay ours"
+
+    def expand(self, new: tuple[str, ...]) -> None:
+        spec = self.network.spec
+        if not spec.tasks:
+            expert = ExpertSpec(heads=self.preset.heads)
+            self.network.expand(TaskSpec(name="task 1", classes=new, expert=expert))
+            return
+        width, eps = spec.token_width, spec.layer_norm_eps
+        self.later.append(TaskPart(width=width, classes=len(new), eps=eps))
+
+    def learn(self, lesson: Lesson) -> None:
+        if not self.later:
+            self._learn_first(lesson)
+            return
+        self._learn_task(lesson)
+        self._tune(lesson)
+
+    def scores(self, images_BCHW: Tensor) -> Tensor:
+        return self.classify(self.embeddings(images_BCHW))
+
+    def features(self, images_BCHW: Tensor) -> Tensor:
+        return torch.cat(self.embeddings(images_BCHW), dim=-1)
+
+    def embeddings(self, images_BCHW: Tensor) -> list[Tensor]:
+        """Compute the normalised embedding [B, C] of each task."""
+        expert, parts = self.network.newest, self._parts()
+        tokens_TC = torch.stack([expert.token, *(part.token for part in parts)])
+        patches_BPC = patches(expert, images_BCHW)
+        out_BTC = tokens_apart(expert.class_block, tokens_TC, patches_BPC)
+        norms = [expert.norm, *(part.norm for part in parts)]
+        return [norm(out_BTC[:, task]) for task, norm in enumerate(norms)]
+
+    def classify(self, embeddings: list[Tensor]) -> Tensor:
+        """Let every classifier read the embedding of its own task."""
+        heads = [*self.network.heads, *(part.head for part in self._parts())]
+        logits = [head(one) for head, one in zip(heads, embeddings, strict=True)]
+        return torch.cat(logits, dim=-1)
+
+    def learnable(self) -> list[nn.Parameter]:
+        """List all parameters: tuning changes those that learning does not."""
+        return list(self.parameters())
+
+    def _parts(self) -> list[TaskPart]:
+        return [part for part in self.later if isinstance(part, TaskPart)]
+
+    def _learn_first(self, lesson: Lesson) -> None:
+        lesson.fit(
+            "learning",
+            self.network,
+            Objective(classification=classification_named(self.options.loss)),
+            parameters=self.network.learnable(),
+            rate=self.preset.rate,
+        )
+
+    def _learn_task(self, lesson: Lesson) -> None:
+        teacher = copy.deepcopy(self).requires_grad_(False)
+        del teacher.later[-1]
+        divergence = nn.Linear(self.network.spec.token_width, 1 + len(lesson.new))
+        start_head(divergence)
+        expert = self.network.newest.requires_grad_(True)
+        for old in (expert.token, *expert.norm.parameters()):
+            old.requires_grad_(False)
+        newest = self.later[-1].requires_grad_(True)
+        learns = [one for one in expert.parameters() if one.requires_grad]
+        lesson.fit(
+            "learning",
+            self,
+            DytoxObjective(
+                classification=classification_named(self.options.loss),
+                weights=self._weights(lesson),
+                teacher=teacher,
+                divergence=divergence,
+                old=lesson.old,
+            ),
+            parameters=[*learns, *newest.parameters(), *divergence.parameters()],
+            rate=self.preset.rate,
+        )
+
+    def _tune(self, lesson: Lesson) -> None:
+        expert = self.network.newest
+        self.requires_grad_(True)
+        for encoder in (expert.patch_embed, expert.blocks):
+            encoder.requires_grad_(False)
+        expert.position.requires_grad_(False)
+        lesson.fit(
+            "balanced tuning",
+            self,
+            DytoxObjective(classification=classification_named(self.options.loss)),
+            parameters=[one for one in self.parameters() if one.requires_grad],
+            rate=AUTHORS_TUNING_RATE_SHARE * self.preset.rate,
+            epochs=self.preset.tuning_epochs,
+            draw_epoch=balanced(lesson.images),
+            schedule=constant,
+        )
+
+    def _weights(self, lesson: Lesson) -> LossWeights:
+        """Weigh sums over classes; with `authors` so that they are the weights of means."""
+        old = lesson.old / lesson.classes
+        if self.options.weights == "sums":
+            return LossWeights(classification=1 - old, distillation=old, expertise=0.1)
+        expertise = 0.1 * lesson.classes / (1 + len(lesson.new))
+        return LossWeights(classification=1 - old, distillation=1.0, expertise=expertise)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DytoxObjective:
+    """Classification, distillation from the old model, and divergence of the newest token.
+
+    The divergence head tells new classes apart, and all old ones as output 0.
+    """
+
+    classification: Classification
+    weights: LossWeights = field(default_factory=LossWeights)
+    teacher: Dytox | None = None
+    divergence: nn.Linear | None = None
+    old: int = 0
+
+    def __call__(self, method: Dytox, images_BCHW: Tensor, labels_B: Tensor) -> Step:
+        embeddings = method.embeddings(images_BCHW)
+        logits = method.classify(embeddings)
+        loss = self.weights.classification * self.classification(logits, labels_B)
+        if self.teacher is not None:
+            with torch.no_grad():
+                taught_BO = self.teacher.scores(images_BCHW)
+            loss = loss + self.weights.distillation * distillation(logits[:, : self.old], taught_BO)
+        if self.divergence is not None:
+            asked = (labels_B - self.old + 1).clamp_min(0)
+            diverging = self.classification(self.divergence(embeddings[-1]), asked)
+            loss = loss + self.weights.expertise * diverging
+        right = (logits.detach().argmax(dim=-1) == labels_B).sum()
+        return Step(loss=loss, right=right)
+
+
+def start_head(head: nn.Linear) -> None:
+    """Initialise a classifier as the product does."""
+    nn.init.trunc_normal_(head.weight, std=HEAD_STD)
+    nn.init.zeros_(head.bias)

@@ -1,0 +1,1 @@
+"""Define variants of the product's network, as subclasses of its blocks."""
