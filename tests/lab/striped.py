@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -33,6 +34,8 @@ PRESET = replace(
     batch_size=16,
     resnet_rate=0.05,
 )
+SHORT = replace(PRESET, classes=4, first_epochs=1, epochs=2, tuning_epochs=2)
+"""Two tasks and few epochs, for runs that need not learn much."""
 COLOURS = ((230, 60, 60), (60, 220, 60), (60, 60, 230))
 
 
@@ -84,13 +87,29 @@ class Broken(Exception):
     """The run is killed here."""
 
 
-def run_of(method: str, folder: Path, *, progress: Progress | None = None) -> Run:
+def run_of(
+    method: str, folder: Path, *, preset: Preset = PRESET, progress: Progress | None = None
+) -> Run:
     cell = Cell(
-        choice=read_choice(method), preset_name="striped", setting="", preset=PRESET, seed=0
+        choice=read_choice(method), preset_name="striped", setting="", preset=preset, seed=0
     )
     return Run(
         cell, striped(), out=folder / "out.jsonl", progress=progress or Silent(), folder=folder
     )
+
+
+def assert_a_killed_run_goes_on(method: str, folder: Path, *, phases: tuple[str, str]) -> None:
+    """Kill a run in the second epoch of each phase of its second task; compare all bits."""
+    whole = run_of(method, folder / "whole", preset=SHORT)
+    whole.go()
+    for phase in phases:
+        breaks = Silent(breaks_in=phase, on_task=2, after=8)
+        with pytest.raises(Broken):
+            run_of(method, folder / "cut", preset=SHORT, progress=breaks).go()
+    cut = run_of(method, folder / "cut", preset=SHORT)
+    cut.go()
+    assert cut.lines[1].resumed
+    assert equal(state_of(cut.method), state_of(whole.method))
 
 
 def state_of(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -19,7 +19,16 @@ from lab.methods.foster import (
     class_weights,
     compress,
 )
-from tests.lab.striped import PRESET, Broken, School, Silent, equal, run_of, some_images, state_of
+from tests.lab.striped import (
+    PRESET,
+    SHORT,
+    School,
+    assert_a_killed_run_goes_on,
+    equal,
+    run_of,
+    some_images,
+    state_of,
+)
 
 TEACHER = [[2.0, -1.0, 0.5], [0.0, 3.0, -2.0], [1.0, 1.0, 1.0], [-0.5, 0.2, 0.1]]
 STUDENT = [[0.3, 1.0, -0.5], [1.0, 2.0, 0.0], [0.1, -0.4, 0.9], [0.0, 0.0, 2.0]]
@@ -126,24 +135,19 @@ def test_boosting_leaves_the_network_and_compression_leaves_its_teacher_bit_equa
     assert not equal(state_of(both.network), network)
 
 
-def test_three_tasks_are_learnt_and_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_three_tasks_are_learnt(tmp_path: Path) -> None:
     whole = run_of("foster", tmp_path / "whole")
     whole.go()
     assert whole.lines[-1].accuracy > 0.34
     assert whole.lines[-1].parameters < 1.1 * whole.lines[0].parameters
-    for phase in ("boosting", "compression"):
-        with pytest.raises(Broken):
-            run_of(
-                "foster", tmp_path / "cut", progress=Silent(breaks_in=phase, on_task=2, after=8)
-            ).go()
-    cut = run_of("foster", tmp_path / "cut")
-    cut.go()
-    assert cut.lines[1].resumed
-    assert equal(state_of(cut.method), state_of(whole.method))
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    assert_a_killed_run_goes_on("foster", tmp_path, phases=("boosting", "compression"))
 
 
 def test_the_first_task_is_shared_with_der(tmp_path: Path) -> None:
-    der, foster = run_of("der", tmp_path), run_of("foster", tmp_path)
+    der, foster = (run_of(one, tmp_path, preset=SHORT) for one in ("der", "foster"))
     assert der.base_path == foster.base_path
     der.go()
     foster.go()

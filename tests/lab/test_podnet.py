@@ -23,7 +23,15 @@ from lab.methods.podnet import (
     pooled,
     stages_distance,
 )
-from tests.lab.striped import PRESET, Broken, School, Silent, equal, run_of, some_images, state_of
+from tests.lab.striped import (
+    PRESET,
+    School,
+    assert_a_killed_run_goes_on,
+    equal,
+    run_of,
+    some_images,
+    state_of,
+)
 
 SCORES = [[2.0, -1.0, 0.5], [0.0, 3.0, -2.0], [1.0, 1.0, 1.0], [-0.5, 0.2, 0.1]]
 LABELS = [2, 1, 0, 1]
@@ -162,16 +170,11 @@ def test_older_proxies_rest_until_the_tuning_and_the_backbone_during_it() -> Non
     assert not torch.equal(tuned.classifier.proxies[0], before)
 
 
-def test_three_tasks_are_learnt_and_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_three_tasks_are_learnt(tmp_path: Path) -> None:
     whole = run_of("podnet", tmp_path / "whole")
     whole.go()
     assert whole.lines[-1].accuracy > 0.34
-    for phase in ("learning", "balanced tuning"):
-        with pytest.raises(Broken):
-            run_of(
-                "podnet", tmp_path / "cut", progress=Silent(breaks_in=phase, on_task=2, after=8)
-            ).go()
-    cut = run_of("podnet", tmp_path / "cut")
-    cut.go()
-    assert cut.lines[1].resumed
-    assert equal(state_of(cut.method), state_of(whole.method))
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    assert_a_killed_run_goes_on("podnet", tmp_path, phases=("learning", "balanced tuning"))
