@@ -2,7 +2,8 @@
 
 All task tokens read the patches of one encoder through one class-attention block, the decoder.
 Learning a task changes encoder, decoder and the newest task's parts; balanced tuning changes all
-but the encoder, without distillation. All of it is as in the authors' configuration for CIFAR-100.
+but the encoder, without distillation. Both phases change what the authors' configuration for
+CIFAR-100 changes; weight decay and augmentation are those of the harness.
 
 Shapes: B images, C channels, O old classes, N new ones.
 """
@@ -62,7 +63,7 @@ class Dytox(Method):
 
     @property
     def base(self) -> str:
-        """Learn the first task as DNE does."""
+        """Name the base of DNE, which learns the first task alike."""
         return f"{self.design.base}, {self.options.loss}, decay ours"
 
     def expand(self, new: tuple[str, ...]) -> None:
