@@ -2,7 +2,8 @@
 
 All task tokens read the patches of one encoder through one class-attention block, the decoder.
 Learning a task changes encoder, decoder and the newest task's parts; balanced tuning changes all
-but the encoder, without distillation. All of it is as in the authors' configuration for CIFAR-100.
+but the encoder, without distillation. Both phases change what the authors' configuration for
+CIFAR-100 changes; weight decay and augmentation are those of the harness.
 
 Shapes: B images, C channels, O old classes, N new ones.
 """
@@ -19,10 +20,8 @@ from torch import Tensor, nn
 from lab.method import Lesson, Method, Options
 from lab.methods.dne import AUTHORS_TUNING_RATE_SHARE, constant
 from lab.presets import Preset
-from lab.variants.alone import patches, tokens_apart
 from lab.variants.design import Design, network_type
-from model_store.network.expert import TOKEN_STD
-from model_store.network.network import HEAD_STD
+from lab.variants.task_tokens import TaskPart, classify, embeddings, task_head
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from trainer.data.sampling import balanced
 from trainer.learning.learner import Step
@@ -42,16 +41,6 @@ class DytoxOptions(Options):
     loss: Literal["binary", "cross-entropy"] = "binary"
     weights: Literal["authors", "sums"] = "authors"
     """`authors`: (1 − ρ) / ρ / 0.1 on means over classes, ρ = old/all. `sums`: on sums."""
-
-
-class TaskPart(nn.Module):
-    """The parts of a later task: its token, the norm of its embedding, its classifier."""
-
-    def __init__(self, *, width: int, classes: int, eps: float) -> None:
-        super().__init__()
-        self.token = nn.Parameter(nn.init.trunc_normal_(torch.empty(width), std=TOKEN_STD))
-        self.norm, self.head = nn.LayerNorm(width, eps=eps), nn.Linear(width, classes)
-        start_head(self.head)
 
 
 class Dytox(Method):
@@ -74,7 +63,7 @@ class Dytox(Method):
 
     @property
     def base(self) -> str:
-        """Learn the first task as DNE does."""
+        """Name the base of DNE, which learns the first task alike."""
         return f"{self.design.base}, {self.options.loss}, decay ours"
 
     def expand(self, new: tuple[str, ...]) -> None:
@@ -100,26 +89,21 @@ class Dytox(Method):
         return torch.cat(self.embeddings(images_BCHW), dim=-1)
 
     def embeddings(self, images_BCHW: Tensor) -> list[Tensor]:
-        """Compute the normalised embedding [B, C] of each task."""
-        expert, parts = self.network.newest, self._parts()
-        tokens_TC = torch.stack([expert.token, *(part.token for part in parts)])
-        patches_BPC = patches(expert, images_BCHW)
-        out_BTC = tokens_apart(expert.class_block, tokens_TC, patches_BPC)
-        norms = [expert.norm, *(part.norm for part in parts)]
-        return [norm(out_BTC[:, task]) for task, norm in enumerate(norms)]
+        return embeddings(self.network, self._later(), images_BCHW)
 
-    def classify(self, embeddings: list[Tensor]) -> Tensor:
-        """Let every classifier read the embedding of its own task."""
-        heads = [*self.network.heads, *(part.head for part in self._parts())]
-        logits = [head(one) for head, one in zip(heads, embeddings, strict=True)]
-        return torch.cat(logits, dim=-1)
+    def classify(self, embedded: list[Tensor]) -> Tensor:
+        return classify(self.network, self._later(), embedded)
 
     def learnable(self) -> list[nn.Parameter]:
         """List all parameters: tuning changes those that learning does not."""
         return list(self.parameters())
 
-    def _parts(self) -> list[TaskPart]:
+    def _later(self) -> list[TaskPart]:
         return [part for part in self.later if isinstance(part, TaskPart)]
+
+    def _encoder(self) -> list[nn.Parameter]:
+        expert = self.network.newest
+        return [expert.position, *expert.patch_embed.parameters(), *expert.blocks.parameters()]
 
     def _learn_first(self, lesson: Lesson) -> None:
         lesson.fit(
@@ -131,15 +115,13 @@ class Dytox(Method):
         )
 
     def _learn_task(self, lesson: Lesson) -> None:
-        teacher = copy.deepcopy(self).requires_grad_(False)
+        # The encoder changes, so the old model needs a copy of it, and a forward pass.
+        teacher = copy.deepcopy(self)
         del teacher.later[-1]
-        divergence = nn.Linear(self.network.spec.token_width, 1 + len(lesson.new))
-        start_head(divergence)
-        expert = self.network.newest.requires_grad_(True)
-        for old in (expert.token, *expert.norm.parameters()):
-            old.requires_grad_(False)
-        newest = self.later[-1].requires_grad_(True)
-        learns = [one for one in expert.parameters() if one.requires_grad]
+        divergence = task_head(self.network.spec.token_width, 1 + len(lesson.new))
+        decoder, newest = self.network.newest.class_block, self.later[-1]
+        learns = [*self._encoder(), *decoder.parameters(), *newest.parameters()]
+        self._let_learn(learns)
         lesson.fit(
             "learning",
             self,
@@ -150,26 +132,30 @@ class Dytox(Method):
                 divergence=divergence,
                 old=lesson.old,
             ),
-            parameters=[*learns, *newest.parameters(), *divergence.parameters()],
+            parameters=[*learns, *divergence.parameters()],
             rate=self.preset.rate,
         )
 
     def _tune(self, lesson: Lesson) -> None:
-        expert = self.network.newest
-        self.requires_grad_(True)
-        for encoder in (expert.patch_embed, expert.blocks):
-            encoder.requires_grad_(False)
-        expert.position.requires_grad_(False)
+        fixed = {id(one) for one in self._encoder()}
+        learns = [one for one in self.parameters() if id(one) not in fixed]
+        self._let_learn(learns)
         lesson.fit(
             "balanced tuning",
             self,
             DytoxObjective(classification=classification_named(self.options.loss)),
-            parameters=[one for one in self.parameters() if one.requires_grad],
+            parameters=learns,
             rate=AUTHORS_TUNING_RATE_SHARE * self.preset.rate,
             epochs=self.preset.tuning_epochs,
             draw_epoch=balanced(lesson.images),
             schedule=constant,
         )
+
+    def _let_learn(self, learns: list[nn.Parameter]) -> None:
+        """Compute gradients of these parameters alone."""
+        self.requires_grad_(False)
+        for one in learns:
+            one.requires_grad_(True)
 
     def _weights(self, lesson: Lesson) -> LossWeights:
         """Weigh sums over classes; with `authors` so that they are the weights of means."""
@@ -207,9 +193,3 @@ class DytoxObjective:
             loss = loss + self.weights.expertise * diverging
         right = (logits.detach().argmax(dim=-1) == labels_B).sum()
         return Step(loss=loss, right=right)
-
-
-def start_head(head: nn.Linear) -> None:
-    """Initialise a classifier as the product does."""
-    nn.init.trunc_normal_(head.weight, std=HEAD_STD)
-    nn.init.zeros_(head.bias)
