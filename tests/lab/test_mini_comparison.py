@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab import cli, results
+from lab.plan import PLAN
 from lab.registry import METHODS
 from lab.report.metrics import courses_of, rows_of
 from lab.report.page import markdown_table
@@ -35,4 +36,4 @@ def test_every_method_learns_all_tasks(
     assert [row.method for row in rows] == list(METHODS)
     assert cli.main(["report", "--results", str(out), "--out", str(page)]) == 0
     with capsys.disabled():
-        print("\n" + markdown_table(Tables(rows=rows, plan=cli.PLAN).matched_cost()))
+        print("\n" + markdown_table(Tables(rows=rows, plan=PLAN).matched_cost()))
