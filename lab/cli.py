@@ -180,12 +180,15 @@ def _minutes(minutes: float | None) -> str:
 def _time_left(left: Sequence[Step], *, at_once: int) -> str:
     waiting = [one for one in left if one.state != "done"]
     known = [one.minutes for one in waiting if one.minutes is not None]
-    unknown = len(waiting) - len(known)
-    more = f", and {unknown} of unknown length" if unknown else ""
-    return (
-        f"{counted(len(waiting), 'cell')} to run: {sum(known):.0f} minutes of one core{more}; "
-        f"about {sum(known) / at_once:.0f} with {at_once} at a time"
-    )
+    told = [f"{counted(len(waiting), 'cell')} to run"]
+    if known:
+        told.append(
+            f"{sum(known):.0f} minutes of one core, about {sum(known) / at_once:.0f} with "
+            f"{at_once} at a time"
+        )
+    if len(known) < len(waiting):
+        told.append(f"{len(waiting) - len(known)} of unknown length")
+    return "; ".join(told)
 
 
 def _report(asked: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -70,6 +71,8 @@ class _Killer:
 def main(data_path: str, out: str, folder: str, *writes: str) -> None:
     torch.set_num_threads(1)
     data = tiny_data(Path(data_path))
+    with TemporaryDirectory() as scratch:  # so that children need not import torch's rarer parts
+        go(data, out=Path(scratch, "lines.jsonl"), folder=Path(scratch))
     for killed in range(MOST):
         child = os.fork()
         if not child:

@@ -61,6 +61,20 @@ def alike(lines: Sequence[Line]) -> list[Line]:
     return [replace(line, cpu_s=0.0, resumed=False, shared_base=False, commit="") for line in lines]
 
 
+def state(folder: Path) -> Mapping[str, torch.Tensor]:
+    """Read the weights and exemplars of the only cell in a folder."""
+    (path,) = (folder / "cells").glob("*.safetensors")
+    kept = saved.read(path, note=print)
+    assert kept is not None
+    return kept[0]
+
+
+def same(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -> bool:
+    return some.keys() == others.keys() and all(
+        torch.equal(one, others[name]) for name, one in some.items()
+    )
+
+
 @pytest.mark.parametrize(
     ("writes", "least"),
     [
@@ -70,8 +84,8 @@ def alike(lines: Sequence[Line]) -> list[Line]:
         ),
     ],
 )
-def test_a_cell_that_is_killed_again_and_again_ends_with_the_same_lines(
-    zip_file: Path, whole: list[Line], tmp_path: Path, writes: tuple[str, ...], least: int
+def test_a_cell_that_is_killed_again_and_again_ends_with_the_same_lines_and_bits(
+    zip_file: Path, finished: Path, tmp_path: Path, writes: tuple[str, ...], least: int
 ) -> None:
     out, folder = tmp_path / "lines.jsonl", tmp_path / "cache"
     given = [str(zip_file), str(out), str(folder), *writes]
@@ -79,7 +93,8 @@ def test_a_cell_that_is_killed_again_and_again_ends_with_the_same_lines(
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) >= least
-    assert alike(read(out)) == alike(whole)
+    assert alike(read(out)) == alike(read(finished / "lines.jsonl"))
+    assert same(state(folder), state(finished))
     assert list((folder / "checkpoints").glob("*")) == []
 
 
@@ -101,7 +116,7 @@ def test_a_torn_line_is_written_again(data: Dataset, whole: list[Line], folder: 
 
 @pytest.mark.parametrize("where", ["cells", "bases"])
 def test_a_damaged_file_of_the_cache_is_told_and_made_anew(
-    data: Dataset, whole: list[Line], folder: Path, where: str
+    data: Dataset, whole: list[Line], finished: Path, folder: Path, where: str
 ) -> None:
     if where == "bases":  # a base is read by cells that have not begun
         shutil.rmtree(folder / "cells")
@@ -112,6 +127,7 @@ def test_a_damaged_file_of_the_cache_is_told_and_made_anew(
     told = go(data, out=folder / "other.jsonl", folder=folder)
     assert any(f"{file} is damaged" in note for note in told.notes)
     assert alike(read(folder / "other.jsonl")) == alike(whole)
+    assert same(state(folder), state(finished))
 
 
 def test_saved_tensors_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -128,12 +144,8 @@ def test_saved_tensors_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
         assert saved.read(path, note=notes.append) is None
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
         read_again = saved.read(path, note=notes.append)
-        assert read_again is None or _same(read_again[0], tensors)  # a bit of padding or JSON
+        assert read_again is None or same(read_again[0], tensors)  # a bit of padding or JSON
     assert all("is damaged" in note for note in notes)
-
-
-def _same(found: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
-    return all(torch.equal(found[name], one) for name, one in tensors.items())
 
 
 def test_cells_of_one_base_learn_the_first_task_once(

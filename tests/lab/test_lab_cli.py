@@ -105,7 +105,7 @@ def test_a_campaign_runs_what_is_missing_in_the_order_of_the_plan(
     assert [(line.variant, line.task) for line in lines] == [
         (variant, task) for variant in ("", "k=2") for task in range(3)
     ]
-    assert "1 cell to run: 0 minutes of one core, and 1 of unknown" in capsys.readouterr().err
+    assert "1 cell to run; 1 of unknown length" in capsys.readouterr().err
     before = out.read_bytes()
     assert cli.main(given) == 0
     assert out.read_bytes() == before
