@@ -72,6 +72,11 @@ class Kernel:
 
 
 class Recorder(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. Skipping the compiler would load it, which takes seconds."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.kernels: list[Kernel] = []
