@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -115,9 +116,10 @@ class Weights:
     classifier: bytes
 
 
-_MADE: dict[Hashable, Weights] = {}
+_MADE: OrderedDict[Hashable, Weights] = OrderedDict()
 """Weights by all that they follow from: hundreds of tests begin with the same few versions."""
-MOST_MADE = 64
+MOST_MADE = 8
+"""Few enough that a test which looks for leaks finds none here: it makes more before it looks."""
 
 
 def _weights(
@@ -134,6 +136,7 @@ def _weights(
     origin = (parent.spec, parent.model_shards) if parent else spec
     key = (names, origin, seed, heads, spread)
     if key in _MADE:
+        _MADE.move_to_end(key)
         return _MADE[key]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -143,8 +146,9 @@ def _weights(
         experts=tuple(encode_expert(network, index) for index in range(len(network.experts))),
         classifier=encode_classifier(network),
     )
-    if len(_MADE) < MOST_MADE:  # tests that look for leaks publish hundreds
-        _MADE[key] = made
+    _MADE[key] = made
+    if len(_MADE) > MOST_MADE:
+        _MADE.popitem(last=False)
     return made
 
 
