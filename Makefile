@@ -28,8 +28,8 @@ coverage: $(READY) ## branch coverage of the default tests, with the lines that 
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races: minutes, and a table at the end
-	$(BIN)/python -m pytest -q -m slow tests/faults
+test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races, hundreds of swaps: minutes, and a table at the end
+	$(BIN)/python -m pytest -q -m slow tests/faults tests/e2e
 
 test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up requests: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/abuse

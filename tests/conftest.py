@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,10 @@ from tests.s3_server import moto, s3_location, seaweedfs  # noqa: F401 – fixtu
 from tests.trained_store import allow_for_the_making, trained_copy, trained_store  # noqa: F401 – fixtures for all
 
 # Before torch is imported: tiny networks lose more time to a thread pool than they win.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
+# One authority, whose key nobody has: reading those of the world takes every HTTP client 30 ms.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("nobody.pem"))
+os.environ.pop("SSL_CERT_DIR", None)
 use_memory_for_files()
 
 settings.register_profile("steady", deadline=None, derandomize=True)
@@ -92,3 +97,13 @@ def _no_settings_from_outside(
         monkeypatch.delenv(name)
     # One for all processes of a run: what a machine can do is found out once.
     monkeypatch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    """Two threads of torch on a busy machine wait for each other and burn what others need, so
+    a test that asks for them leaves them to no other."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != THREADS:
+        torch.set_num_threads(THREADS)

@@ -18,6 +18,8 @@ from model_store.store.cache import cache_folder
 
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 8 << 30
+_KNOWN: set[Path] = set()
+"""Files in which this process has found all trials: looking takes longer than a tiny batch."""
 
 
 def use_memory_for_files() -> None:
@@ -35,10 +37,13 @@ def run_folder(factory: pytest.TempPathFactory) -> Path:
 def know_machine() -> Path:
     """Try each precision that $DNE_CACHE does not remember. A trial takes seconds."""
     cache = cache_folder()
+    if (cache / REMEMBERED) in _KNOWN and (cache / REMEMBERED).exists():
+        return cache / REMEMBERED
     cache.parent.mkdir(parents=True, exist_ok=True)
     with alone(cache.with_suffix(".lock")):
         for precision in get_args(Reduced):
             try_out(precision)
+    _KNOWN.add(cache / REMEMBERED)
     return cache / REMEMBERED
 
 

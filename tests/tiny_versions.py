@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -54,12 +56,9 @@ def publish_tiny(
     `heads` of each new expert; `spread` of the classifier's weights; `agreement` of reduced
     precisions, as if it had been measured; `gate`, as if it had judged; `spec` of a version without
     a parent."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = _grown(store, tasks, parent, spec=spec, heads=heads, spread=spread)
+    weights = _weights(store, tasks, parent, seed=seed, spec=spec, heads=heads, spread=spread)
+    experts, classifier = weights.experts, weights.classifier
     old = parent.tasks if parent else ()
-    experts = {index: encode_expert(network, index) for index in range(len(network.spec.tasks))}
-    classifier = encode_classifier(network)
     records = tuple(
         TaskRecord(
             name=task.name,
@@ -68,14 +67,14 @@ def publish_tiny(
             attention_heads=task.expert.attention_heads,
             expert=shard_ref("expert", experts[index]),
         )
-        for index, task in enumerate(network.spec.tasks)
+        for index, task in enumerate(weights.spec.tasks)
     )
     draft = Draft(
         parent=parent.version if parent else None,
         parent_digest=parent.digest if parent else None,
         transaction=uuid.uuid4().hex,
-        network=geometry_of(network.spec),
-        preprocessing=Preprocessing(image_size=network.spec.image_size),
+        network=geometry_of(weights.spec),
+        preprocessing=Preprocessing(image_size=weights.spec.image_size),
         tasks=records,
         classifier=shard_ref("classifier", classifier),
         unknown=unknown,
@@ -106,6 +105,51 @@ def flip_last_bit(store: Store, ref: ShardRef) -> None:
     data[-1] ^= 1
     path.unlink()
     path.write_bytes(data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """An encoded network."""
+
+    spec: NetworkSpec
+    experts: tuple[bytes, ...]
+    classifier: bytes
+
+
+_MADE: OrderedDict[Hashable, Weights] = OrderedDict()
+"""Weights by all that they follow from: hundreds of tests begin with the same few versions."""
+MOST_MADE = 8
+"""Few enough that a test which looks for leaks finds none here: it makes more before it looks."""
+
+
+def _weights(
+    store: Store,
+    tasks: Tasks,
+    parent: Manifest | None,
+    *,
+    seed: int,
+    spec: NetworkSpec,
+    heads: int,
+    spread: float,
+) -> Weights:
+    names = tuple((name, tuple(classes)) for name, classes in tasks)
+    origin = (parent.spec, parent.model_shards) if parent else spec
+    key = (names, origin, seed, heads, spread)
+    if key in _MADE:
+        _MADE.move_to_end(key)
+        return _MADE[key]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = _grown(store, tasks, parent, spec=spec, heads=heads, spread=spread)
+    made = Weights(
+        spec=network.spec,
+        experts=tuple(encode_expert(network, index) for index in range(len(network.experts))),
+        classifier=encode_classifier(network),
+    )
+    _MADE[key] = made
+    if len(_MADE) > MOST_MADE:
+        _MADE.popitem(last=False)
+    return made
 
 
 def _grown(

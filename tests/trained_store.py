@@ -23,7 +23,6 @@ import pytest
 from PIL import Image
 
 from tests.machine import alone, know_machine, run_folder
-from tests.trainer.folders import pixels_of, write_classes
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZE = 16
@@ -155,7 +154,7 @@ def _make_elsewhere(folder: Path, *, cache: Path) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
 
 
-# From here on in that process.
+# From here on in that process. It alone needs the trainer: pytest's own start does without torch.
 
 
 class Commands:
@@ -227,6 +226,8 @@ def make_pretrained_store(folder: Path) -> None:
 
 
 def write_data(folder: Path) -> None:
+    from tests.trainer.folders import write_classes
+
     for name, classes in {**TASKS, **BRANCH}.items():
         write_classes(folder / name, classes, size=SIZE)
     write_classes(folder / "more", [EXTENDED], size=SIZE, seed=9)
@@ -235,6 +236,8 @@ def write_data(folder: Path) -> None:
 
 def write_wrong_labels(folder: Path, classes: Sequence[str], *, images: int) -> None:
     """Images of one kind in all folders. Enough of them that the gate has some to judge by."""
+    from tests.trainer.folders import pixels_of
+
     pixels = iter(pixels_of("anything", images * len(classes), size=SIZE))
     for name in classes:
         (folder / name).mkdir(parents=True)

@@ -4,7 +4,7 @@ recorded on. It keeps nothing alive that a pass did not allocate, and tells when
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from model_store.preprocess import Pixels
 
@@ -54,19 +53,30 @@ class Address:
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
     call: Callable[..., Any]
-    args: Any
-    kwargs: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
     fresh: dict[int, Address]
     """Of its results those that it allocates."""
 
     def run(self) -> None:
-        args, kwargs = tree_map(_to_tensor, (self.args, self.kwargs))
-        results = tree_leaves(self.call(*args, **kwargs))
+        args, kwargs = _mapped(_to_tensor, self.args), _named(_to_tensor, self.kwargs)
+        results = list(_leaves(self.call(*args, **kwargs)))
         for place, address in self.fresh.items():
             address.tensor().copy_(results[place])
 
+    @property
+    def addresses(self) -> Iterator[Address]:
+        """All that it reads or writes and does not allocate."""
+        given = _leaves((*self.args, *self.kwargs.values()))
+        return (one for one in given if isinstance(one, Address))
+
 
 class Recorder(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here. Skipping the compiler would load it, which takes seconds."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.kernels: list[Kernel] = []
@@ -76,17 +86,17 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         given = {
             one.untyped_storage()._cdata
-            for one in tree_leaves((args, kwargs))
+            for one in _leaves((*args, *kwargs.values()))
             if isinstance(one, Tensor)
         }
-        where, named = tree_map(_to_address, (args, kwargs))
+        where, named = _mapped(_to_address, args), _named(_to_address, kwargs)
         results = func(*args, **kwargs)
+        leaves = list(_leaves(results))
         fresh = {
             place: Address.of(one)
-            for place, one in enumerate(tree_leaves(results))
+            for place, one in enumerate(leaves)
             if isinstance(one, Tensor) and one.untyped_storage()._cdata not in given
         }
-        leaves = tree_leaves(results)
         self.own += [leaves[place].untyped_storage() for place in fresh]
         self.kernels.append(Kernel(func, where, named, fresh))
         return results
@@ -109,8 +119,7 @@ class FakeGraph:
 
     @property
     def points_into_freed_memory(self) -> bool:
-        leaves = tree_leaves([(one.args, one.kwargs) for one in self.kernels])
-        return any(one.memory.expired() for one in leaves if isinstance(one, Address))
+        return any(one.memory.expired() for kernel in self.kernels for one in kernel.addresses)
 
 
 @dataclass(slots=True)
@@ -138,6 +147,26 @@ class FakeDriver:
         graph = FakeGraph(len(found), recorder.kernels, recorder.own, found, self.replayed.append)
         self.graphs.add(graph)
         return graph
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """As torch's own `tree_map`, which takes most of the time of a pass: kernels take lists and
+    tuples of tensors, and nothing deeper."""
+    if isinstance(value, list | tuple):
+        return type(value)(_mapped(change, one) for one in value)
+    return change(value)
+
+
+def _named(change: Callable[[Any], Any], values: dict[str, Any]) -> dict[str, Any]:
+    return {name: _mapped(change, value) for name, value in values.items()}
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for one in value:
+            yield from _leaves(one)
+    else:
+        yield value
 
 
 def _to_address(value: Any) -> Any:

@@ -8,10 +8,10 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -20,8 +20,8 @@ import pytest
 from dne_serve.cli import build_parser, main
 from dne_serve.settings import Settings
 from model_store import __version__
-from model_store.records.manifest import Manifest
 from model_store.store.store import Store
+from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.live_server import png
 
 COMMAND = (sys.executable, "-c", "import sys; from dne_serve.cli import main; sys.exit(main())")
@@ -110,51 +110,72 @@ def test_a_store_of_a_later_format_is_a_sentence_and_1(tmp_path: Path) -> None:
     assert "format 99" in said
 
 
-def test_it_is_ready_within_six_seconds(store: Store, digits: Manifest) -> None:
-    """Of processor time, which on an idle machine is the time that passes."""
-    with running("--store", store.location) as (process, _):
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        took = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    assert took < 6, f"{took:.1f} s"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """A server that was ready, and was told to stop in the middle of a request."""
+
+    url: str
+    store: str
+    ready_s: float
+    """Processor time until it was ready, which on an idle machine is the time that passes."""
+    answer: httpx.Response
+    code: int
+    said: str
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_it_answers_what_is_under_way(
-    store: Store, digits: Manifest, number: signal.Signals
-) -> None:
-    half_sent, signalled = threading.Event(), threading.Event()
+@pytest.fixture(scope="module", params=[signal.SIGTERM, signal.SIGINT], ids=lambda one: one.name)
+def stopped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    """One server for a signal: each start takes seconds."""
+    store = Store.create(str(tmp_path_factory.mktemp("stopped") / "models"))
+    publish_digits(store, publish_letters(store))
+    with running("--store", store.location) as (process, url):
+        ready_s = processor_seconds(process.pid)
+        answer = ask_and_signal(process, url, request.param)
+        _, said = process.communicate(timeout=20)
+        return Stopped(
+            url=url,
+            store=store.location,
+            ready_s=ready_s,
+            answer=answer,
+            code=process.returncode,
+            said=said,
+        )
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ask_and_signal(
+    process: subprocess.Popen[str], url: str, number: signal.Signals
+) -> httpx.Response:
+    """Send half an image, the signal, and then the other half."""
     image = png()
 
     def body() -> Iterator[bytes]:
         yield image[:20]
-        half_sent.set()
-        signalled.wait(20)
+        time.sleep(0.1)  # for the first half to arrive
+        process.send_signal(number)
         time.sleep(0.3)
         yield image[20:]
 
-    with running("--store", store.location) as (process, url):
-        answers: list[httpx.Response] = []
-
-        def ask() -> None:
-            headers = {"Content-Type": "image/png"}
-            answers.append(httpx.post(f"{url}/predict", content=body(), headers=headers))
-
-        asking = threading.Thread(target=ask)
-        asking.start()
-        half_sent.wait(20)
-        time.sleep(0.1)  # for the first half to arrive
-        process.send_signal(number)
-        signalled.set()
-        asking.join()
-        assert answers[0].status_code == 200
-        assert answers[0].json()["version"] == 2
-        assert process.wait(10) == 0
+    return httpx.post(
+        f"{url}/predict", content=body(), headers={"Content-Type": "image/png"}, timeout=30
+    )
 
 
-def test_the_log_says_where_what_and_which(store: Store, digits: Manifest) -> None:
-    with running("--store", store.location) as (process, url):
-        process.terminate()
-        _, said = process.communicate(timeout=10)
-    assert url in said
-    assert store.location in said
-    assert "serving version 2" in said
+def test_it_is_ready_within_six_seconds(stopped: Stopped) -> None:
+    assert stopped.ready_s < 6, f"{stopped.ready_s:.1f} s"
+
+
+def test_told_to_stop_it_answers_what_is_under_way(stopped: Stopped) -> None:
+    assert stopped.answer.status_code == 200
+    assert stopped.answer.json()["version"] == 2
+    assert stopped.code == 0
+
+
+def test_the_log_says_where_what_and_which(stopped: Stopped) -> None:
+    assert stopped.url in stopped.said
+    assert stopped.store in stopped.said
+    assert "serving version 2" in stopped.said

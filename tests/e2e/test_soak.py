@@ -14,7 +14,7 @@ import pytest
 from dne_serve.engines.torch_engine import TorchEngine
 from model_store.records.manifest import Manifest, total_bytes
 from model_store.store.store import Store
-from tests.e2e.test_swaps import Traffic
+from tests.e2e.test_swaps import PAUSE_S, Traffic
 from tests.live_server import Live, live_server, wait_for
 from tests.tiny_versions import promote, publish_tiny
 
@@ -61,7 +61,7 @@ def swap(live: Live, store: Store, number: int, trunk: list[Manifest]) -> None:
 @contextmanager
 def traffic_to(live: Live) -> Iterator[Traffic]:
     traffic = Traffic(live.url)
-    client = threading.Thread(target=traffic.run)
+    client = threading.Thread(target=traffic.run, kwargs={"pause_s": PAUSE_S})
     client.start()
     try:
         yield traffic

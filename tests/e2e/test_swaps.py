@@ -16,6 +16,8 @@ from tests.tiny_versions import promote, publish_tiny
 
 CHANGES = 20
 CLIENTS = 4
+PAUSE_S = 0.02
+"""Between two requests of a client. Several that never pause leave a swap no processor time."""
 IMAGES = [png(seed) for seed in range(3)]
 
 
@@ -28,7 +30,7 @@ class Traffic:
     failed: list[str] = field(default_factory=list)
     answered: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
 
-    def run(self, *, query: str = "") -> None:
+    def run(self, *, query: str = "", pause_s: float = 0) -> None:
         files = [("files", (f"{i}.png", image)) for i, image in enumerate(IMAGES)]
         with httpx.Client(base_url=self.url, timeout=30) as http:
             while not self.stop.is_set():
@@ -41,6 +43,7 @@ class Traffic:
                 body = answer.json()
                 labels = tuple(one["label"] for one in body["predictions"])
                 self.answered.append((body["version"], labels))
+                self.stop.wait(pause_s)
 
     def wait_for_more(self, count: int) -> None:
         goal = len(self.answered) + count
@@ -73,7 +76,8 @@ def test_no_request_fails_while_versions_come_and_go(tmp_path: Path) -> None:
         traffic = Traffic(live.url)
         queries = [""] * CLIENTS + ["?version=1"]
         clients = [
-            threading.Thread(target=traffic.run, kwargs={"query": query}) for query in queries
+            threading.Thread(target=traffic.run, kwargs={"query": query, "pause_s": PAUSE_S})
+            for query in queries
         ]
         for client in clients:
             client.start()

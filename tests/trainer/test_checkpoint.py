@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from model_store.errors import Interrupted
 from model_store.store.store import Store
-from tests.trainer.folders import SIZES, Listening, asked
+from tests.machine import run_folder
+from tests.trainer.folders import SIZES, Listening, asked, write_classes
 from trainer.add_task import add_task
 from trainer.cli import main
 from trainer.learning.checkpoint import default_folder
@@ -44,13 +46,46 @@ def shards_of(request: AddTask, *, progress: Listening | None = None) -> list[st
     return [ref.sha256 for ref in manifest.shards]
 
 
+@pytest.fixture(scope="module")
+def begun_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("begun")
+    letters = write_classes(folder / "letters", ["a", "b"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))
+        add_task(asked(folder / "models", letters), progress=Listening())
+    return folder / "models"
+
+
 @pytest.fixture
-def two_stores(tmp_path: Path, letters: Path) -> tuple[Path, Path]:
+def two_stores(begun_once: Path, tmp_path: Path) -> tuple[Path, Path]:
     """Two stores that hold the same first version: one to be interrupted on, one not."""
     stores = tmp_path / "one", tmp_path / "two"
-    add_task(asked(stores[0], letters), progress=Listening())
-    shutil.copytree(*stores)
+    for store in stores:
+        shutil.copytree(begun_once, store)
     return stores
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A run that nothing stops."""
+
+    shards: list[str]
+    losses: list[float]
+
+
+LONG_EFFORT = Effort(epochs=8, batch_size=20)  # and 2 epochs of balancing
+
+
+@pytest.fixture(scope="module")
+def whole(begun_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = tmp_path_factory.mktemp("whole")
+    digits = write_classes(folder / "digits", ["0", "1"])
+    shutil.copytree(begun_once, folder / "models")
+    progress = Listening()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))
+        request = request_for(folder / "models", digits, None, effort=LONG_EFFORT)
+        return Whole(shards_of(request, progress=progress), progress.losses)
 
 
 @pytest.mark.parametrize(
@@ -62,28 +97,24 @@ def two_stores(tmp_path: Path, letters: Path) -> tuple[Path, Path]:
     ],
 )
 def test_an_interrupted_run_goes_on_to_the_same_bits(
-    two_stores: tuple[Path, Path], digits: Path, kept: Path, phase: str, after: int, reached: str
+    two_stores: tuple[Path, Path],
+    digits: Path,
+    kept: Path,
+    whole: Whole,
+    phase: str,
+    after: int,
+    reached: str,
 ) -> None:
-    effort = Effort(epochs=8, batch_size=20)  # and 2 epochs of balancing
-    interrupted, whole = (
-        request_for(store, digits, folder, effort=effort)
-        for store, folder in zip(two_stores, (kept, None), strict=True)
-    )
+    interrupted = request_for(two_stores[0], digits, kept, effort=LONG_EFFORT)
     message = interrupt(interrupted, phase=phase, after=after)
     assert "nothing was published; the same command goes on after " + reached in message
     assert str(kept) in message
     assert Store.open(interrupted.store).versions() == [1]
     progress = Listening()
-    continued = shards_of(interrupted, progress=progress)
+    assert shards_of(interrupted, progress=progress) == whole.shards
     assert any(note.startswith(f"going on after {reached}") for note in progress.notes)
-    assert len(progress.losses) < len(whole_losses := losses_of(whole, expected=continued))
-    assert progress.losses == whole_losses[-len(progress.losses) :]
-
-
-def losses_of(request: AddTask, *, expected: list[str]) -> list[float]:
-    progress = Listening()
-    assert shards_of(request, progress=progress) == expected
-    return progress.losses
+    assert len(progress.losses) < len(whole.losses)
+    assert progress.losses == whole.losses[-len(progress.losses) :]
 
 
 def test_a_run_that_is_interrupted_again_and_again_ends_the_same(

@@ -14,6 +14,7 @@ from model_store.errors import DataRejected, Interrupted, WrongUsage
 from model_store.network.network import Network
 from model_store.records.manifest import Manifest, delta_of
 from model_store.store.store import Store
+from tests.machine import run_folder
 from tests.trainer.folders import Listening, asked, write_classes
 from tests.trainer.vit import class_token, made_up, write_vit
 from trainer.add_task import Outcome, add_task
@@ -28,10 +29,18 @@ HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
 EFFORT = Effort(epochs=2, batch_size=10)
 
 
+LETTERS = ["a", "b", "c"]
+
+
 @pytest.fixture(autouse=True)
-def _few_strengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Choosing among many takes most of the time of so small a task; test_classifier tries all."""
-    monkeypatch.setattr("trainer.learning.classifier.L2_PENALTIES", (0.1, 0.01))
+def _choose_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_quickly(monkeypatch)
+
+
+def choose_quickly(patch: pytest.MonkeyPatch) -> None:
+    """Choosing a penalty takes most of the time of so small a task; test_classifier tries all."""
+    patch.setattr("trainer.learning.classifier.L2_PENALTIES", (0.1, 0.01))
+    patch.setattr("trainer.learning.classifier.FOLDS", 2)
 
 
 @pytest.fixture
@@ -46,7 +55,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def letters(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "letters", ["a", "b", "c"])
+    return write_classes(tmp_path / "letters", LETTERS)
 
 
 @pytest.fixture
@@ -71,6 +80,23 @@ def run(request: AddTask, *, progress: Listening | None = None) -> Outcome:
 
 def network_of(store: Path, manifest: Manifest) -> Network:
     return load_network(Store.open(str(store)).read_shard, manifest)
+
+
+@pytest.fixture(scope="module")
+def begun_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("begun")
+    data = write_classes(folder / "letters", LETTERS)
+    with pytest.MonkeyPatch.context() as patch:
+        choose_quickly(patch)
+        patch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))
+        run(first(folder / "models", data, write_vit(folder / "vit.safetensors")))
+    return folder / "models"
+
+
+@pytest.fixture
+def begun(begun_once: Path, store: Path) -> Path:
+    """A store whose version 1 is the file, and knows the letters."""
+    return Path(shutil.copytree(begun_once, store))
 
 
 def test_the_first_expert_is_the_file_and_only_the_classifier_is_fitted(
@@ -110,7 +136,7 @@ def test_the_same_command_gives_the_same_bits(
 
 @pytest.mark.parametrize("unfrozen", [1, 2])
 def test_unfrozen_blocks_change_and_nothing_before_them(
-    store: Path, letters: Path, vit: Path, unfrozen: int
+    store: Path, begun_once: Path, letters: Path, vit: Path, unfrozen: int
 ) -> None:
     progress = Listening()
     request = first(
@@ -118,9 +144,8 @@ def test_unfrozen_blocks_change_and_nothing_before_them(
     )
     manifest = run(request, progress=progress).manifest
     after = network_of(store, manifest).newest.state_dict()
-    run(first(store.with_name("frozen"), letters, vit))
-    frozen = store.with_name("frozen")
-    before = network_of(frozen, Store.open(str(frozen)).manifest(1)).newest.state_dict()
+    frozen = Store.open(str(begun_once)).manifest(1)
+    before = network_of(begun_once, frozen).newest.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     blocks = tuple(f"blocks.{index}." for index in range(2 - unfrozen, 2))
     assert changed == {name for name in before if name.startswith((*blocks, "norm."))}
@@ -149,11 +174,11 @@ def test_what_came_from_a_file_learns_at_a_tenth_of_the_rate(
 
 
 def test_a_later_task_adds_a_narrow_expert_and_leaves_the_first_alone(
-    store: Path, letters: Path, digits: Path, vit: Path
+    begun: Path, digits: Path
 ) -> None:
-    parent = run(first(store, letters, vit)).manifest
+    parent = Store.open(str(begun)).manifest(1)
     progress = Listening()
-    child = run(later(store, digits), progress=progress).manifest
+    child = run(later(begun, digits), progress=progress).manifest
     assert [ref.kind for ref in delta_of(child, parent)] == ["expert", "classifier"]
     assert child.tasks[0] == parent.tasks[0]
     assert [task.heads for task in child.tasks] == [2, 1]
@@ -161,7 +186,7 @@ def test_a_later_task_adds_a_narrow_expert_and_leaves_the_first_alone(
     assert progress.phases == [
         *("reading images", "learning", "balancing", "reading tokens"),
     ]
-    network = network_of(store, child)
+    network = network_of(begun, child)
     assert network.spec.token == "in-sequence"
     assert [one.shape[1] for one in network.token_slices(torch.zeros(1, 3, 8, 8))] == [64, 32]
     assert child.metrics.accuracy.all == 1.0
@@ -177,30 +202,26 @@ def test_an_epoch_of_a_later_task_does_not_grow_with_what_was_learnt_before(
     assert len(progress.losses) == 6 + 6
 
 
-def test_classes_stay_known_when_later_ones_come(
-    store: Path, tmp_path: Path, letters: Path, vit: Path
-) -> None:
-    run(first(store, letters, vit))
+def test_classes_stay_known_when_later_ones_come(begun: Path, tmp_path: Path) -> None:
     outcome = None
     for index in range(3):
         data = write_classes(tmp_path / f"t{index}", [f"x{index}", f"y{index}"])
-        outcome = run(later(store, data))
+        outcome = run(later(begun, data))
     assert outcome is not None
     assert outcome.manifest.metrics.accuracy.all == 1.0
     assert outcome.manifest.metrics.images == 18
 
 
 def test_an_extension_fits_the_classifier_and_no_expert_changes(
-    store: Path, tmp_path: Path, letters: Path, digits: Path, vit: Path
+    begun: Path, tmp_path: Path, digits: Path
 ) -> None:
-    run(first(store, letters, vit))
-    parent = run(later(store, digits)).manifest
+    parent = run(later(begun, digits)).manifest
     progress = Listening()
     more = write_classes(tmp_path / "more", ["b", "new"], images=30) / "new"
     for image in more.iterdir():
         image.unlink()
     more.rmdir()
-    child = run(later(store, tmp_path / "more", extend=True), progress=progress).manifest
+    child = run(later(begun, tmp_path / "more", extend=True), progress=progress).manifest
     assert child.extended == ("b",)
     assert child.tasks == parent.tasks
     assert [ref.kind for ref in delta_of(child, parent)] == ["classifier"]
@@ -219,6 +240,23 @@ def test_without_exemplars_a_later_task_is_learnt_all_the_same(
     assert progress.phases == ["reading images", "learning"]
 
 
+IN_SMALL_BATCHES = Effort(epochs=2, batch_size=5)
+IMAGES_A_PART = "trainer.learning.token_cache.IMAGES_A_PART"
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(begun_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """The second version of a run that nothing stops."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    data = write_classes(folder / "digits", ["0", "1"])
+    shutil.copytree(begun_once, folder / "models")
+    with pytest.MonkeyPatch.context() as patch:
+        choose_quickly(patch)
+        patch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))
+        patch.setattr(IMAGES_A_PART, 16)
+        return run(later(folder / "models", data, effort=IN_SMALL_BATCHES)).manifest
+
+
 @pytest.mark.parametrize(
     ("phase", "after", "reached"),
     [
@@ -230,31 +268,26 @@ def test_without_exemplars_a_later_task_is_learnt_all_the_same(
 )
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     tmp_path: Path,
-    letters: Path,
+    begun: Path,
     digits: Path,
-    vit: Path,
+    uninterrupted: Manifest,
     phase: str,
     after: int,
     reached: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainer.learning.token_cache.IMAGES_A_PART", 16)
-    effort = Effort(epochs=2, batch_size=5)
-    run(first(tmp_path / "one", letters, vit))
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
-    request = later(tmp_path / "one", digits, checkpoint=tmp_path / "kept", effort=effort)
+    monkeypatch.setattr(IMAGES_A_PART, 16)
+    request = later(begun, digits, checkpoint=tmp_path / "kept", effort=IN_SMALL_BATCHES)
     with pytest.raises(Interrupted, match=f"goes on after {reached}"):
         run(request, progress=Listening(interrupt_in=phase, after=after))
-    continued = run(request).manifest
-    whole = run(later(tmp_path / "two", digits, effort=effort)).manifest
-    assert continued.shards == whole.shards
+    assert run(request).manifest.shards == uninterrupted.shards
     assert not (tmp_path / "kept").exists()
 
 
 def test_an_interrupted_first_task_goes_on_with_the_tokens_it_has(
     tmp_path: Path, letters: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.learning.token_cache.IMAGES_A_PART", 8)
+    monkeypatch.setattr(IMAGES_A_PART, 8)
     request = first(tmp_path / "one", letters, vit, checkpoint=tmp_path / "kept")
     with pytest.raises(Interrupted, match="part 1 of reading tokens"):
         run(request, progress=Listening(interrupt_in="reading tokens", after=2))
@@ -338,13 +371,12 @@ def test_sizes_that_agree_with_the_file_may_be_said(store: Path, letters: Path, 
 
 
 def test_a_store_that_has_versions_takes_no_pre_trained_file(
-    store: Path, letters: Path, digits: Path, vit: Path
+    begun: Path, digits: Path, vit: Path
 ) -> None:
-    run(first(store, letters, vit))
     for extend in (False, True):
         with pytest.raises(WrongUsage, match="--pretrained is for the first task of a store"):
-            run(first(store, digits, vit, extend=extend))
-    assert Store.open(str(store)).versions() == [1]
+            run(first(begun, digits, vit, extend=extend))
+    assert Store.open(str(begun)).versions() == [1]
 
 
 def test_a_file_that_is_something_else_publishes_nothing(
