@@ -118,5 +118,6 @@ def test_three_tasks_are_learnt(tmp_path: Path) -> None:
     assert whole.lines[2].flop == pytest.approx(3 * whole.lines[0].flop, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert_a_killed_run_goes_on("der", tmp_path, phases=("learning", "balanced refit"))

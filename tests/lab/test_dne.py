@@ -27,10 +27,15 @@ OPTIONS = (
     "network=sta-both",
     "k=2,loss=binary,weights=authors,tuning=authors,decay=authors",
 )
+
 ALL = "dne:attention=gated,drop_path=0.1,repeats=3,guide=contrastive"
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+def slow(options: str) -> object:
+    return pytest.param(options, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("options", [OPTIONS[0], *map(slow, OPTIONS[1:])])
 def test_three_tiny_tasks_are_learnt_and_the_first_expert_keeps_its_bits(
     options: str, tmp_path: Path
 ) -> None:
@@ -45,6 +50,7 @@ def test_three_tiny_tasks_are_learnt_and_the_first_expert_keeps_its_bits(
     assert different(expert, state_of(run.method)) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = state_of(learnt(ALL, tmp_path / "whole").method)
     for phase in ("learning", "balanced tuning"):

@@ -156,6 +156,7 @@ def test_three_tiny_tasks_are_learnt_and_only_the_parts_meant_to_learn_change(
     assert {"network.experts.0.token", "later.0.token", "network.heads.0.weight"} <= set(tuned)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     whole = state_of(learnt("dytox", tmp_path / "whole").method)
     for phase in ("learning", "balanced tuning"):

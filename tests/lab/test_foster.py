@@ -142,10 +142,12 @@ def test_three_tasks_are_learnt(tmp_path: Path) -> None:
     assert whole.lines[-1].parameters < 1.1 * whole.lines[0].parameters
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert_a_killed_run_goes_on("foster", tmp_path, phases=("boosting", "compression"))
 
 
+@pytest.mark.slow
 def test_the_first_task_is_shared_with_der(tmp_path: Path) -> None:
     der, foster = (run_of(one, tmp_path, preset=SHORT) for one in ("der", "foster"))
     assert der.base_path == foster.base_path

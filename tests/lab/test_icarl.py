@@ -62,6 +62,7 @@ def test_icarl_learns_three_tasks(choice: str, tmp_path: Path) -> None:
     assert lines[-1].accuracy > 2 / 6
 
 
+@pytest.mark.slow
 def test_icarl_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()

@@ -48,6 +48,7 @@ def test_no_old_image_is_needed(choice: str, tmp_path: Path) -> None:
     assert_same_bits(with_memory.method, without.method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["ncm:backbone=resnet", "lda:rule=ridge,projection=50"])
 def test_a_killed_run_goes_on_to_the_same_bits(choice: str, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()

@@ -176,5 +176,6 @@ def test_three_tasks_are_learnt(tmp_path: Path) -> None:
     assert whole.lines[-1].accuracy > 0.34
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert_a_killed_run_goes_on("podnet", tmp_path, phases=("learning", "balanced tuning"))

@@ -35,7 +35,14 @@ def test_replay_learns_three_tasks(choice: str, tmp_path: Path) -> None:
     assert lines[-1].accuracy > 2 * CHANCE
 
 
-@pytest.mark.parametrize(("backbone", "phases"), [("resnet", 1), ("resnet", 2), ("transformer", 4)])
+@pytest.mark.parametrize(
+    ("backbone", "phases"),
+    [
+        ("resnet", 1),
+        pytest.param("resnet", 2, marks=pytest.mark.slow),
+        pytest.param("transformer", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_replay_goes_on_to_the_same_bits(backbone: str, phases: int, tmp_path: Path) -> None:
     choice = f"replay:backbone={backbone}"
     (tmp_path / "whole").mkdir()
@@ -88,6 +95,7 @@ def test_replay_takes_the_first_task_of_dne(tmp_path: Path) -> None:
     assert replay.accuracies == dne.accuracies
 
 
+@pytest.mark.slow
 def test_another_method_goes_on_with_a_killed_first_task(tmp_path: Path) -> None:
     preset = replace(BRIEF, classes=2)
     whole, killed = (tmp_path / name for name in ("whole", "killed"))
@@ -124,6 +132,7 @@ def test_joint_begins_anew_at_every_task() -> None:
     assert len(method.network.heads) == 1
 
 
+@pytest.mark.slow
 def test_joint_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
