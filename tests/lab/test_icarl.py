@@ -54,7 +54,9 @@ def test_the_softmax_loss_by_hand() -> None:
     assert found == pytest.approx(expected / 4, rel=1e-12)
 
 
-@pytest.mark.parametrize("choice", ["icarl", "icarl:loss=softmax,flip=yes"])
+@pytest.mark.parametrize(
+    "choice", ["icarl", pytest.param("icarl:loss=softmax,flip=yes", marks=pytest.mark.slow)]
+)
 def test_icarl_learns_three_tasks(choice: str, tmp_path: Path) -> None:
     _, lines = run_cell(choice, tmp_path)
     assert [line.classes for line in lines] == [2, 4, 6]

@@ -35,14 +35,8 @@ def test_replay_learns_three_tasks(choice: str, tmp_path: Path) -> None:
     assert lines[-1].accuracy > 2 * CHANCE
 
 
-@pytest.mark.parametrize(
-    ("backbone", "phases"),
-    [
-        ("resnet", 1),
-        pytest.param("resnet", 2, marks=pytest.mark.slow),
-        pytest.param("transformer", 4, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("backbone", "phases"), [("resnet", 1), ("resnet", 2), ("transformer", 4)])
 def test_replay_goes_on_to_the_same_bits(backbone: str, phases: int, tmp_path: Path) -> None:
     choice = f"replay:backbone={backbone}"
     (tmp_path / "whole").mkdir()
