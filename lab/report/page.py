@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 
 from lab.plan import PLAN, SYSTEMS, Planned, Step, steps
 from lab.presets import CIFAR_CLASSES, Preset, preset_named
+from lab.protocol import TRIAL_TEST
 from lab.report import text
 from lab.report.figures import Figure, figures
 from lab.report.metrics import Course, courses_of, rows_of
@@ -89,10 +90,15 @@ def make_report(
 
 def _setting(preset: Preset, name: str) -> str:
     images = "all" if preset.images is None else f"{preset.images}"
+    test = (
+        "the whole test set"
+        if preset.part == "table"
+        else f"{TRIAL_TEST} others to test on, none of them in the table of another preset"
+    )
     return (
         f"The preset is `{name}`: {preset.classes or CIFAR_CLASSES} classes, {preset.first} in the "
         f"first task and {preset.step} in each later one; {images} training images a class, and "
-        f"the whole test set; {preset.memory} exemplars in all. The transformer has "
+        f"{test}; {preset.memory} exemplars in all. The transformer has "
         f"{preset.heads} heads of 32 channels, {counted(preset.depth, 'patch block')} and a "
         f"class-attention block. The ResNet-18 begins with {preset.resnet_width} channels. The "
         f"first task takes {counted(preset.first_epochs, 'epoch')}, each later one "
