@@ -5,6 +5,7 @@ B images, D features, C classes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -25,13 +26,13 @@ MOMENTUM = 0.9
 SGD_DECAY = 5e-4
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """A module that computes features [B, width] of images."""
 
     width: int
 
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def forward(self, images_BCHW: Tensor) -> Tensor: ...
 
 
 class ResNet(Backbone):

@@ -5,6 +5,8 @@ N images, D features, C classes.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -44,8 +46,9 @@ class FrozenMethod(PlainMethod):
         )
         self.learn_from(torch.from_numpy(features_ND), torch.from_numpy(new.labels_N), lesson)
 
+    @abstractmethod
     def learn_from(self, features_ND: Tensor, labels_N: Tensor, lesson: Lesson) -> None:
-        raise NotImplementedError
+        """Learn the new classes from the features of their images."""
 
 
 def with_rows(known: Tensor, count: int) -> Tensor:

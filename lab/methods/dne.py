@@ -14,11 +14,11 @@ from torch import Tensor
 
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
-from lab.variants.design import NETWORKS, NetworkName, network_type
+from lab.variants.design import NETWORKS, NetworkName, make_network
 from lab.variants.guide import Guided, GuidedObjective
 from model_store.inference.forward import Lineage
 from model_store.network.flops import folded_flops
-from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.spec import ExpertSpec, TaskSpec
 from trainer.data.sampling import DrawEpoch, balanced, evened
 from trainer.learning.fit import OptimiserFactory, adamw, normalisation_on
 from trainer.learning.losses import LossWeights, Objective, Teacher, classification_named
@@ -63,14 +63,7 @@ class Dne(Method):
             gated=options.attention == "gated",
             drop_path=float(options.drop_path),
         )
-        self.network = network_type(self.design)(
-            NetworkSpec(
-                image_size=preset.image_size,
-                patch_size=preset.patch_size,
-                depth=preset.depth,
-                qkv_bias=not self.design.gated,
-            )
-        )
+        self.network = make_network(self.design, preset)
         self.teacher: Teacher | None = None
 
     @property

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from lab.method import Lesson, Method, Options
 from lab.methods.dne import AUTHORS_TUNING_RATE_SHARE, constant
 from lab.presets import Preset
-from lab.variants.design import Design, network_type
+from lab.variants.design import Design, make_network
 from lab.variants.task_tokens import TaskPart, classify, embeddings, task_head
-from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.spec import ExpertSpec, TaskSpec
 from trainer.data.sampling import balanced
 from trainer.learning.learner import Step
 from trainer.learning.losses import (
@@ -51,14 +51,7 @@ class Dytox(Method):
         assert isinstance(options, DytoxOptions)
         self.options, self.design = options, Design(gated=options.attention == "gated")
         # One expert: encoder, decoder, and the parts of the first task, named as in DNE.
-        self.network = network_type(self.design)(
-            NetworkSpec(
-                image_size=preset.image_size,
-                patch_size=preset.patch_size,
-                depth=preset.depth,
-                qkv_bias=not self.design.gated,
-            )
-        )
+        self.network = make_network(self.design, preset)
         self.later = nn.ModuleList()
 
     @property

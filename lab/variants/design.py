@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from lab.presets import Preset
 from lab.variants.alone import qkv_heads
 from lab.variants.drop_path import DropPath
 from lab.variants.gated import GatedAttention
@@ -196,3 +197,15 @@ def network_type(design: Design) -> type[Network]:
 
     parts = {"design": design, "expert_type": DesignedExpert}
     return type("DesignedNetwork", (VariantNetwork,), parts)
+
+
+def make_network(design: Design, preset: Preset) -> Network:
+    """Make the network of a design in the sizes of a preset, before its first task."""
+    return network_type(design)(
+        NetworkSpec(
+            image_size=preset.image_size,
+            patch_size=preset.patch_size,
+            depth=preset.depth,
+            qkv_bias=not design.gated,
+        )
+    )

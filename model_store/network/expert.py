@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -99,8 +98,6 @@ def _read(layer: nn.Module, sources: list[Tensor]) -> Tensor:
 class Expert(nn.Module):
     """The parameters added for one task."""
 
-    block_type: ClassVar[type[Block]] = Block
-
     def __init__(self, spec: NetworkSpec, *, index: int) -> None:
         super().__init__()
         width = spec.width_of(index)
@@ -121,7 +118,7 @@ class Expert(nn.Module):
 
     def make_block(self, spec: NetworkSpec, *, index: int, layer: int) -> Block:
         """Make the block of a layer; the class-attention block comes after all patch blocks."""
-        return self.block_type(spec, index=index)
+        return Block(spec, index=index)
 
     def embed(self, images_BCHW: Tensor) -> Tensor:
         """Embed the patches and add their positions. A token in the sequence comes first."""

@@ -21,7 +21,6 @@ from lab.registry import read_choice
 from trainer.data.folders import LabelledImages, join
 from trainer.progress import Phase, Progress
 
-# Four channels crash oneDNN: the backward pass of a 1 × 1 convolution with stride 2, channels last.
 PRESET = replace(
     PRESETS["mini"],
     image_size=16,
@@ -41,10 +40,10 @@ COLOURS = ((230, 60, 60), (60, 220, 60), (60, 60, 230))
 
 def striped() -> Dataset:
     """Draw images of three colours, with stripes across or along."""
-    return Dataset(train=_images(24, seed=0), test=_images(6, seed=1), digest="striped")
+    return Dataset(train=stripes(24, seed=0), test=stripes(6, seed=1), digest="striped")
 
 
-def _images(count: int, *, seed: int) -> LabelledImages:
+def stripes(count: int, *, seed: int) -> LabelledImages:
     draw, side = np.random.default_rng(seed), PRESET.image_size
     pixels = []
     for label in range(6):

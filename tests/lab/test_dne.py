@@ -17,7 +17,8 @@ from lab.methods.dne import Dne, DneOptions, constant, repeated
 from lab.registry import read_choice
 from lab.variants.drop_path import DropPath
 from lab.variants.guide import TEMPERATURE, contrast, transfer
-from tests.lab.three_tasks import PRESET, different, learnt, learnt_in_two_parts, run_of, state_of
+from tests.lab.striped import state_of
+from tests.lab.three_tasks import PRESET, different, learnt, learnt_in_two_parts, run_of
 
 OPTIONS = (
     "attention=gated",

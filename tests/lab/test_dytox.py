@@ -13,13 +13,13 @@ from lab.method import Lesson
 from lab.methods.dytox import Dytox, DytoxObjective, DytoxOptions
 from lab.registry import read_choice
 from lab.variants.alone import patches
+from tests.lab.striped import state_of
 from tests.lab.three_tasks import (
     PRESET,
     different,
     learnt,
     learnt_in_two_parts,
     run_of,
-    state_of,
 )
 from trainer.learning.losses import LossWeights, binary
 

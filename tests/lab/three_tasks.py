@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from lab.cell import Cell, Run
 from lab.dataset import Dataset
 from lab.presets import PRESETS
 from lab.registry import read_choice
-from trainer.data.folders import LabelledImages
+from tests.lab.striped import Broken, stripes
 from trainer.progress import Phase, Progress
 
 PRESET = replace(
@@ -29,32 +28,11 @@ PRESET = replace(
     tuning_epochs=3,
     rate=3e-3,
 )
-COLOURS = ((230, 60, 60), (60, 220, 60), (60, 60, 230))
 
 
 def bars() -> Dataset:
     """Draw images of three colours, with bars across or along."""
-    return Dataset(train=_images(24, seed=0), test=_images(10, seed=1), digest="bars")
-
-
-def _images(count: int, *, seed: int) -> LabelledImages:
-    draw, side = np.random.default_rng(seed), PRESET.image_size
-    line = np.where(np.arange(side) % 4 < 2, 1.0, 0.3)
-    across, along = np.tile(line[:, None, None], (1, side, 1)), np.tile(line[:, None], (side, 1, 1))
-    pixels = [
-        (along if label % 2 else across) * np.array(COLOURS[label // 2])
-        + draw.normal(0, 20, (count, side, side, 3))
-        for label in range(6)
-    ]
-    return LabelledImages(
-        classes=tuple("abcdef"),
-        pixels_NHWC=np.concatenate(pixels).clip(0, 255).astype(np.uint8),
-        labels_N=np.repeat(np.arange(6), count),
-    )
-
-
-class Broken(Exception):
-    """Stand for a signal that ends a process."""
+    return Dataset(train=stripes(24, seed=0), test=stripes(10, seed=1), digest="bars")
 
 
 class Silent:
@@ -78,7 +56,7 @@ class Silent:
         self._left -= images
         here = self._phase == self._breaks_in and f"task {self._on_task} of" in self._task
         if here and self._left < 0:
-            raise Broken
+            raise Broken(self._phase)
 
 
 def run_of(method: str, folder: Path, *, progress: Progress | None = None) -> Run:
@@ -100,10 +78,6 @@ def learnt_in_two_parts(method: str, folder: Path, *, phase: str, task: int) -> 
     run = learnt(method, folder)
     assert run.lines[task - 1].resumed
     return run
-
-
-def state_of(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: one.clone() for name, one in module.state_dict().items()}
 
 
 def different(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
