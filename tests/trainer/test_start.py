@@ -5,42 +5,32 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from model_store.codec import load_network
-from model_store.errors import DataRejected, Interrupted, WrongUsage
-from model_store.network.network import Network
+from model_store.errors import Interrupted, WrongUsage
 from model_store.records.manifest import Manifest, delta_of
 from model_store.store.store import Store
 from tests.machine import run_folder
-from tests.trainer.folders import Listening, asked, write_classes
+from tests.trainer.folders import Listening, write_classes
+from tests.trainer.pretrained_start import (
+    LETTERS,
+    choose_quickly,
+    first,
+    later,
+    network_of,
+    run,
+)
 from tests.trainer.vit import class_token, made_up, write_vit
-from trainer.add_task import Outcome, add_task
 from trainer.base import base_of
 from trainer.data.folders import list_classes
 from trainer.data.task_data import read_task_data
-from trainer.learning.student import normalisation_named
-from trainer.presets import NetworkShape
-from trainer.request import AddTask, Effort, PretrainedFile
-
-HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
-EFFORT = Effort(epochs=2, batch_size=10)
-
-
-LETTERS = ["a", "b", "c"]
+from trainer.request import Effort
 
 
 @pytest.fixture(autouse=True)
-def _choose_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+def _chooses_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     choose_quickly(monkeypatch)
-
-
-def choose_quickly(patch: pytest.MonkeyPatch) -> None:
-    """Choosing a penalty takes most of the time of so small a task; test_classifier tries all."""
-    patch.setattr("trainer.learning.classifier.L2_PENALTIES", (0.1, 0.01))
-    patch.setattr("trainer.learning.classifier.FOLDS", 2)
 
 
 @pytest.fixture
@@ -61,25 +51,6 @@ def letters(tmp_path: Path) -> Path:
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
     return write_classes(tmp_path / "digits", ["0", "1"])
-
-
-def first(store: Path, data: Path, vit: Path, **others: object) -> AddTask:
-    names = [name for name in others if name in PretrainedFile.__slots__]
-    chosen = {"file": vit, **{name: others.pop(name) for name in names}}
-    options = {"shape": NetworkShape(), "effort": EFFORT, **others}
-    return asked(store, data, pretrained=PretrainedFile(**chosen), **options)  # type: ignore[arg-type]
-
-
-def later(store: Path, data: Path, **others: object) -> AddTask:
-    return asked(store, data, **{"shape": NetworkShape(), "effort": EFFORT, **others})
-
-
-def run(request: AddTask, *, progress: Listening | None = None) -> Outcome:
-    return add_task(request, progress=progress or Listening())
-
-
-def network_of(store: Path, manifest: Manifest) -> Network:
-    return load_network(Store.open(str(store)).read_shard, manifest)
 
 
 @pytest.fixture(scope="module")
@@ -295,81 +266,6 @@ def test_an_interrupted_first_task_goes_on_with_the_tokens_it_has(
     assert continued.shards == run(first(tmp_path / "two", letters, vit)).manifest.shards
 
 
-def test_the_forecast_is_what_the_version_then_has(
-    store: Path, letters: Path, digits: Path, vit: Path
-) -> None:
-    for request in (first(store, letters, vit), later(store, digits)):
-        outcome = run(request)
-        assert outcome.forecast.version.bytes == outcome.as_json()["total_bytes"]
-        assert outcome.forecast.delta_bytes == outcome.as_json()["delta_bytes"]
-
-
-@pytest.mark.parametrize(
-    ("given", "mean", "std"),
-    [
-        ("half", HALF, HALF),
-        ("imagenet", IMAGENET, (0.229, 0.224, 0.225)),
-        ("0.1,0.2,0.3/1,2,3", (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)),
-    ],
-)
-def test_the_normalisation_goes_into_the_version(
-    store: Path,
-    letters: Path,
-    vit: Path,
-    given: str,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-) -> None:
-    preprocessing = run(first(store, letters, vit, normalise=given)).manifest.preprocessing
-    assert (preprocessing.mean, preprocessing.std) == (mean, std)
-
-
-@pytest.mark.parametrize(
-    "given", ["", "quarter", "1,2,3", "1,2/3,4", "1,1,1/1,0,1", "1,1,1/1,1,inf"]
-)
-def test_a_normalisation_that_makes_no_sense_is_wrong_usage(given: str) -> None:
-    with pytest.raises(WrongUsage, match="--normalise"):
-        normalisation_named(given)
-
-
-def test_another_image_size_is_fine_and_stays(store: Path, letters: Path, vit: Path) -> None:
-    manifest = run(first(store, letters, vit, shape=NetworkShape(image_size=12))).manifest
-    assert manifest.spec.patches == 9
-    assert manifest.preprocessing.image_size == 12
-    assert np.isfinite(manifest.metrics.accuracy.all or np.nan)
-
-
-@pytest.mark.parametrize(
-    ("others", "sentence"),
-    [
-        ({"shape": NetworkShape(preset="tiny")}, "--preset tiny does not go with --pretrained"),
-        (
-            {"shape": NetworkShape(depth=5)},
-            "--depth 5 does not fit: the pre-trained file has fixed it",
-        ),
-        ({"shape": NetworkShape(patch_size=8)}, "--patch-size 8 does not fit"),
-        ({"shape": NetworkShape(head_width=16)}, "--head-width 16 does not fit"),
-        ({"shape": NetworkShape(heads=1)}, "--heads 1 does not fit"),
-        ({"shape": NetworkShape(image_size=10)}, "cannot be cut into patches of 4"),
-        ({"unfreeze_last": 3}, "--unfreeze-last 3: .* has 2 blocks"),
-        ({"normalise": "mine"}, "--normalise 'mine' is neither"),
-        ({"attention_heads": 7}, "--attention-heads 7"),
-        ({"extend": True}, "--extend needs a version to extend"),
-    ],
-)
-def test_what_contradicts_the_file_is_wrong_usage(
-    store: Path, letters: Path, vit: Path, others: dict[str, object], sentence: str
-) -> None:
-    with pytest.raises(WrongUsage, match=sentence):
-        run(first(store, letters, vit, **others))
-    assert not store.exists()
-
-
-def test_sizes_that_agree_with_the_file_may_be_said(store: Path, letters: Path, vit: Path) -> None:
-    said = NetworkShape(image_size=8, patch_size=4, depth=2, head_width=32, heads=2)
-    assert run(first(store, letters, vit, shape=said)).manifest.version == 1
-
-
 def test_a_store_that_has_versions_takes_no_pre_trained_file(
     begun: Path, digits: Path, vit: Path
 ) -> None:
@@ -377,15 +273,6 @@ def test_a_store_that_has_versions_takes_no_pre_trained_file(
         with pytest.raises(WrongUsage, match="--pretrained is for the first task of a store"):
             run(first(begun, digits, vit, extend=extend))
     assert Store.open(str(begun)).versions() == [1]
-
-
-def test_a_file_that_is_something_else_publishes_nothing(
-    store: Path, tmp_path: Path, letters: Path
-) -> None:
-    odd = write_vit(tmp_path / "odd.safetensors", {"weight": torch.zeros(3)})
-    with pytest.raises(DataRejected, match=r"odd.safetensors is not a vision transformer"):
-        run(first(store, letters, odd))
-    assert not store.exists()
 
 
 def test_the_share_that_is_forgotten_is_what_the_classifier_trusts_its_former_self_by(

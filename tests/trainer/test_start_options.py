@@ -1,0 +1,133 @@
+"""Options of a store that begins with a pre-trained file, and files that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model_store.errors import DataRejected, WrongUsage
+from tests.trainer.folders import write_classes
+from tests.trainer.pretrained_start import (
+    LETTERS,
+    choose_quickly,
+    first,
+    later,
+    run,
+)
+from tests.trainer.vit import write_vit
+from trainer.learning.student import normalisation_named
+from trainer.presets import NetworkShape
+
+HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
+
+
+@pytest.fixture(autouse=True)
+def _chooses_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose_quickly(monkeypatch)
+
+
+@pytest.fixture
+def vit(tmp_path: Path) -> Path:
+    return write_vit(tmp_path / "vit.safetensors")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> Path:
+    return write_classes(tmp_path / "letters", LETTERS)
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> Path:
+    return write_classes(tmp_path / "digits", ["0", "1"])
+
+
+def test_the_forecast_is_what_the_version_then_has(
+    store: Path, letters: Path, digits: Path, vit: Path
+) -> None:
+    for request in (first(store, letters, vit), later(store, digits)):
+        outcome = run(request)
+        assert outcome.forecast.version.bytes == outcome.as_json()["total_bytes"]
+        assert outcome.forecast.delta_bytes == outcome.as_json()["delta_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("given", "mean", "std"),
+    [
+        ("half", HALF, HALF),
+        ("imagenet", IMAGENET, (0.229, 0.224, 0.225)),
+        ("0.1,0.2,0.3/1,2,3", (0.1, 0.2, 0.3), (1.0, 2.0, 3.0)),
+    ],
+)
+def test_the_normalisation_goes_into_the_version(
+    store: Path,
+    letters: Path,
+    vit: Path,
+    given: str,
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+) -> None:
+    preprocessing = run(first(store, letters, vit, normalise=given)).manifest.preprocessing
+    assert (preprocessing.mean, preprocessing.std) == (mean, std)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "quarter", "1,2,3", "1,2/3,4", "1,1,1/1,0,1", "1,1,1/1,1,inf"]
+)
+def test_a_normalisation_that_makes_no_sense_is_wrong_usage(given: str) -> None:
+    with pytest.raises(WrongUsage, match="--normalise"):
+        normalisation_named(given)
+
+
+def test_another_image_size_is_fine_and_stays(store: Path, letters: Path, vit: Path) -> None:
+    manifest = run(first(store, letters, vit, shape=NetworkShape(image_size=12))).manifest
+    assert manifest.spec.patches == 9
+    assert manifest.preprocessing.image_size == 12
+    assert np.isfinite(manifest.metrics.accuracy.all or np.nan)
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ({"shape": NetworkShape(preset="tiny")}, "--preset tiny does not go with --pretrained"),
+        (
+            {"shape": NetworkShape(depth=5)},
+            "--depth 5 does not fit: the pre-trained file has fixed it",
+        ),
+        ({"shape": NetworkShape(patch_size=8)}, "--patch-size 8 does not fit"),
+        ({"shape": NetworkShape(head_width=16)}, "--head-width 16 does not fit"),
+        ({"shape": NetworkShape(heads=1)}, "--heads 1 does not fit"),
+        ({"shape": NetworkShape(image_size=10)}, "cannot be cut into patches of 4"),
+        ({"unfreeze_last": 3}, "--unfreeze-last 3: .* has 2 blocks"),
+        ({"normalise": "mine"}, "--normalise 'mine' is neither"),
+        ({"attention_heads": 7}, "--attention-heads 7"),
+        ({"extend": True}, "--extend needs a version to extend"),
+    ],
+)
+def test_what_contradicts_the_file_is_wrong_usage(
+    store: Path, letters: Path, vit: Path, others: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(WrongUsage, match=sentence):
+        run(first(store, letters, vit, **others))
+    assert not store.exists()
+
+
+def test_sizes_that_agree_with_the_file_may_be_said(store: Path, letters: Path, vit: Path) -> None:
+    said = NetworkShape(image_size=8, patch_size=4, depth=2, head_width=32, heads=2)
+    assert run(first(store, letters, vit, shape=said)).manifest.version == 1
+
+
+def test_a_file_that_is_something_else_publishes_nothing(
+    store: Path, tmp_path: Path, letters: Path
+) -> None:
+    odd = write_vit(tmp_path / "odd.safetensors", {"weight": torch.zeros(3)})
+    with pytest.raises(DataRejected, match=r"odd.safetensors is not a vision transformer"):
+        run(first(store, letters, odd))
+    assert not store.exists()
