@@ -48,6 +48,9 @@ def literal_flops(spec: NetworkSpec) -> int:
         width, read = spec.width_of(index), spec.patches + 1
         linear = _task_attention_flops(spec, index) if index else 4 * spec.mlp_ratio * width**2
         attention = 8 * positions * width**2 + 4 * positions**2 * width
+        if spec.attention == "gated":
+            heads = spec.tasks[index].expert.attention_heads
+            attention += 2 * positions**2 * (width + 3 * heads)
         total += 2 * spec.patches * 3 * spec.patch_size**2 * width
         total += layers * (attention + positions * linear)
         total += 6 * read * width**2 + 4 * read * width + 2 * width**2 + linear

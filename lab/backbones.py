@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 from lab.presets import Preset
 from model_store.network.expert import Expert
 from model_store.network.network import HEAD_STD
-from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.spec import Attention, ExpertSpec, NetworkSpec, TaskSpec
 from trainer.learning.fit import OptimiserFactory, adamw, parameter_groups
 from trainer.learning.learner import Learner, Step
 from trainer.learning.losses import Classification
@@ -116,13 +117,15 @@ def _convolution(
 class Transformer(Expert, Backbone):
     """The first expert of the product's network, alone: an ordinary vision transformer."""
 
-    def __init__(self, preset: Preset) -> None:
+    def __init__(self, preset: Preset, *, attention: Attention = "gated") -> None:
         # The classes of the task have no part in the shapes of an expert.
         alone = TaskSpec(name="all", classes=("any",), expert=ExpertSpec(heads=preset.heads))
         spec = NetworkSpec(
             image_size=preset.image_size,
             patch_size=preset.patch_size,
             depth=preset.depth,
+            attention=attention,
+            qkv_bias=attention == "plain",
             tasks=(alone,),
         )
         super().__init__(spec, index=0)
@@ -152,7 +155,8 @@ def sgd() -> OptimiserFactory:
     return make
 
 
-BackboneName = Literal["resnet", "transformer"]
+BackboneName = Literal["resnet", "transformer", "plain-transformer"]
+"""`transformer` has gated attention, as the product's network has; `plain-transformer` has not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +183,12 @@ KINDS: Mapping[BackboneName, Kind] = {
     ),
     "transformer": Kind(
         make=Transformer,
+        base="gated transformer, {loss}, decay ours",
+        rate=lambda preset: preset.rate,
+        optimiser=adamw,
+    ),
+    "plain-transformer": Kind(
+        make=partial(Transformer, attention="plain"),
         base="transformer, {loss}, decay ours",
         rate=lambda preset: preset.rate,
         optimiser=adamw,

@@ -102,8 +102,8 @@ PLAN: tuple[Planned, ...] = (
     *_ablation(
         "Cross-task attention by layer",
         {
-            "dne:network=mhsa": "in MHSA",
-            "dne:network=mhsa-mlp": "in MHSA and MLP",
+            "dne:network=mhsa,attention=plain": "in MHSA",
+            "dne:network=mhsa-mlp,attention=plain": "in MHSA and MLP",
             "dne:network=fc1": "in FC1",
             "dne:network=fc2": "in FC2",
         },
@@ -115,10 +115,10 @@ PLAN: tuple[Planned, ...] = (
     *_ablation(
         "Spatial-task attention",
         {
-            "dne:network=sta-ia": "IA in one softmax",
-            "dne:network=sta-spdh": "IA + SPDH",
-            "dne:network=sta-dpdh": "IA + DPDH",
-            "dne:network=sta-both": "IA + SPDH + DPDH",
+            "dne:network=sta-ia,attention=plain": "IA in one softmax",
+            "dne:network=sta-spdh,attention=plain": "IA + SPDH",
+            "dne:network=sta-dpdh,attention=plain": "IA + DPDH",
+            "dne:network=sta-both,attention=plain": "IA + SPDH + DPDH",
         },
     ),
     *_ablation(

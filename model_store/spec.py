@@ -18,12 +18,15 @@ Shape = tuple[int, ...]
 Token = Literal["class-attention", "in-sequence"]
 """`class-attention`: the token has a block of its own that reads the patches. `in-sequence`: the
 token is one position among the patches."""
+Attention = Literal["plain", "gated"]
+"""How patches attend: `plain` by content; `gated` by content and place, mixed by a gate a head."""
 
 MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
 MAX_DEPTH = 1024
 MAX_PATCHES = 1 << 16  # of an image: the time of a pass grows with their square
 MAX_TASKS = 1000
 MAX_PARAMETERS = 1 << 31  # of one network
+MAX_PLACES = 1 << 28  # of one network: the folded form keeps a weight for each pair of patches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +107,7 @@ class NetworkSpec:
     layer_norm_eps: float = 1e-6
     qkv_bias: bool = True
     token: Token = "class-attention"
+    attention: Attention = "plain"
     tasks: tuple[TaskSpec, ...] = ()
 
     def __post_init__(self) -> None:
@@ -127,6 +131,7 @@ class NetworkSpec:
             raise SpecInvalid(f"layer_norm_eps {self.layer_norm_eps} is not between 0 and 1")
         if self.token not in get_args(Token):
             raise SpecInvalid(f"token {self.token!r} is not one of {', '.join(get_args(Token))}")
+        self._check_attention()
         for task in self.tasks:
             width = task.expert.heads * self.head_width
             if width % task.expert.attention_heads:
@@ -138,6 +143,18 @@ class NetworkSpec:
         _check_distinct("task", (task.name for task in self.tasks))
         if self.parameters > MAX_PARAMETERS:
             raise SpecInvalid(f"a network of {self.parameters} parameters is too large")
+
+    def _check_attention(self) -> None:
+        if self.attention not in get_args(Attention):
+            known = ", ".join(get_args(Attention))
+            raise SpecInvalid(f"attention {self.attention!r} is not one of {known}")
+        if self.attention == "plain":
+            return
+        if self.token == "in-sequence":
+            raise SpecInvalid("gated attention has no place for a token in the sequence")
+        heads = sum(task.expert.attention_heads for task in self.tasks)
+        if max(1, heads) * self.depth * self.patches**2 > MAX_PLACES:
+            raise SpecInvalid(f"gated attention among {self.patches} patches is too large")
 
     @property
     def patches(self) -> int:
@@ -211,10 +228,10 @@ class NetworkSpec:
     def parameters(self) -> int:
         # Naming every tensor of a hostile spec would take minutes, so the tensors are not named.
         sources = accumulate(task.expert.heads for task in self.tasks)
-        known: dict[tuple[bool, int], tuple[int, int, int]] = {}
+        known: dict[tuple[bool, ExpertSpec], tuple[int, int, int]] = {}
         experts = 0
         for index, (task, heads) in enumerate(zip(self.tasks, sources, strict=True)):
-            kind = (index == 0, task.expert.heads)
+            kind = (index == 0, task.expert)
             if kind not in known:
                 known[kind] = self._counts(index)
             edge, block, per_source = known[kind]
@@ -222,17 +239,20 @@ class NetworkSpec:
         return experts + len(self.classes) * (self.token_width + 1)
 
     def _counts(self, index: int) -> tuple[int, int, int]:
-        """Count the parameters of expert `index`: outside its blocks, of a block that reads no
-        head, and of a block for each head that it reads."""
+        """Count the parameters of expert `index`: outside its blocks with its gates, of a block
+        that reads no head, and of a block for each head that it reads."""
         without, one = (_count(self._block_tensors(index, sources)) for sources in (0, 1))
-        return _count(self._edge_tensors(index)), without, one - without
+        edge = _count(self._edge_tensors(index)) + self.depth * _count(self._gate_tensors(index))
+        return edge, without, one - without
 
     def expert_tensors(self, index: int) -> dict[str, Shape]:
         """Give the name and shape of every tensor in the shard of expert `index`."""
         names = self._edge_tensors(index)
         in_block = self._block_tensors(index, self.source_heads(index))
-        for block in self.blocks:
-            names |= {f"{block}.{name}": shape for name, shape in in_block.items()}
+        in_patch_block = in_block | self._gate_tensors(index)
+        for layer, block in enumerate(self.blocks):
+            tensors = in_patch_block if layer < self.depth else in_block
+            names |= {f"{block}.{name}": shape for name, shape in tensors.items()}
         return {f"experts.{index}.{name}": shape for name, shape in names.items()}
 
     def classifier_tensors(self) -> dict[str, Shape]:
@@ -255,6 +275,13 @@ class NetworkSpec:
             "norm.weight": (width,),
             "norm.bias": (width,),
         }
+
+    def _gate_tensors(self, index: int) -> dict[str, Shape]:
+        """Give the tensors that a patch block has besides those of every block."""
+        if self.attention == "plain":
+            return {}
+        heads = self.tasks[index].expert.attention_heads
+        return {"attention.gate": (heads,), "attention.locality": (heads, 3)}
 
     def _block_tensors(self, index: int, sources: int) -> dict[str, Shape]:
         width, narrow, wide = self.width_of(index), self.head_width, self.hidden_width

@@ -18,7 +18,7 @@ from lab.variants.design import NETWORKS, NetworkName, make_network
 from lab.variants.guide import Guided, GuidedObjective
 from model_store.inference.forward import Lineage
 from model_store.network.flops import folded_flops
-from model_store.spec import ExpertSpec, TaskSpec
+from model_store.spec import Attention, ExpertSpec, TaskSpec
 from trainer.data.sampling import DrawEpoch, balanced, evened
 from trainer.learning.fit import OptimiserFactory, adamw, normalisation_on
 from trainer.learning.losses import LossWeights, Objective, Teacher, classification_named
@@ -41,8 +41,9 @@ class DneOptions(Options):
     """`authors`: without distillation, a tenth of the rate, constant."""
     decay: Literal["ours", "authors"] = "ours"
     """`authors`: a weight decay of 1e-6."""
-    attention: Literal["plain", "gated"] = "plain"
-    """`gated`: ConViT's gated positional attention in the patch blocks, as the authors have it."""
+    attention: Attention = "gated"
+    """The attention of patch blocks, as in the product. Networks that attend across tasks, `sta-…`
+    and `mhsa…`, have only `plain`."""
     drop_path: Literal["0", "0.1"] = "0"
     """The chance that a branch is dropped, in the expert that learns."""
     repeats: int = 1
@@ -60,7 +61,7 @@ class Dne(Method):
         self.options = options
         self.design = replace(
             NETWORKS[options.network],
-            gated=options.attention == "gated",
+            attention=options.attention,
             drop_path=float(options.drop_path),
         )
         self.network = make_network(self.design, preset)

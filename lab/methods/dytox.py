@@ -22,7 +22,7 @@ from lab.methods.dne import AUTHORS_TUNING_RATE_SHARE, constant
 from lab.presets import Preset
 from lab.variants.design import Design, make_network
 from lab.variants.task_tokens import TaskPart, classify, embeddings, task_head
-from model_store.spec import ExpertSpec, TaskSpec
+from model_store.spec import Attention, ExpertSpec, TaskSpec
 from trainer.data.sampling import balanced
 from trainer.learning.learner import Step
 from trainer.learning.losses import (
@@ -36,8 +36,8 @@ from trainer.learning.losses import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DytoxOptions(Options):
-    attention: Literal["plain", "gated"] = "plain"
-    """`gated`: ConViT's gated positional attention in the encoder, as the authors have it."""
+    attention: Attention = "gated"
+    """The attention of the encoder."""
     loss: Literal["binary", "cross-entropy"] = "binary"
     weights: Literal["authors", "sums"] = "authors"
     """`authors`: (1 − ρ) / ρ / 0.1 on means over classes, ρ = old/all. `sums`: on sums."""
@@ -49,7 +49,7 @@ class Dytox(Method):
     def __init__(self, preset: Preset, options: Options) -> None:
         super().__init__(preset, options)
         assert isinstance(options, DytoxOptions)
-        self.options, self.design = options, Design(gated=options.attention == "gated")
+        self.options, self.design = options, Design(attention=options.attention)
         # One expert: encoder, decoder, and the parts of the first task, named as in DNE.
         self.network = make_network(self.design, preset)
         self.later = nn.ModuleList()

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from lab.presets import Preset
 from lab.variants.alone import qkv_heads
 from lab.variants.drop_path import DropPath
-from lab.variants.gated import GatedAttention
 from lab.variants.mixing import Matrices, mixing_layer
 from lab.variants.spatial import CrossSpatialAttention, SpatialTask, SpatialTaskAttention
 from model_store.errors import WrongUsage
 from model_store.network.expert import Block, BlockActivations, Expert, Mixed
 from model_store.network.layers import start_linear
 from model_store.network.network import Network
-from model_store.spec import NetworkSpec
+from model_store.spec import Attention, NetworkSpec
 
 NetworkName = Literal[
     "dne", "independent",
@@ -34,11 +33,10 @@ NetworkName = Literal[
 class Design:
     """The parts of a network. The defaults are the product's.
 
-    The first expert reads no other one and is the same in all designs, but for `gated`.
+    The first expert reads no other one and is the same in all designs, but for `attention`.
     """
 
-    gated: bool = False
-    """Gated positional attention in the patch blocks, and no bias of queries, keys and values."""
+    attention: Attention = "gated"
     drop_path: float = 0.0
     matrices: Matrices = "ssf"
     widen: bool = True
@@ -53,36 +51,37 @@ class Design:
     """Read across tasks in the first so many blocks of an expert; None: in all."""
 
     def __post_init__(self) -> None:
-        if self.gated and (self.mhsa or self.spatial):
-            raise WrongUsage("gated attention reads one expert alone: choose another network")
+        if self.attention == "gated" and (self.mhsa or self.spatial):
+            raise WrongUsage("gated attention reads one expert alone: choose attention=plain")
 
     @property
     def folds(self) -> bool:
         """Tell whether the product's folded form computes the same."""
-        return replace(self, drop_path=0.0) == Design()
+        return replace(self, drop_path=0.0) == Design(attention=self.attention)
 
     @property
     def base(self) -> str:
         """Name the first expert's kind: designs of equal `base` begin with the same one."""
         dropped = f", drop-path {self.drop_path}" if self.drop_path else ""
-        return ("gated transformer" if self.gated else "transformer") + dropped
+        return ("gated transformer" if self.attention == "gated" else "transformer") + dropped
 
 
 ALONE = Design(widen=False, narrow=False)
+PLAIN_ALONE = replace(ALONE, attention="plain")
 NETWORKS: Mapping[NetworkName, Design] = {
     "dne": Design(),
     "independent": ALONE,
-    "sta-ia": replace(ALONE, spatial="ia"),
-    "sta-spdh": replace(ALONE, spatial="spdh"),
-    "sta-dpdh": replace(ALONE, spatial="dpdh"),
-    "sta-both": replace(ALONE, spatial="both"),
+    "sta-ia": replace(PLAIN_ALONE, spatial="ia"),
+    "sta-spdh": replace(PLAIN_ALONE, spatial="spdh"),
+    "sta-dpdh": replace(PLAIN_ALONE, spatial="dpdh"),
+    "sta-both": replace(PLAIN_ALONE, spatial="both"),
     "dense-s": Design(matrices="1s"),
     "dense-f": Design(matrices="1f"),
     "sss": Design(matrices="sss"),
     "ffs": Design(matrices="ffs"),
     "fff": Design(matrices="fff"),
-    "mhsa": replace(ALONE, mhsa=True),
-    "mhsa-mlp": Design(mhsa=True),
+    "mhsa": replace(PLAIN_ALONE, mhsa=True),
+    "mhsa-mlp": Design(mhsa=True, attention="plain"),
     "fc1": Design(narrow=False),
     "fc2": Design(widen=False),
     "depth-0": Design(layers=0),
@@ -96,12 +95,12 @@ NETWORKS: Mapping[NetworkName, Design] = {
 
 
 class VariantBlock(Block):
-    """A block of a design. Layer `depth` is the class-attention block."""
+    """A block of a design."""
 
     def __init__(self, spec: NetworkSpec, *, index: int, layer: int, design: Design) -> None:
-        super().__init__(spec, index=index)
+        super().__init__(spec, index=index, layer=layer)
         self.drop_path = DropPath(design.drop_path) if design.drop_path else nn.Identity()
-        self.attention = _attention(design, spec, index=index, layer=layer) or self.attention
+        self.attention = _attention(design, spec, index=index) or self.attention
         if index > 0:
             crosses = design.layers is None or layer < design.layers
             mixing = partial(_mixing, design.matrices, spec, index=index)
@@ -130,14 +129,12 @@ class VariantBlock(Block):
         return Mixed(normed=mixed.normed, hidden=mixed.hidden, out=out)
 
 
-def _attention(design: Design, spec: NetworkSpec, *, index: int, layer: int) -> nn.Module | None:
+def _attention(design: Design, spec: NetworkSpec, *, index: int) -> nn.Module | None:
     """Make the spatial attention of a block; None: the product's."""
-    width, heads = spec.width_of(index), spec.tasks[index].expert.attention_heads
-    if design.gated and layer < spec.depth:
-        return GatedAttention(width=width, heads=heads, patches=spec.patches)
     if index == 0:
         return None
     if design.spatial is not None:
+        width, heads = spec.width_of(index), spec.tasks[index].expert.attention_heads
         return SpatialTaskAttention(
             width=width, heads=heads, bias=spec.qkv_bias, kind=design.spatial
         )
@@ -188,7 +185,7 @@ def _normed(block: Block, x_BPC: Tensor) -> Tensor:
 
 def network_type(design: Design) -> type[Network]:
     """Make the class of a design's networks: the product's own where nothing differs."""
-    if design == Design():
+    if design == Design(attention=design.attention):
         return Network
 
     class DesignedExpert(Expert):
@@ -206,6 +203,7 @@ def make_network(design: Design, preset: Preset) -> Network:
             image_size=preset.image_size,
             patch_size=preset.patch_size,
             depth=preset.depth,
-            qkv_bias=not design.gated,
+            attention=design.attention,
+            qkv_bias=design.attention == "plain",
         )
     )

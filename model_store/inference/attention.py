@@ -15,6 +15,14 @@ from model_store.inference.matmul import multiply_each, multiply_each_plus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StackedPlaces:
+    """The `FoldedPlaces` of S experts."""
+
+    weights_SHPP: Tensor
+    content_SH: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackedAttention:
     """The `FoldedAttention` of S experts."""
 
@@ -23,6 +31,7 @@ class StackedAttention:
     query_bias_SC: Tensor
     out_SCC: Tensor
     out_bias_SC: Tensor
+    places: StackedPlaces | None
 
 
 def attend(x_SBPC: Tensor, attention: StackedAttention, *, eps: float) -> Tensor:
@@ -34,9 +43,22 @@ def attend(x_SBPC: Tensor, attention: StackedAttention, *, eps: float) -> Tensor
     qkv = qkv_SNX.view(experts * batch, positions, 3, attention.heads, -1)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0)
-    mixed_SNC = mixed.transpose(1, 2).reshape(normed_SNC.shape)
+    mixed_SBPHD = mixed.transpose(1, 2).view(experts, batch, positions, attention.heads, -1)
+    if attention.places is not None:
+        v_SBPHD = qkv_SNX.view(experts, batch, positions, 3, attention.heads, -1)[:, :, :, 2]
+        mixed_SBPHD = _with_places(mixed_SBPHD, v_SBPHD, attention.places)
+    mixed_SNC = mixed_SBPHD.reshape(normed_SNC.shape)
     x_SNC = x_SBPC.flatten(1, 2).add_(attention.out_bias_SC[:, None])
     return multiply_each_plus(x_SNC, mixed_SNC, attention.out_SCC).view(x_SBPC.shape)
+
+
+def _with_places(content_SBPHD: Tensor, v_SBPHD: Tensor, places: StackedPlaces) -> Tensor:
+    """Mix what the content gave with what the places give: one product a head for all images."""
+    experts, batch, positions, heads, width = v_SBPHD.shape
+    v = v_SBPHD.permute(0, 3, 2, 1, 4).reshape(experts * heads, positions, batch * width)
+    placed = torch.bmm(places.weights_SHPP.flatten(0, 1), v)
+    placed_SBPHD = placed.view(experts, heads, positions, batch, width).permute(0, 3, 2, 1, 4)
+    return torch.addcmul(placed_SBPHD, content_SBPHD, places.content_SH[:, None, None, :, None])
 
 
 def attend_first(x_SBPC: Tensor, attention: StackedAttention, *, eps: float) -> Tensor:

@@ -17,9 +17,21 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
+from model_store.network.gated import by_place, offsets
 from model_store.spec import NetworkSpec
 
 Weights = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedPlaces:
+    """The part of gated attention that no image changes: its own attention, times the gate.
+
+    The attention by content counts with `content_H`, one minus the gate.
+    """
+
+    weights_HPP: Tensor
+    content_H: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +46,8 @@ class FoldedAttention:
     query_bias_C: Tensor
     out_CC: Tensor
     out_bias_C: Tensor
+    places: FoldedPlaces | None
+    """None: the attention is plain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +141,7 @@ def fold_blocks(
     """
     heads = spec.tasks[index].expert.attention_heads
     for name in spec.blocks:
-        block = _fold_block(under(weights, f"{name}."), attention_heads=heads)
+        block = _fold_block(under(weights, f"{name}."), attention_heads=heads, patches=spec.patches)
         # The last block has one position an image, and no large product.
         if matmul_dtype is None or name == spec.blocks[-1]:
             yield block
@@ -181,10 +195,10 @@ def _fold_position(weights: Weights, *, in_sequence: bool) -> Tensor:
     return _kept(position, like=weights["position"])
 
 
-def _fold_block(weights: Weights, *, attention_heads: int) -> FoldedBlock:
+def _fold_block(weights: Weights, *, attention_heads: int, patches: int) -> FoldedBlock:
     norm_weight, norm_bias = weights["norm2.weight"], weights["norm2.bias"]
     return FoldedBlock(
-        attention=_fold_attention(weights, heads=attention_heads),
+        attention=_fold_attention(weights, heads=attention_heads, patches=patches),
         norm_weight_C=_kept(norm_weight, like=norm_weight),
         norm_bias_C=_kept(norm_bias, like=norm_bias),
         widen=_fold_layer(under(weights, "widen.")),
@@ -192,7 +206,7 @@ def _fold_block(weights: Weights, *, attention_heads: int) -> FoldedBlock:
     )
 
 
-def _fold_attention(weights: Weights, *, heads: int) -> FoldedAttention:
+def _fold_attention(weights: Weights, *, heads: int, patches: int) -> FoldedAttention:
     scale, shift = weights["norm1.weight"].double(), weights["norm1.bias"].double()
     qkv_XC = weights["attention.qkv.weight"].double()
     bias_X = qkv_XC @ shift
@@ -208,6 +222,17 @@ def _fold_attention(weights: Weights, *, heads: int) -> FoldedAttention:
         query_bias_C=_kept(query_bias * per_root_width, like=out),
         out_CC=_kept(out.T, like=out),
         out_bias_C=_kept(out_bias.double() + out.double() @ value_bias, like=out),
+        places=_fold_places(weights, patches=patches) if "attention.gate" in weights else None,
+    )
+
+
+def _fold_places(weights: Weights, *, patches: int) -> FoldedPlaces:
+    like, locality = weights["attention.gate"], weights["attention.locality"]
+    gate_H = torch.sigmoid(like.double())
+    places_HPP = by_place(locality.double(), offsets(patches).to(locality).double())
+    return FoldedPlaces(
+        weights_HPP=_kept(gate_H[:, None, None] * places_HPP, like=like),
+        content_H=_kept(torch.sigmoid(-like.double()), like=like),
     )
 
 

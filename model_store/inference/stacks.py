@@ -30,7 +30,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_store.inference.attention import StackedAttention
+from model_store.inference.attention import StackedAttention, StackedPlaces
 from model_store.inference.fold import (
     FoldedBlock,
     FoldedEdges,
@@ -127,6 +127,15 @@ class BlockStack:
             query_bias_SC=self.equal("attention.query_bias_C", count),
             out_SCC=self.equal("attention.out_CC", count),
             out_bias_SC=self.equal("attention.out_bias_C", count),
+            places=self._places(count),
+        )
+
+    def _places(self, count: int) -> StackedPlaces | None:
+        if "attention.places.content_H" not in self._equal:
+            return None
+        return StackedPlaces(
+            weights_SHPP=self.equal("attention.places.weights_HPP", count),
+            content_SH=self.equal("attention.places.content_H", count),
         )
 
     def narrow_bias(self, count: int) -> Tensor:
@@ -227,12 +236,18 @@ class First:
 
     def attention(self, layer: int) -> StackedAttention:
         folded = self.expert.blocks[layer].attention
+        places = folded.places
         return StackedAttention(
             heads=self.expert.attention_heads,
             qkv_SCX=folded.qkv_CX[None],
             query_bias_SC=folded.query_bias_C[None],
             out_SCC=folded.out_CC[None],
             out_bias_SC=folded.out_bias_C[None],
+            places=None
+            if places is None
+            else StackedPlaces(
+                weights_SHPP=places.weights_HPP[None], content_SH=places.content_H[None]
+            ),
         )
 
     def edge(self, name: str) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model_store.network.gated import GatedAttention
 from model_store.network.layers import SpatialAttention, TaskAttention, start_linear
 from model_store.spec import NetworkSpec
 
@@ -47,15 +48,16 @@ class FrozenContext:
 
 
 class Block(nn.Module):
-    """Spatial attention inside the expert, then two linear layers across all experts so far."""
+    """Spatial attention inside the expert, then two linear layers across all experts so far.
 
-    def __init__(self, spec: NetworkSpec, *, index: int) -> None:
+    Layer `depth` is the class-attention block, whose attention is always plain.
+    """
+
+    def __init__(self, spec: NetworkSpec, *, index: int, layer: int) -> None:
         super().__init__()
         width, expert = spec.width_of(index), spec.tasks[index].expert
         self.norm1 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
-        self.attention: nn.Module = SpatialAttention(
-            width=width, heads=expert.attention_heads, bias=spec.qkv_bias
-        )
+        self.attention: nn.Module = _attention(spec, index=index, layer=layer)
         self.norm2 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
         # A linear layer reads this expert alone, and every other module a list of all experts.
         self.widen: nn.Module
@@ -75,6 +77,8 @@ class Block(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 start_linear(module)
+        if isinstance(self.attention, GatedAttention):
+            self.attention.start_values()
 
     def attend(self, x_BPC: Tensor, *, queries: int | None = None) -> Tensor:
         """Compute the first half of the block, for all positions or only the first `queries`."""
@@ -87,6 +91,13 @@ class Block(nn.Module):
         hidden = F.gelu(_read(self.widen, [*(one.normed for one in older), normed]))
         out = s_BPC + _read(self.narrow, [*(one.hidden for one in older), hidden])
         return Mixed(normed=normed, hidden=hidden, out=out)
+
+
+def _attention(spec: NetworkSpec, *, index: int, layer: int) -> SpatialAttention:
+    width, heads = spec.width_of(index), spec.tasks[index].expert.attention_heads
+    if spec.attention == "plain" or layer == spec.depth:
+        return SpatialAttention(width=width, heads=heads, bias=spec.qkv_bias)
+    return GatedAttention(width=width, heads=heads, bias=spec.qkv_bias, patches=spec.patches)
 
 
 def _read(layer: nn.Module, sources: list[Tensor]) -> Tensor:
@@ -118,7 +129,7 @@ class Expert(nn.Module):
 
     def make_block(self, spec: NetworkSpec, *, index: int, layer: int) -> Block:
         """Make the block of a layer; the class-attention block comes after all patch blocks."""
-        return Block(spec, index=index)
+        return Block(spec, index=index, layer=layer)
 
     def embed(self, images_BCHW: Tensor) -> Tensor:
         """Embed the patches and add their positions. A token in the sequence comes first."""

@@ -17,6 +17,8 @@ def folded_flops(spec: NetworkSpec) -> int:
         width = spec.width_of(index)
         linear = _task_attention(spec, index) if index else 4 * spec.mlp_ratio * width**2
         attention = 8 * positions * width**2 + 4 * positions**2 * width
+        if spec.attention == "gated":
+            attention += 2 * positions**2 * width
         total += 2 * spec.patches * 3 * spec.patch_size**2 * width
         total += layers * (attention + positions * linear)
         total += _token_attention(spec, index) + linear

@@ -100,9 +100,21 @@ class GraphOf:
             w.op("Squeeze", part, w.integers(0)) for part in w.split(by_part, parts=3, axis=0)
         )
         scores = w.op("MatMul", q, w.transpose(k, 0, 1, 3, 2))
-        mixed = w.op("MatMul", w.op("Softmax", scores, axis=-1), v)
+        weights = w.op("Softmax", scores, axis=-1)
+        if self._spec.attention == "gated":
+            weights = self._with_places(run, weights, name)
+        mixed = w.op("MatMul", weights, v)
         rows = self._rows(run, w.transpose(mixed, 0, 2, 1, 3), width=run.width)
         return w.op("Add", x, self._linear(run, rows, f"{name}.out"))
+
+    def _with_places(self, run: ExpertRun, weights: str, name: str) -> str:
+        """Mix attention weights with those that the places alone give."""
+        w, shape = self._w, (run.attention_heads, self._spec.patches, self._spec.patches)
+        if not run.is_first:
+            weights = w.reshape(weights, len(run.experts), -1, *shape)
+        by_content = w.op("Mul", weights, self._weight(run, f"{name}.content", row=True))
+        mixed = w.op("Add", by_content, self._weight(run, f"{name}.places", row=True))
+        return mixed if run.is_first else w.reshape(mixed, -1, *shape)
 
     def _attend_first(self, run: ExpertRun, x: str) -> str:
         """Attend from the first position alone, as `inference.attention.attend_first` does."""

@@ -21,6 +21,7 @@ from model_store.inference.fold import (
     FoldedBlock,
     FoldedExpert,
     FoldedLinear,
+    FoldedPlaces,
     FoldedTaskAttention,
 )
 from model_store.spec import Token
@@ -101,7 +102,15 @@ def _attention(attention: FoldedAttention) -> Arrays:
         "qkv.bias": _array(torch.cat((attention.query_bias_C, none))),
         "out.weight": _array(attention.out_CC),
         "out.bias": _array(attention.out_bias_C),
+        **_places(attention.places),
     }
+
+
+def _places(places: FoldedPlaces | None) -> Arrays:
+    if places is None:
+        return {}
+    content_H11 = places.content_H[:, None, None]
+    return {"places": _array(places.weights_HPP), "content": _array(content_H11)}
 
 
 def _last_attention(attention: FoldedAttention, *, heads: int) -> Arrays:

@@ -15,7 +15,7 @@ from model_store.records.quality import Calibration as Calibration
 from model_store.records.quality import Metrics as Metrics
 from model_store.records.quality import Unknown as Unknown
 from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal_record
-from model_store.spec import MAX_TASKS, ExpertSpec, NetworkSpec, TaskSpec, Token
+from model_store.spec import MAX_TASKS, Attention, ExpertSpec, NetworkSpec, TaskSpec, Token
 
 ShardKind = Literal["expert", "classifier", "memory", "held-out"]
 Scalar = str | int | float | bool | None
@@ -61,6 +61,8 @@ class Geometry(Record):
     layer_norm_eps: float
     qkv_bias: bool
     token: Token
+    attention: Annotated[Attention, Field(exclude_if=lambda kind: kind == "plain")] = "plain"
+    """Left out where it is plain: manifests that are older than the member keep their bytes."""
 
 
 class TaskRecord(Record):

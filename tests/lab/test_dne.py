@@ -21,15 +21,15 @@ from tests.lab.striped import state_of
 from tests.lab.three_tasks import PRESET, different, learnt, learnt_in_two_parts, run_of
 
 OPTIONS = (
-    "attention=gated",
+    "attention=plain",
     "drop_path=0.1,repeats=3",
     "guide=contrastive",
-    "network=mhsa,k=2",
-    "network=sta-both",
+    "network=mhsa,attention=plain,k=2",
+    "network=sta-both,attention=plain",
     "k=2,loss=binary,weights=authors,tuning=authors,decay=authors",
 )
 
-ALL = "dne:attention=gated,drop_path=0.1,repeats=3,guide=contrastive"
+ALL = "dne:attention=plain,drop_path=0.1,repeats=3,guide=contrastive"
 
 
 def slow(options: str) -> object:
@@ -60,10 +60,13 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(tmp_path: Path) -> N
 
 
 def test_options_that_change_the_first_task_have_a_base_of_their_own() -> None:
-    names = ("", "attention=gated", "drop_path=0.1", "repeats=3", "loss=binary", "decay=authors")
+    names = ("", "attention=plain", "drop_path=0.1", "repeats=3", "loss=binary", "decay=authors")
     bases = {read_choice(f"dne:{one}").build(PRESET).base for one in names}
     assert len(bases) == len(names)
-    assert read_choice("dne:guide=contrastive,network=sta-ia,k=4").build(PRESET).base in bases
+    assert (
+        read_choice("dne:guide=contrastive,network=sta-ia,attention=plain,k=4").build(PRESET).base
+        in bases
+    )
 
 
 def test_repeated_augmentation_visits_a_third_of_the_images_three_times() -> None:
@@ -145,6 +148,8 @@ def test_the_harness_counts_the_operations_that_a_hand_counts(network: str) -> N
             total += 2 * positions * width * 3 * width  # queries, keys and values
             total += 2 * 2 * queries * positions * width  # scores, and mixing values
             total += 2 * queries * width * width  # output
+        heads = width // head
+        total += 2 * patches**2 * (3 * heads + width)  # scores by place, and mixing values
     for rows in (patches, 1):
         total += 2 * 2 * rows * first * 4 * first  # MLP of the first expert
         if network == "independent":

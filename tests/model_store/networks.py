@@ -14,6 +14,7 @@ from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 
 GEOMETRY = NetworkSpec(image_size=8, patch_size=4, depth=2, head_width=8, mlp_ratio=2)
 IN_SEQUENCE = replace(GEOMETRY, token="in-sequence")
+GATED = replace(GEOMETRY, attention="gated", qkv_bias=False)
 
 
 def task(name: str, *, heads: int, classes: int = 2, attention_heads: int = 0) -> TaskSpec:

@@ -48,12 +48,30 @@ def task_attention(sources: list[list[Tensor]], weights: Weights, name: str) -> 
     return outputs
 
 
+def gated(attention: list[Tensor], weights: Weights, name: str, h: int, query: int) -> list[Tensor]:
+    """Mix the attention of head h with ConViT's attention by place, where the block has a gate."""
+    if f"{name}.gate" not in weights:
+        return attention
+    side = math.isqrt(len(attention))
+    scores = []
+    for key in range(len(attention)):
+        x, y = key % side - query % side, key // side - query // side
+        way = torch.tensor([x, y, x * x + y * y], dtype=attention[0].dtype)
+        scores.append(torch.dot(weights[f"{name}.locality"][h], way))
+    gate = 1 / (1 + torch.exp(-weights[f"{name}.gate"][h]))
+    return [
+        (1 - gate) * one + gate * other
+        for one, other in zip(attention, softmax(scores), strict=True)
+    ]
+
+
 def spatial_attention(
     xs: list[Tensor], weights: Weights, name: str, heads: int, queries: int
 ) -> list[Tensor]:
     width = len(xs[0])
     head_width = width // heads
-    triples = [weights[f"{name}.qkv.weight"] @ x + weights[f"{name}.qkv.bias"] for x in xs]
+    bias = weights.get(f"{name}.qkv.bias", torch.zeros(3 * width))
+    triples = [weights[f"{name}.qkv.weight"] @ x + bias for x in xs]
     outputs = []
     for p in range(queries):
         parts = []
@@ -63,7 +81,7 @@ def spatial_attention(
             scores = [
                 torch.dot(q, t[width : 2 * width][span]) / math.sqrt(head_width) for t in triples
             ]
-            attention = softmax(scores)
+            attention = gated(softmax(scores), weights, name, h, p)
             parts.append(
                 sum(
                     (a * t[2 * width :][span] for a, t in zip(attention, triples, strict=True)),

@@ -22,6 +22,7 @@ from model_store.network.flops import folded_flops
 from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 from tests.model_store.networks import (
+    GATED,
     GEOMETRY,
     IN_SEQUENCE,
     experts_of,
@@ -31,15 +32,16 @@ from tests.model_store.networks import (
     task,
 )
 
+KINDS = [("class-attention", "plain"), ("class-attention", "gated"), ("in-sequence", "plain")]
 GEOMETRIES = st.builds(
-    NetworkSpec,
+    lambda kind, **sizes: NetworkSpec(token=kind[0], attention=kind[1], **sizes),
+    kind=st.sampled_from(KINDS),
     image_size=st.just(8),
     patch_size=st.sampled_from([2, 4, 8]),
     depth=st.integers(1, 3),
     head_width=st.sampled_from([4, 8, 12]),
     mlp_ratio=st.integers(1, 4),
     qkv_bias=st.booleans(),
-    token=st.sampled_from(["class-attention", "in-sequence"]),
 )
 HEADS = st.lists(
     st.tuples(st.integers(1, 4), st.sampled_from([0, 1, 2, 4])), min_size=1, max_size=6
@@ -117,7 +119,7 @@ def test_an_expert_learns_the_same_from_older_ones_in_folded_form(
         assert (one - other).abs().max() <= 1e-8 * scale
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
 def test_many_tasks_whose_parameters_are_far_from_the_start_stay_as_close_to_the_truth(
     geometry: NetworkSpec,
 ) -> None:
@@ -284,7 +286,7 @@ def added_product_flops(
     return 2 * a[0] * a[1] * b[1]
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
 @pytest.mark.parametrize("heads", [[3], [3, 1], [4, 2]])
 def test_flops_are_those_that_torch_counts(geometry: NetworkSpec, heads: list[int]) -> None:
     network = grown(heads, geometry=geometry)
@@ -313,7 +315,7 @@ def test_the_folded_form_needs_less_than_half_at_26_tasks() -> None:
     assert folded_flops(spec) <= 0.5 * literal_flops(spec)
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
 def test_large_products_in_16_bits_stay_close_to_the_reference(geometry: NetworkSpec) -> None:
     network = grown([3, 1, 1, 2], geometry=geometry)
     with torch.no_grad():

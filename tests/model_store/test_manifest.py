@@ -47,7 +47,7 @@ def test_every_member_is_written_whatever_its_value() -> None:
     written = json.loads(encode(prepare().draft, version=3))
     assert written.keys() == Manifest.model_fields.keys()
     assert written["metrics"].keys() == Metrics.model_fields.keys()
-    assert written["network"].keys() == Geometry.model_fields.keys()
+    assert written["network"].keys() == Geometry.model_fields.keys() - {"attention"}
     assert written["tasks"][0].keys() == TaskRecord.model_fields.keys()
 
 
@@ -61,6 +61,21 @@ def test_a_manifest_that_lacks_a_member_is_refused(path: str) -> None:
     place, last = _place(body, path)
     del place[last]
     with pytest.raises(RecordInvalid):
+        decode("x", seal(body), version=3)
+
+
+def test_attention_is_written_where_it_is_gated_and_nowhere_else() -> None:
+    draft = prepare().draft
+    gated = draft.model_copy(
+        update={"network": draft.network.model_copy(update={"attention": "gated"})}
+    )
+    sealed = encode(gated, version=3)
+    assert json.loads(sealed)["network"]["attention"] == "gated"
+    assert decode("x", sealed, version=3).spec.attention == "gated"
+    body = json.loads(encode(draft, version=3))
+    del body["digest"]
+    body["network"]["attention"] = "plain"
+    with pytest.raises(RecordInvalid, match="spelt in another way"):
         decode("x", seal(body), version=3)
 
 

@@ -9,14 +9,15 @@ import torch
 
 from model_store.errors import SpecInvalid, WrongUsage
 from model_store.network.device import choose_device
+from model_store.network.gated import GatedAttention, local_start, offsets
 from model_store.network.layers import TaskAttention
 from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 from tests.model_store import paper
-from tests.model_store.networks import GEOMETRY, IN_SEQUENCE, grown, images, task
+from tests.model_store.networks import GATED, GEOMETRY, IN_SEQUENCE, grown, images, task
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
 @pytest.mark.parametrize("heads", [[2], [2, 1], [3, 1, 2]])
 def test_the_network_agrees_with_the_papers_equations_in_plain_loops(
     heads: list[int], geometry: NetworkSpec
@@ -33,7 +34,7 @@ def test_the_network_agrees_with_the_papers_equations_in_plain_loops(
     assert expected.abs().max() > 0.1  # not a comparison of zeros
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
 def test_gradients_agree_with_plain_loops_and_are_zero_for_everything_frozen(
     geometry: NetworkSpec,
 ) -> None:
@@ -58,6 +59,21 @@ def test_gradients_agree_with_plain_loops_and_are_zero_for_everything_frozen(
             assert torch.allclose(parameter.grad, weights[name].grad, rtol=1e-8, atol=1e-10), name
     moved = [p.grad.abs().max() for p in network.learnable() if p.grad is not None]
     assert min(moved) > 0
+
+
+def test_the_heads_of_gated_attention_begin_on_a_grid_around_the_patch() -> None:
+    scores_QHP = local_start(9) @ offsets(25).mT
+    middle = 12
+    assert scores_QHP[middle].argmax(dim=-1).tolist() == [6, 11, 16, 7, 12, 17, 8, 13, 18]
+    assert local_start(1).tolist() == [[0.0, 0.0, -1.0]]
+    assert local_start(12)[9:].tolist() == [[0.0, 0.0, 0.0]] * 3
+
+
+def test_gated_attention_answers_the_first_queries_alone_alike() -> None:
+    torch.manual_seed(0)
+    layer = GatedAttention(width=6, heads=3, bias=True, patches=9)
+    x_BPC = torch.randn(2, 9, 6)
+    assert torch.allclose(layer(x_BPC, queries=2), layer(x_BPC)[:, :2], atol=1e-6)
 
 
 def test_task_attention_alone_agrees_with_plain_loops_including_gradients() -> None:
@@ -86,7 +102,7 @@ def test_task_attention_alone_agrees_with_plain_loops_including_gradients() -> N
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
 def test_old_features_are_bit_identical_after_any_number_of_expansions(
     geometry: NetworkSpec,
 ) -> None:
@@ -221,6 +237,7 @@ def test_forward_leaves_nothing_behind() -> None:
         NetworkSpec(
             image_size=4, patch_size=4, depth=3, head_width=16, mlp_ratio=3, qkv_bias=False
         ),
+        NetworkSpec(image_size=12, patch_size=4, depth=3, head_width=4, attention="gated"),
     ],
 )
 def test_the_spec_names_every_tensor_of_any_geometry(geometry: NetworkSpec) -> None:
@@ -264,12 +281,15 @@ def test_devices_are_chosen_in_one_place() -> None:
         ({"depth": -1}, "depth must be between"),
         ({"head_width": 1 << 20}, "head_width must be between"),
         ({"layer_norm_eps": 0.0}, "layer_norm_eps"),
+        ({"attention": "loud"}, "attention 'loud' is not one of plain, gated"),
+        ({"attention": "gated", "token": "in-sequence"}, "no place for a token"),
+        ({"attention": "gated", "image_size": 1024}, "among 65536 patches is too large"),
     ],
 )
 def test_a_geometry_that_cannot_be_built_fails_with_the_reason(
-    change: dict[str, float], reason: str
+    change: dict[str, float | str], reason: str
 ) -> None:
-    sizes: dict[str, float] = {"image_size": 8, "patch_size": 4, "depth": 1, **change}
+    sizes: dict[str, float | str] = {"image_size": 8, "patch_size": 4, "depth": 1, **change}
     with pytest.raises(SpecInvalid, match=reason):
         NetworkSpec(**sizes)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Define ConViT's gated positional self-attention (GPSA), as DyTox and the authors of DNE use it.
+"""Define gated attention: the gated positional self-attention (GPSA) of ConViT.
 
 Shapes: B images, P patches on a square, H heads, D channels of a head, C = H·D.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_store.network.layers import SpatialAttention, start_linear
+from model_store.network.layers import SpatialAttention
 
 GATE = 1.0
 """The start of the gates: sigmoid(1) = 0.73 of the attention goes by position."""
@@ -26,15 +26,15 @@ class GatedAttention(SpatialAttention):
 
     offsets_PP3: Tensor
 
-    def __init__(self, *, width: int, heads: int, patches: int) -> None:
-        super().__init__(width=width, heads=heads, bias=False)
+    def __init__(self, *, width: int, heads: int, bias: bool, patches: int) -> None:
+        super().__init__(width=width, heads=heads, bias=bias)
         self.gate = nn.Parameter(torch.full((heads,), GATE))
         self.locality = nn.Parameter(local_start(heads))
         self.register_buffer("offsets_PP3", offsets(patches), persistent=False)
-        start_linear(self.qkv)
-        start_linear(self.out)
-        # Values that are the inputs: a head begins by copying from its place on the grid.
-        nn.init.eye_(self.qkv.weight.data[2 * width :])
+
+    def start_values(self) -> None:
+        """Begin with values that are the inputs: a head copies from its place on the grid."""
+        nn.init.eye_(self.qkv.weight.data[2 * self.qkv.in_features :])
 
     def forward(self, x_BPC: Tensor, *, queries: int | None = None) -> Tensor:
         batch, positions, _ = x_BPC.shape
@@ -48,11 +48,15 @@ class GatedAttention(SpatialAttention):
 
     def _by_position(self, v_BHPD: Tensor, queries: int | None) -> Tensor:
         """Mix values by the places of their patches, in one product a head for all images."""
-        scores_QHP = self.locality @ self.offsets_PP3[:queries].mT
-        attention_HQP = torch.softmax(scores_QHP, dim=-1).transpose(0, 1)
+        attention_HQP = by_place(self.locality, self.offsets_PP3[:queries])
         v_HPBD = v_BHPD.permute(1, 2, 0, 3)
         mixed_HQN = torch.bmm(attention_HQP, v_HPBD.flatten(2))
         return mixed_HQN.view(*mixed_HQN.shape[:2], *v_HPBD.shape[2:]).permute(2, 0, 1, 3)
+
+
+def by_place(locality_H3: Tensor, offsets_QP3: Tensor) -> Tensor:
+    """Compute the attention that the places alone give: [H, Q, P]."""
+    return torch.softmax(locality_H3 @ offsets_QP3.mT, dim=-1).transpose(0, 1)
 
 
 def offsets(patches: int) -> Tensor:
