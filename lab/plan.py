@@ -129,6 +129,17 @@ PLAN: tuple[Planned, ...] = (
             "dne:k=12,network=independent": "IA k = 12",
         },
     ),
+    Planned(
+        choice="dne:attention=plain",
+        title="DNE k = 1, plain attention",
+        section="What the trial changed",
+    ),
+    Planned(
+        choice="dne:attention=plain",
+        title="and 2 epochs of tuning, as before",
+        section="What the trial changed",
+        setting="tuning_epochs=2",
+    ),
     *_protocol("Memory", ("memory=200", "memory=400", "memory=2000")),
     *_protocol("Classes a step", ("step=2", "step=5", "step=25")),
 )

@@ -2,7 +2,9 @@
 
 Yan et al., DER: Dynamically Expandable Representation for Class Incremental Learning, 2021. This
 is DER without masks: no backbone is pruned. The classifier is refitted from zero on balanced
-epochs with a temperature, as in the paper; `refit=none` keeps the one that was learnt.
+epochs with a temperature, as in the paper; `refit=none` keeps the one that was learnt. A temperature
+makes the steps shorter, so the rate of the refit is its square times larger: at the plain rate a
+short refit ends far from its optimum.
 
 B images, C classes so far, D features of one backbone.
 """
@@ -165,7 +167,7 @@ class Der(Method):
             self.network,
             refit_loss,
             parameters=list(self.network.heads.parameters()),
-            rate=self.preset.resnet_rate,
+            rate=TEMPERATURE**2 * self.preset.resnet_rate,
             epochs=self.preset.tuning_epochs,
             draw_epoch=balanced(lesson.images),
             make_optimiser=sgd(),
