@@ -2,9 +2,9 @@
 
 Yan et al., DER: Dynamically Expandable Representation for Class Incremental Learning, 2021. This
 is DER without masks: no backbone is pruned. The classifier is refitted from zero on balanced
-epochs with a temperature, as in the paper; `refit=none` keeps the one that was learnt. A temperature
-makes the steps shorter, so the rate of the refit is its square times larger: at the plain rate a
-short refit ends far from its optimum.
+epochs with a temperature, as in the paper; `refit=none` keeps the one that was learnt. The
+temperature makes steps shorter, so the rate of the refit is its square times larger: at the plain
+rate a short refit ends far from its optimum.
 
 B images, C classes so far, D features of one backbone.
 """
