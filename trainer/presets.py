@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from model_store.errors import WrongUsage
@@ -27,6 +27,9 @@ PRESETS = {
     "paper": Preset(image_size=32, patch_size=4, depth=5, heads=12),
 }
 DEFAULT_PRESET = "small"
+GATED_PATCHES = 256
+"""The largest number of patches that learn with gated attention: the folded form keeps a weight for
+each pair of patches, head and block."""
 
 
 _size = partial(option, group="the network (fixed by the first task)")
@@ -54,7 +57,10 @@ class NetworkShape:
     def first_network(self) -> NetworkSpec:
         """Describe the network before its first task: a preset's sizes, and those given instead."""
         sizes = {**_sizes(self.preset or DEFAULT_PRESET), **self._given()}
-        return NetworkSpec(**sizes)  # type: ignore[arg-type]
+        plain = NetworkSpec(**sizes)  # type: ignore[arg-type]
+        if plain.patches > GATED_PATCHES:
+            return plain
+        return replace(plain, attention="gated", qkv_bias=False)
 
     def check_agrees(self, lineage: NetworkSpec) -> None:
         """Refuse sizes that differ from the fixed ones; a later task may only repeat them."""

@@ -97,7 +97,7 @@ def _attention(spec: NetworkSpec, *, index: int, layer: int) -> SpatialAttention
     width, heads = spec.width_of(index), spec.tasks[index].expert.attention_heads
     if spec.attention == "plain" or layer == spec.depth:
         return SpatialAttention(width=width, heads=heads, bias=spec.qkv_bias)
-    return GatedAttention(width=width, heads=heads, bias=spec.qkv_bias, patches=spec.patches)
+    return GatedAttention(width=width, heads=heads, bias=spec.qkv_bias)
 
 
 def _read(layer: nn.Module, sources: list[Tensor]) -> Tensor:

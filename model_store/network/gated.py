@@ -24,13 +24,10 @@ class GatedAttention(SpatialAttention):
     g and weights w. Both parts sum to 1 over the keys, and so does their mixture.
     """
 
-    offsets_PP3: Tensor
-
-    def __init__(self, *, width: int, heads: int, bias: bool, patches: int) -> None:
+    def __init__(self, *, width: int, heads: int, bias: bool) -> None:
         super().__init__(width=width, heads=heads, bias=bias)
         self.gate = nn.Parameter(torch.full((heads,), GATE))
         self.locality = nn.Parameter(local_start(heads))
-        self.register_buffer("offsets_PP3", offsets(patches), persistent=False)
 
     def start_values(self) -> None:
         """Begin with values that are the inputs: a head copies from its place on the grid."""
@@ -48,7 +45,8 @@ class GatedAttention(SpatialAttention):
 
     def _by_position(self, v_BHPD: Tensor, queries: int | None) -> Tensor:
         """Mix values by the places of their patches, in one product a head for all images."""
-        attention_HQP = by_place(self.locality, self.offsets_PP3[:queries])
+        ways_PP3 = offsets(v_BHPD.shape[2]).to(self.locality)
+        attention_HQP = by_place(self.locality, ways_PP3[:queries])
         v_HPBD = v_BHPD.permute(1, 2, 0, 3)
         mixed_HQN = torch.bmm(attention_HQP, v_HPBD.flatten(2))
         return mixed_HQN.view(*mixed_HQN.shape[:2], *v_HPBD.shape[2:]).permute(2, 0, 1, 3)

@@ -71,7 +71,7 @@ def test_the_heads_of_gated_attention_begin_on_a_grid_around_the_patch() -> None
 
 def test_gated_attention_answers_the_first_queries_alone_alike() -> None:
     torch.manual_seed(0)
-    layer = GatedAttention(width=6, heads=3, bias=True, patches=9)
+    layer = GatedAttention(width=6, heads=3, bias=True)
     x_BPC = torch.randn(2, 9, 6)
     assert torch.allclose(layer(x_BPC, queries=2), layer(x_BPC)[:, :2], atol=1e-6)
 

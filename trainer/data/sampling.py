@@ -16,6 +16,11 @@ ENOUGH_A_CLASS = 20
 """Images a class at which balanced epochs stop getting shorter: rarer images come again."""
 
 
+def epoch_size(draw_epoch: DrawEpoch) -> int:
+    """Count the images of an epoch."""
+    return len(draw_epoch(np.random.default_rng(0)))
+
+
 def can_be_balanced(images: LabelledImages, *, retired: Collection[str] = ()) -> bool:
     """Tell whether every class has images: old classes without exemplars cannot be balanced."""
     return all(len(rows) for rows in _by_class(images, retired))

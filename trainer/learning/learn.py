@@ -13,13 +13,26 @@ from model_store.records.manifest import Scalar
 from model_store.tables import counted
 from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
-from trainer.data.sampling import DrawEpoch, balanced, can_be_balanced, evened, side_by_side
+from trainer.data.sampling import (
+    DrawEpoch,
+    balanced,
+    can_be_balanced,
+    epoch_size,
+    evened,
+    side_by_side,
+)
 from trainer.data.task_data import TaskData
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.classifier import fit_classifier, former_weights
 from trainer.learning.fit import adamw, fit
 from trainer.learning.losses import Objective, classification_named
-from trainer.learning.plan import Plan, make_plan, make_plan_on_pretrained
+from trainer.learning.plan import (
+    PRETRAINED_TUNING_SHARE,
+    TUNING_SHARE,
+    Plan,
+    make_plan,
+    make_plan_on_pretrained,
+)
 from trainer.learning.student import Student
 from trainer.learning.token_cache import read_tokens
 from trainer.progress import Progress
@@ -181,7 +194,6 @@ class Lesson:
         network = self.student.network
         auxiliary = network.auxiliary_head() if self.student.teacher else None
         extra = list(auxiliary.parameters()) if auxiliary else []
-        draw = side_by_side if self.student.on_pretrained else evened
         self._fit(
             "learning",
             plan,
@@ -192,10 +204,14 @@ class Lesson:
                 auxiliary=auxiliary,
                 frozen=frozen,
             ),
-            draw_epoch=draw(self.images, among=self.student.new_classes),
+            draw_epoch=self._new_beside_old(),
             seed=self.request.seed,
             slow=self.student.given,
         )
+
+    def _new_beside_old(self) -> DrawEpoch:
+        draw = side_by_side if self.student.on_pretrained else evened
+        return draw(self.images, among=self.student.new_classes)
 
     def _extend(self, plan: Plan, all_experts: Lineage | None) -> None:
         """Tune the heads with equal shares of all classes; no expert changes."""
@@ -217,16 +233,21 @@ class Lesson:
         network.newest.requires_grad_(False)
         for parameter in network.tunable():
             parameter.requires_grad_(True)
+        draw_epoch = balanced(self.images, retired=self.data.retired, most=most)
         self._fit(
             "balancing",
-            plan.for_tuning(),
+            plan.for_tuning(
+                share=PRETRAINED_TUNING_SHARE if self.student.on_pretrained else TUNING_SHARE,
+                learnt=epoch_size(self._new_beside_old()),
+                balanced=epoch_size(draw_epoch),
+            ),
             parameters=network.tunable(),
             objective=Objective(
                 classification=classification_named(self.request.loss),
                 teacher=self.student.teacher,
                 frozen=frozen,
             ),
-            draw_epoch=balanced(self.images, retired=self.data.retired, most=most),
+            draw_epoch=draw_epoch,
             seed=self.request.seed + 1,
         )
 

@@ -19,7 +19,9 @@ PRETRAINED_PASSES = 1600
 """Images in all epochs together, for an expert that reads a pre-trained one; see ADR 15."""
 PRETRAINED_MIN_EPOCHS = 3
 PRETRAINED_BATCH = 16
-TUNING_STEPS_SHARE = 0.2
+PRETRAINED_TUNING_SHARE = 0.2
+TUNING_SHARE = 0.35
+"""The steps of balanced tuning for each step of learning; see ADR 46."""
 TUNING_RATE_SHARE = 0.3
 
 
@@ -31,10 +33,14 @@ class Plan:
     batch_size: int
     learning_rate: float
 
-    def for_tuning(self) -> Plan:
-        """Plan the balanced tuning that follows: shorter and slower."""
+    def for_tuning(self, *, share: float, learnt: int, balanced: int) -> Plan:
+        """Plan the balanced tuning that follows: shorter and slower.
+
+        `share` is of the steps: an epoch of `balanced` images may be much shorter than one of
+        `learnt` images.
+        """
         return Plan(
-            epochs=max(1, round(self.epochs * TUNING_STEPS_SHARE)),
+            epochs=max(1, round(share * self.epochs * learnt / balanced)),
             batch_size=self.batch_size,
             learning_rate=self.learning_rate * TUNING_RATE_SHARE,
         )
