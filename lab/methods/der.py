@@ -11,7 +11,6 @@ B images, C classes so far, D features of one backbone.
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lab.backbones import Classify, GrowingLinear, PlainNetwork, ResNet18, count_right, sgd
+from lab.backbones import ResNet18, count_right, sgd
+from lab.joined import JoinedBackbones, learn_first
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
 from trainer.data.sampling import balanced
@@ -27,51 +27,6 @@ from trainer.learning.learner import Step
 from trainer.learning.losses import cross_entropy, expertise
 
 TEMPERATURE = 5.0
-
-
-class JoinedBackbones(PlainNetwork):
-    """Backbones side by side, and a linear classifier on the features of all."""
-
-    def expand(self, classes: int) -> None:
-        """Add a copy of the newest backbone, and rows for new classes."""
-        if len(self.heads):
-            self.experts.append(deepcopy(self.experts[-1]))
-            self.heads = widened(self.heads, width=len(self.experts) * self.backbone.width)
-        self.heads.grow(classes)
-
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        logits: Tensor = self.heads(self.features(images_BCHW))
-        return logits
-
-    def features(self, images_BCHW: Tensor) -> Tensor:
-        return torch.cat([expert(images_BCHW) for expert in self.experts], dim=-1)
-
-    def learnable(self) -> list[nn.Parameter]:
-        return [*self.experts[-1].parameters(), *self.heads.parameters()]
-
-
-def widened(heads: GrowingLinear, *, width: int) -> GrowingLinear:
-    """Copy a classifier for more features. The new columns are 0."""
-    wide = GrowingLinear(width)
-    for head in heads:
-        assert isinstance(head, nn.Linear)
-        wide.grow(head.out_features)
-        zeros = head.weight.new_zeros(head.out_features, width - head.in_features)
-        columns = torch.cat([head.weight, zeros], dim=1)
-        wide[-1].load_state_dict({"weight": columns, "bias": head.bias})
-    return wide
-
-
-def learn_first(network: PlainNetwork, lesson: Lesson) -> None:
-    """Learn the first task, as all methods on a ResNet with cross-entropy do."""
-    lesson.fit(
-        "learning",
-        network,
-        Classify(classification=cross_entropy),
-        parameters=network.learnable(),
-        rate=lesson.preset.resnet_rate,
-        make_optimiser=sgd(),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

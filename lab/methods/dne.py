@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from lab.draws import constant, repeated
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
 from lab.variants.design import NETWORKS, NetworkName, make_network
@@ -19,7 +17,7 @@ from lab.variants.guide import Guided, GuidedObjective
 from model_store.inference.forward import Lineage
 from model_store.network.flops import folded_flops
 from model_store.spec import Attention, ExpertSpec, TaskSpec
-from trainer.data.sampling import DrawEpoch, balanced, evened
+from trainer.data.sampling import balanced, evened
 from trainer.learning.fit import OptimiserFactory, adamw, normalisation_on
 from trainer.learning.losses import LossWeights, Objective, Teacher, classification_named
 from trainer.learning.plan import TUNING_RATE_SHARE
@@ -165,21 +163,3 @@ class Dne(Method):
             distillation=1.0,
             expertise=0.1 * lesson.classes / (1 + len(lesson.new)),
         )
-
-
-def constant(steps: int) -> Callable[[int], float]:
-    """Keep the learning rate in all steps."""
-    return lambda step: 1.0
-
-
-def repeated(draw_epoch: DrawEpoch, times: int) -> DrawEpoch:
-    """Repeat the first images of an epoch side by side, until it is as long as it was.
-
-    Repeated augmentation: copies of an image come in one batch, each changed in its own way.
-    """
-
-    def draw(order: np.random.Generator) -> NDArray[np.int64]:
-        rows = draw_epoch(order)
-        return np.repeat(rows[: -(-len(rows) // times)], times)[: len(rows)]
-
-    return draw

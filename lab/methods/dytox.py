@@ -17,8 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lab.draws import constant
 from lab.method import Lesson, Method, Options
-from lab.methods.dne import AUTHORS_TUNING_RATE_SHARE, constant
+from lab.methods.dne import AUTHORS_TUNING_RATE_SHARE
 from lab.presets import Preset
 from lab.variants.design import Design, make_network
 from lab.variants.task_tokens import TaskPart, classify, embeddings, task_head

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.backbones import PlainNetwork, ResNet18, count_right, sgd
+from lab.joined import learn_first, widened
 from lab.method import Lesson, Method, Options
-from lab.methods.der import learn_first, widened
 from lab.presets import Preset
 from trainer.learning.learner import Step
 from trainer.learning.losses import distillation

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from lab.backbones import GrowingLinear
-from lab.methods.der import Der, DerOptions, NewBackboneLoss, refit_loss, widened
+from lab.joined import widened
+from lab.methods.der import Der, DerOptions, NewBackboneLoss, refit_loss
 from tests.lab.striped import (
     PRESET,
     School,

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from lab import saved
 from lab.costs import count_flop
-from lab.methods.dne import Dne, DneOptions, constant, repeated
+from lab.draws import constant, repeated
+from lab.methods.dne import Dne, DneOptions
 from lab.registry import read_choice
 from lab.variants.drop_path import DropPath
 from lab.variants.guide import TEMPERATURE, contrast, transfer

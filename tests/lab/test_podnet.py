@@ -13,16 +13,13 @@ from lab.cell import DEVIATION, MEAN
 from lab.method import Options
 from lab.methods.podnet import (
     MARGIN,
-    PROXIES,
     PodLoss,
     Podnet,
-    ProxyClassifier,
     flat_distance,
-    kmeans,
-    nca,
     pooled,
     stages_distance,
 )
+from lab.proxies import PROXIES, ProxyClassifier, kmeans, nca
 from tests.lab.striped import (
     PRESET,
     School,
