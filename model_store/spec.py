@@ -19,7 +19,7 @@ Token = Literal["class-attention", "in-sequence"]
 """`class-attention`: the token has a block of its own that reads the patches. `in-sequence`: the
 token is one position among the patches."""
 Attention = Literal["plain", "gated"]
-"""How patches attend: `plain` by content; `gated` by content and place, mixed by a gate a head."""
+"""The attention of patches: `plain` by content; `gated` by content and place, mixed by a gate."""
 
 MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
 MAX_DEPTH = 1024
