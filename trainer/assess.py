@@ -17,7 +17,7 @@ from trainer.data.sampling import can_be_balanced
 from trainer.data.task_data import TaskData
 from trainer.evaluation.calibrate import calibrate
 from trainer.evaluation.forecast import latencies_ms
-from trainer.evaluation.gate import FEWEST, Candidate, decide
+from trainer.evaluation.gate import FEWEST, Candidate, decide, noticed
 from trainer.evaluation.judged import Judged, in_batches, judged_by
 from trainer.evaluation.precision_agreement import agreement_of
 from trainer.evaluation.unknown import fit_threshold
@@ -95,11 +95,22 @@ def say_evidence(
     if student.extends:
         all_images = _count_of(images, _older(student))
         says = f"the gate will judge by {counted(all_images, 'image')} of all classes"
+        says += _power(all_images)
     elif student.teacher is not None:
-        says += f" and {_count_of(images, _older(student))} of old ones"
+        old_images = _count_of(images, _older(student))
+        says += f" and {old_images} of old ones{_power(old_images)}"
     if limits.min_new and new < FEWEST["new"]:
         says += f"; --min-new needs {FEWEST['new']} of new classes, give more with --val-data DIR"
     progress.note(says)
+
+
+def _power(old_images: int) -> str:
+    """Say what the images of classes that were there before are good for."""
+    if old_images < FEWEST["old"]:
+        return ""
+    times = round(10 * noticed(old_images))
+    often = f"about {times} times in 10" if times else "hardly ever"
+    return f"; they notice a fall of 5 points {often}"
 
 
 def _count_of(images: LabelledImages, names: tuple[str, ...]) -> int:

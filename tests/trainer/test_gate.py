@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import gate as simulation
 from model_store.errors import WrongUsage
 from model_store.records.manifest import Scalar
 from model_store.store.store import Store
@@ -15,8 +17,10 @@ from trainer.add_task import Outcome, add_task
 from trainer.evaluation.gate import (
     Candidate,
     at_least,
+    chance_of_a_fall,
     decide,
     no_better_than_guessing,
+    sign_flip_test,
     sign_test,
 )
 from trainer.evaluation.judged import Judged
@@ -73,7 +77,58 @@ def test_a_handful_of_images_is_noise() -> None:
         case = candidate([0] * flips, before=[0] * flips, after=[2] * flips)
         gate = decide(case, limits=GateLimits())
         assert gate.passed is passed
-        assert gate.p_value == pytest.approx(1 / 2**flips)
+        assert gate.p_value == pytest.approx(1 / 2**flips / 0.8, abs=0.02)
+
+
+def test_the_sign_flip_test_is_what_all_signs_together_give() -> None:
+    draw = np.random.default_rng(1)
+    for count in (4, 9):
+        falls = draw.normal(0.3, 1, size=count)
+        sums = [sum(falls * signs) for signs in product((-1, 1), repeat=count)]
+        exact = float(np.mean([one >= sum(falls) - 1e-9 for one in sums]))
+        assert sign_flip_test(falls) == pytest.approx(exact, abs=0.02)
+    assert sign_flip_test(np.zeros(5)) == 1
+
+
+def test_a_fall_of_certainty_refuses_where_flips_alone_would_not() -> None:
+    """Twelve answers go far wrong, and six wrong ones come right by a hair."""
+    labels, before, after = np.zeros(200, dtype=np.int64), np.zeros((200, 2)), np.zeros((200, 4))
+    before[:, 0] = after[:, 0] = 6
+    after[:12, 2] = 12
+    before[12:18, 0], before[12:18, 1] = 2.9, 3.1
+    after[12:18, 0], after[12:18, 1] = 3.1, 2.9
+    case = Candidate(
+        judged=Judged(classes=(*OLD, *NEW), labels_N=labels, logits_NC=after.astype(np.float32)),
+        parent=Judged(classes=OLD, labels_N=labels, logits_NC=before.astype(np.float32)),
+        older=OLD,
+        newest=NEW,
+        model_bytes=1000,
+    )
+    gate = decide(case, limits=GateLimits())
+    assert (gate.got_worse, gate.got_better) == (12, 6)
+    assert sign_test(worse=12, better=6) > 0.1
+    assert gate.p_value is not None
+    assert gate.p_value < 0.01
+    assert not gate.passed
+
+
+def test_more_classes_alone_are_no_fall() -> None:
+    """The probability of every answer falls, because there are more classes to choose among."""
+    labels = np.zeros(60, dtype=np.int64)
+    two = np.tile(np.array([1.0, 0.0], dtype=np.float32), (60, 1))
+    two[:6] = two[:6, ::-1]
+    four = np.pad(two, ((0, 0), (0, 2)))
+    before = Judged(classes=OLD, labels_N=labels, logits_NC=two)
+    assert chance_of_a_fall(before, replace(before, logits_NC=four)) > 0.05
+
+
+@pytest.mark.parametrize(("kind", "bounds"), [("none", (0, 0.15)), ("swallowed", (0.7, 1))])
+def test_five_points_are_noticed_and_none_are_not_called_a_fall(
+    kind: str, bounds: tuple[float, float]
+) -> None:
+    fall = 0.0 if kind == "none" else 0.05
+    found = simulation.share(simulation.refused, images=200, kind=kind, fall=fall, runs=40)
+    assert bounds[0] <= found <= bounds[1]
 
 
 def test_flips_to_the_good_weigh_against_flips_to_the_bad() -> None:

@@ -35,6 +35,12 @@ def test_too_few_images_to_judge_by_are_told_in_text_json_store_and_report(
     assert few in (tmp_path / "report" / "report.html").read_text()
 
 
+def test_the_power_of_the_evidence_is_told(dne_train: Command, tmp_path: Path) -> None:
+    assert dne_train.add(write_classes(tmp_path / "letters", ["a", "b", "c"])) == 0
+    assert dne_train.add(write_classes(tmp_path / "digits", ["0", "1"])) == 0
+    assert "6 of old ones; they notice a fall of 5 points hardly ever" in dne_train.err
+
+
 def test_an_extension_is_announced_as_judged_by_images_of_all_classes(
     dne_train: Command, letters: Path, tmp_path: Path
 ) -> None:

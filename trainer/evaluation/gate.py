@@ -8,19 +8,29 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model_store.records.quality import ClassChange, Confusion, Flip, Gate, Side
 from model_store.tables import counted, percent
+from trainer.evaluation.calibrate import fit_temperature
 from trainer.evaluation.judged import Judged
 from trainer.request import GateLimits
 
 SIGNIFICANCE = 0.05
+BY_PROBABILITY = 0.8
+"""The share of the significance that the test of probabilities has. The test of flips has the
+rest."""
+SIGN_DRAWS = 4999
+SIGNS_AT_ONCE = 1_000_000
 HANDFUL = 5
 """The most flips that count as noise: the sign test reaches 5 % at five to none."""
 FEWEST_TO_CALL_A_GUESS = 12
 """The fewest new images that tell guesses from bad luck."""
 FEWEST: dict[Side, int] = {"old": HANDFUL + 1, "new": FEWEST_TO_CALL_A_GUESS}
 """The fewest images by which a side is judged: fewer could not refuse a version."""
+NOTICED = {0: 0.0, 50: 0.14, 100: 0.62, 200: 0.90, 400: 0.97, 800: 1.0}
+"""The share of falls of five points on old classes that are refused, by the number of their images;
+see ADR 49."""
 MAX_TOLD = 200
 """The most confusions and flips that a manifest keeps; the most frequent are kept."""
 
@@ -54,14 +64,15 @@ class Candidate:
 
 def decide(candidate: Candidate, *, limits: GateLimits) -> Gate:
     """Give the verdict, every reason against the version, and the classes that got worse."""
-    judged, parent = candidate.judged, candidate.parent
-    worse = better = 0
-    if parent is not None:
-        old_N = judged.is_of(candidate.older)
-        worse = int((old_N & parent.right_N & ~judged.right_N).sum())
-        better = int((old_N & ~parent.right_N & judged.right_N).sum())
+    judged = candidate.judged
     old_images = candidate.images_of("old")
-    p_value = sign_test(worse=worse, better=better) if parent and old_images else None
+    worse, better, p_value = 0, 0, None
+    if candidate.parent is not None and old_images:
+        old = np.flatnonzero(judged.is_of(candidate.older))
+        before, after = candidate.parent.take(old), judged.take(old)
+        worse = int((before.right_N & ~after.right_N).sum())
+        better = int((~before.right_N & after.right_N).sum())
+        p_value = chance_of_a_fall(before, after)
     reasons = (
         *_old_reasons(candidate, limits=limits, p_value=p_value, flips=(worse, better)),
         *_new_reasons(candidate, limits=limits),
@@ -83,6 +94,54 @@ def decide(candidate: Candidate, *, limits: GateLimits) -> Gate:
         confused=_confusions(judged),
         flipped=_flips(candidate),
     )
+
+
+def noticed(old_images: int) -> float:
+    """Estimate how often a fall of five points on old classes is refused."""
+    return float(np.interp(old_images, list(NOTICED), list(NOTICED.values())))
+
+
+def chance_of_a_fall(before: Judged, after: Judged) -> float:
+    """Return the chance that answers look as much worse as these although nothing fell.
+
+    Two tests share the significance. One is on the calibrated probabilities that the right class
+    beats its best rival: it weighs how sure an answer was, where a flip counts the same whether
+    it was near or far. The other is on the flips.
+    """
+    worse = int((before.right_N & ~after.right_N).sum())
+    better = int((~before.right_N & after.right_N).sum())
+    fall_N = _beats_its_rival(before) - _beats_its_rival(after)
+    by_probability = sign_flip_test(fall_N) / BY_PROBABILITY
+    by_flips = sign_test(worse=worse, better=better) / (1 - BY_PROBABILITY)
+    return min(1.0, by_probability, by_flips)
+
+
+def _beats_its_rival(judged: Judged) -> NDArray[np.float64]:
+    """Return the probability of each image's class between itself and the likeliest other one.
+
+    Unlike the probability among all classes, it does not fall because there are more of them.
+    """
+    scaled = judged.logits_NC.astype(np.float64) / fit_temperature(judged)
+    rows = np.arange(len(scaled))
+    own_N = scaled[rows, judged.labels_N]
+    scaled[rows, judged.labels_N] = -np.inf
+    # Without another class there is no rival, and the answer is certain.
+    margin_N = own_N - scaled.max(axis=1)
+    return np.asarray(1 / (1 + np.exp(-margin_N)))
+
+
+def sign_flip_test(fall_N: NDArray[np.float64]) -> float:
+    """Return the chance of at least this sum if the sign of each difference were a coin toss."""
+    draw = np.random.default_rng(0)
+    # Sums that are equal but for rounding count as equal.
+    least = float(fall_N.sum()) - 1e-9 * float(np.abs(fall_N).sum())
+    reached, left = 1, SIGN_DRAWS
+    while left:
+        draws = min(left, 1 + SIGNS_AT_ONCE // len(fall_N))
+        signs = draw.integers(0, 2, size=(draws, len(fall_N)), dtype=np.int8) * np.int8(2) - 1
+        reached += int((signs @ fall_N >= least).sum())
+        left -= draws
+    return reached / (1 + SIGN_DRAWS)
 
 
 def sign_test(*, worse: int, better: int) -> float:
