@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -62,10 +63,14 @@ def class_weights(counts_C: Tensor, *, beta: float) -> Tensor:
 
 
 def balanced_distillation(student_BC: Tensor, teacher_BC: Tensor, weights_C: Tensor) -> Tensor:
-    """Return the cross-entropy to the teacher's probabilities, weighted by class."""
+    """Return the cross-entropy to the teacher's probabilities, weighted by class.
+
+    A temperature makes gradients smaller by its square, which many epochs hide and few do not.
+    """
     asked_BC = (teacher_BC / TEMPERATURE).softmax(dim=1) * weights_C
     asked_BC = asked_BC / asked_BC.sum(dim=1, keepdim=True)
-    return -(asked_BC * (student_BC / TEMPERATURE).log_softmax(dim=1)).sum(dim=1).mean()
+    loss = -(asked_BC * (student_BC / TEMPERATURE).log_softmax(dim=1)).sum(dim=1).mean()
+    return TEMPERATURE**2 * loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,27 +111,27 @@ class CompressionLoss:
         )
 
 
-def boost(both: Boosting, lesson: Lesson, *, counts_C: Tensor) -> None:
+def boost(both: Boosting, lesson: Lesson, *, weights_C: Tensor) -> None:
     """Teach the second backbone, and a classifier on the features of both."""
     both.second.train()
     lesson.fit(
         "boosting",
         both,
-        BoostingLoss(old=lesson.old, weights_C=class_weights(counts_C, beta=BOOSTING_BETA)),
+        BoostingLoss(old=lesson.old, weights_C=weights_C),
         parameters=both.boosters(),
         rate=lesson.preset.resnet_rate,
         make_optimiser=sgd(),
     )
 
 
-def compress(both: Boosting, lesson: Lesson, *, counts_C: Tensor) -> None:
+def compress(both: Boosting, lesson: Lesson, *, weights_C: Tensor) -> None:
     """Teach the network that stays to answer as both backbones do."""
     both.second.eval()
     both.network.train().requires_grad_(True)
     lesson.fit(
         "compression",
         both,
-        CompressionLoss(weights_C=class_weights(counts_C, beta=COMPRESSION_BETA)),
+        CompressionLoss(weights_C=weights_C),
         parameters=both.network.learnable(),
         rate=lesson.preset.resnet_rate,
         epochs=max(1, round(COMPRESSION_SHARE * lesson.epochs)),
@@ -134,9 +139,20 @@ def compress(both: Boosting, lesson: Lesson, *, counts_C: Tensor) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FosterOptions(Options):
+    compression: Literal["plain", "balanced"] = "plain"
+    """`balanced`: weights for classes with few images, as in the paper. They take about two from
+    the logits of new classes, which is more than short learning gives them."""
+
+
 class Foster(Method):
+    options_type = FosterOptions
+
     def __init__(self, preset: Preset, options: Options) -> None:
         super().__init__(preset, options)
+        assert isinstance(options, FosterOptions)
+        self.options = options
         self.network = PlainNetwork(ResNet18(preset.resnet_width))
 
     @property
@@ -161,5 +177,8 @@ class Foster(Method):
         torch.manual_seed(lesson.seed)
         both = Boosting(self.network, classes=lesson.classes)
         counts_C = torch.from_numpy(np.bincount(lesson.images.labels_N, minlength=lesson.classes))
-        boost(both, lesson, counts_C=counts_C)
-        compress(both, lesson, counts_C=counts_C)
+        boost(both, lesson, weights_C=class_weights(counts_C, beta=BOOSTING_BETA))
+        weights_C = torch.ones(lesson.classes)
+        if self.options.compression == "balanced":
+            weights_C = class_weights(counts_C, beta=COMPRESSION_BETA)
+        compress(both, lesson, weights_C=weights_C)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.method import Options
 from lab.methods.foster import (
     Boosting,
     BoostingLoss,
     CompressionLoss,
     Foster,
+    FosterOptions,
     balanced_distillation,
     boost,
     class_weights,
@@ -62,7 +62,7 @@ def test_balanced_distillation_weighs_the_probabilities_of_the_teacher() -> None
             share / sum(asked) * math.log(one) for share, one in zip(asked, answer, strict=True)
         )
     found = balanced_distillation(*map(torch.tensor, (STUDENT, TEACHER, WEIGHTS)))
-    assert found.item() == pytest.approx(plain / 4)
+    assert found.item() == pytest.approx(2**2 * plain / 4)
 
 
 def both_of(foster: Foster) -> Boosting:
@@ -72,7 +72,7 @@ def both_of(foster: Foster) -> Boosting:
 
 def grown() -> Foster:
     torch.manual_seed(0)
-    foster = Foster(PRESET, Options())
+    foster = Foster(PRESET, FosterOptions())
     foster.expand(("a", "b"))
     foster.expand(("c", "d"))
     return foster.eval()
@@ -118,19 +118,19 @@ def test_the_loss_of_compression_follows_both_backbones() -> None:
 
 
 def test_boosting_leaves_the_network_and_compression_leaves_its_teacher_bit_equal() -> None:
-    foster = Foster(PRESET, Options())
+    foster = Foster(PRESET, FosterOptions())
     School().teach(foster, 0)
     lesson = School().lesson(1)
     foster.expand(lesson.new)
     both = both_of(foster)
-    counts = torch.tensor([4, 4, 12, 12])
+    weights = class_weights(torch.tensor([4, 4, 12, 12]), beta=0.96)
     network, before, second = map(state_of, (both.network, both.before, both.second))
-    boost(both, lesson, counts_C=counts)
+    boost(both, lesson, weights_C=weights)
     assert equal(state_of(both.network), network)
     assert equal(state_of(both.before), before)
     assert not equal(state_of(both.second), second)
     teacher = list(map(state_of, (both.before, both.second, both.joint)))
-    compress(both, lesson, counts_C=counts)
+    compress(both, lesson, weights_C=weights)
     assert all(map(equal, map(state_of, (both.before, both.second, both.joint)), teacher))
     assert not equal(state_of(both.network), network)
 
