@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor, nn
 
 from model_store.errors import RecordInvalid
+from model_store.inference.doubt import Doubt
 from model_store.network.expert import Expert
 from model_store.network.network import Network
 from model_store.records.manifest import Draft, ShardRef
@@ -56,6 +58,25 @@ def encode_classifier(network: Network) -> bytes:
     return _encode(network, prefix="heads.")
 
 
+def encode_doubt(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
+    return save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+
+
+def decode_doubt(data: bytes, *, places: Sequence[int]) -> Doubt:
+    """Take the tensors out of a checked doubt shard, for the classes at these places."""
+    tensors = {name: tensor.numpy() for name, tensor in ShardWeights(data).items()}
+    return Doubt.of(tensors, places=places)
+
+
+def load_doubt(read: ReadShard, manifest: Draft) -> Doubt | None:
+    """Load the doubt of a version; None for a version whose score is the largest logit."""
+    if manifest.doubt is None:
+        return None
+    data = read(manifest.doubt)
+    check_shard(manifest.doubt, data, expected=expected_tensors(manifest, manifest.doubt))
+    return decode_doubt(data, places=manifest.places)
+
+
 def load_network(
     read: ReadShard, manifest: Draft, *, known: MutableMapping[str, Expert] | None = None
 ) -> Network:
@@ -65,11 +86,11 @@ def load_network(
     added to it, so that the next version costs its delta.
     """
     bank = {} if known is None else known
-    for index, task in enumerate(manifest.tasks):
-        if task.expert.sha256 not in bank:
-            weights = read_weights(read, manifest, task.expert)
-            bank[task.expert.sha256] = _build_expert(manifest, index, weights)
-    experts = [bank[task.expert.sha256] for task in manifest.tasks]
+    for index, ref in enumerate(manifest.experts):
+        if ref.sha256 not in bank:
+            weights = read_weights(read, manifest, ref)
+            bank[ref.sha256] = _build_expert(manifest, index, weights)
+    experts = [bank[ref.sha256] for ref in manifest.experts]
     heads = _build_heads(manifest, read_weights(read, manifest, manifest.classifier))
     network = Network.assemble(manifest.spec, experts, heads)
     return network.requires_grad_(False).eval()

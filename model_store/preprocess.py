@@ -19,6 +19,8 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from model_store.errors import ImageRejected, ImageTooLarge
 from model_store.records.manifest import Preprocessing
 
+PNG_LEVEL = 2
+"""A quarter of the time of the usual 6, for a sixth more bytes."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 40_000_000
 ROWS_AT_ONCE = 64
@@ -112,7 +114,7 @@ def normalise(pixels_NHWC: Pixels, preprocessing: Preprocessing) -> NDArray[np.f
 def encode_png(pixels_HWC: Pixels) -> bytes:
     """Encode pixels without loss: `read_pixels` gives the same pixels back."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels_HWC).save(buffer, format="PNG")
+    Image.fromarray(pixels_HWC).save(buffer, format="PNG", compress_level=PNG_LEVEL)
     return buffer.getvalue()
 
 

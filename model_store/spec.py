@@ -20,13 +20,63 @@ Token = Literal["class-attention", "in-sequence"]
 token is one position among the patches."""
 Attention = Literal["plain", "gated"]
 """The attention of patches: `plain` by content; `gated` by content and place, mixed by a gate."""
+Activation = Literal["gelu", "quick-gelu", "tanh-gelu", "swiglu"]
+"""The function between the linear layers of a block. `swiglu`: the first layer writes a gate g and
+a value v, and the second reads silu(g)·v."""
+Pooling = Literal["token", "mean", "attention"]
+"""The slice of a backbone: its token after the last norm; the mean of its patches, then the norm;
+or the answer of a learnt query to its patches, in a class-attention block without a norm after."""
 
 MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
 MAX_DEPTH = 1024
 MAX_PATCHES = 1 << 16  # of an image: the time of a pass grows with their square
+MAX_REGISTERS = 1024
 MAX_TASKS = 1000
 MAX_PARAMETERS = 1 << 31  # of one network
 MAX_PLACES = 1 << 28  # of one network: the folded form keeps a weight for each pair of patches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backbone:
+    """The ways in which a pre-trained first expert differs from the plain transformer.
+
+    Younger experts are plain: they have no registers, and read none.
+    """
+
+    registers: int = 0
+    """Rows after the patches that hold no patch and that only the backbone itself reads."""
+    rotary: bool = False
+    """Queries and keys of patches are turned by angles that depend on their places."""
+    activation: Activation = "gelu"
+    pre_norm: bool = False
+    """A LayerNorm stands before the first block."""
+    qk_norm: bool = False
+    """A LayerNorm stands on the queries and keys of each attention head."""
+    hidden_norm: int = 0
+    """The first hidden channels, which are standardised after the activation; 0: none is. The
+    channels after them are zero."""
+    pooling: Pooling = "token"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.registers <= MAX_REGISTERS:
+            raise SpecInvalid(f"registers must be between 0 and {MAX_REGISTERS}")
+        if self.hidden_norm < 0:
+            raise SpecInvalid("hidden_norm must be 0 or more")
+        for what, value, known in (
+            ("activation", self.activation, get_args(Activation)),
+            ("pooling", self.pooling, get_args(Pooling)),
+        ):
+            if value not in known:
+                raise SpecInvalid(f"{what} {value!r} is not one of {', '.join(known)}")
+        others = (self.registers, self.rotary, self.qk_norm, self.hidden_norm)
+        if self.pooling == "attention" and any(others):
+            raise SpecInvalid(
+                "a backbone with attention pooling has no registers, no rotary positions, and no "
+                "norms of queries and keys or of hidden channels"
+            )
+
+
+PLAIN = Backbone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +100,14 @@ class ExpertSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """A named set of classes learnt together, and the expert that was added for it."""
+    """A named set of classes learnt together, and the expert that was added for it.
+
+    A task without an expert has a task head only, which reads the experts that were there.
+    """
 
     name: str
     classes: tuple[str, ...]
-    expert: ExpertSpec
+    expert: ExpertSpec | None
 
     def __post_init__(self) -> None:
         check_name(self.name, what="the task name")
@@ -108,6 +161,8 @@ class NetworkSpec:
     qkv_bias: bool = True
     token: Token = "class-attention"
     attention: Attention = "plain"
+    backbone: Backbone | None = None
+    """None: the first expert is a plain transformer."""
     tasks: tuple[TaskSpec, ...] = ()
 
     def __post_init__(self) -> None:
@@ -132,17 +187,22 @@ class NetworkSpec:
         if self.token not in get_args(Token):
             raise SpecInvalid(f"token {self.token!r} is not one of {', '.join(get_args(Token))}")
         self._check_attention()
-        for task in self.tasks:
-            width = task.expert.heads * self.head_width
-            if width % task.expert.attention_heads:
-                raise SpecInvalid(
-                    f"{width} channels cannot be cut into {task.expert.attention_heads} "
-                    "attention heads"
-                )
+        self._check_experts()
+        self._check_backbone()
         _check_distinct("class", self.classes)
         _check_distinct("task", (task.name for task in self.tasks))
         if self.parameters > MAX_PARAMETERS:
             raise SpecInvalid(f"a network of {self.parameters} parameters is too large")
+
+    def _check_experts(self) -> None:
+        if self.tasks and self.tasks[0].expert is None:
+            raise SpecInvalid("the first task has no expert")
+        for expert in self.experts:
+            width = expert.heads * self.head_width
+            if width % expert.attention_heads:
+                raise SpecInvalid(
+                    f"{width} channels cannot be cut into {expert.attention_heads} attention heads"
+                )
 
     def _check_attention(self) -> None:
         if self.attention not in get_args(Attention):
@@ -152,9 +212,48 @@ class NetworkSpec:
             return
         if self.token == "in-sequence":
             raise SpecInvalid("gated attention has no place for a token in the sequence")
-        heads = sum(task.expert.attention_heads for task in self.tasks)
+        heads = sum(expert.attention_heads for expert in self.experts)
         if max(1, heads) * self.depth * self.patches**2 > MAX_PLACES:
             raise SpecInvalid(f"gated attention among {self.patches} patches is too large")
+
+    def _check_backbone(self) -> None:
+        if self.backbone is None:
+            return
+        if self.backbone == PLAIN:
+            raise SpecInvalid("a backbone that is plain in all is not described")
+        pooled = self.backbone.pooling == "attention"
+        if pooled != (self.token == "class-attention") or self.attention != "plain":
+            raise SpecInvalid(
+                f"a backbone with {self.backbone.pooling} pooling does not go with token "
+                f"{self.token!r} and {self.attention} attention"
+            )
+        if self.backbone.rotary and self.tasks and self._attention_width % 2:
+            raise SpecInvalid("rotary attention heads have an even number of channels")
+        if self.tasks and self.backbone.hidden_norm > self.width_of(0) * self.mlp_ratio:
+            raise SpecInvalid("hidden_norm is more than the hidden channels")
+
+    @property
+    def first(self) -> Backbone:
+        """Describe the first expert."""
+        return self.backbone or PLAIN
+
+    @property
+    def _attention_width(self) -> int:
+        """Count the channels of an attention head of the first expert."""
+        return self.width_of(0) // self.experts[0].attention_heads
+
+    @property
+    def experts(self) -> tuple[ExpertSpec, ...]:
+        """List the experts, oldest first. An expert's index is its place here."""
+        return tuple(task.expert for task in self.tasks if task.expert is not None)
+
+    @property
+    def is_pretrained(self) -> bool:
+        """Tell whether the first expert was pre-trained.
+
+        Only then is the token in the sequence, or the first expert described as a backbone.
+        """
+        return self.token == "in-sequence" or self.backbone is not None
 
     @property
     def patches(self) -> int:
@@ -164,6 +263,10 @@ class NetworkSpec:
     def positions(self) -> int:
         """Count the rows of an image in a patch block: the patches, and a token in the sequence."""
         return self.patches + (self.token == "in-sequence")
+
+    def positions_of(self, index: int) -> int:
+        """Count the rows of an image in a patch block of an expert, with its registers."""
+        return self.positions + (0 if index else self.first.registers)
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -182,22 +285,50 @@ class NetworkSpec:
         return tuple(name for task in self.tasks for name in task.classes)
 
     @property
+    def tasks_of_newest_expert(self) -> tuple[TaskSpec, ...]:
+        """List the tasks that the newest expert was learnt for: those since the one before it."""
+        with_expert = [place for place, task in enumerate(self.tasks) if task.expert is not None]
+        begin = with_expert[-2] + 1 if len(with_expert) > 1 else 0
+        return self.tasks[begin : with_expert[-1] + 1]
+
+    @property
+    def classes_of_newest_expert(self) -> tuple[str, ...]:
+        return tuple(name for task in self.tasks_of_newest_expert for name in task.classes)
+
+    @property
+    def tasks_without_expert(self) -> tuple[TaskSpec, ...]:
+        """List the tasks since the newest expert, for which none was learnt."""
+        with_expert = [place for place, task in enumerate(self.tasks) if task.expert is not None]
+        return self.tasks[with_expert[-1] + 1 :]
+
+    @property
     def token_width(self) -> int:
-        return sum(self.width_of(index) for index in range(len(self.tasks)))
+        return sum(expert.heads for expert in self.experts) * self.head_width
 
     def width_of(self, index: int) -> int:
-        return self.tasks[index].expert.heads * self.head_width
+        return self.experts[index].heads * self.head_width
 
     def source_heads(self, index: int) -> int:
         """Count the heads that expert `index` reads: those of all older experts and its own."""
-        return sum(task.expert.heads for task in self.tasks[: index + 1])
+        return sum(expert.heads for expert in self.experts[: index + 1])
 
     def expand(self, task: TaskSpec) -> NetworkSpec:
         return replace(self, tasks=(*self.tasks, task))
 
-    def until(self, count: int) -> NetworkSpec:
-        """Keep the first `count` tasks."""
-        return replace(self, tasks=self.tasks[:count])
+    def deepen(self, expert: ExpertSpec) -> NetworkSpec:
+        """Give the newest task, which has none, an expert."""
+        *older, newest = self.tasks
+        if newest.expert is not None:
+            raise SpecInvalid(f"task {newest.name!r} has an expert")
+        return replace(self, tasks=(*older, replace(newest, expert=expert)))
+
+    def until(self, experts: int) -> NetworkSpec:
+        """Keep the tasks up to that of the last of these `experts`."""
+        last = 0
+        for place, task in enumerate(self.tasks, start=1):
+            if experts and task.expert is not None:
+                last, experts = place, experts - 1
+        return replace(self, tasks=self.tasks[:last])
 
     def runs(self) -> tuple[ExpertRun, ...]:
         """Group neighbouring experts of equal shape; the first expert stays alone.
@@ -206,8 +337,9 @@ class NetworkSpec:
         """
         runs: list[ExpertRun] = []
         first, before = 0, 0
-        shapes = enumerate(task.expert for task in self.tasks)
-        for _, group in groupby(shapes, key=lambda numbered: (numbered[0] == 0, numbered[1])):
+        for _, group in groupby(
+            enumerate(self.experts), key=lambda numbered: (numbered[0] == 0, numbered[1])
+        ):
             alike = [expert for _, expert in group]
             run = ExpertRun(
                 experts=range(first, first + len(alike)),
@@ -227,16 +359,16 @@ class NetworkSpec:
     @property
     def parameters(self) -> int:
         # Naming every tensor of a hostile spec would take minutes, so the tensors are not named.
-        sources = accumulate(task.expert.heads for task in self.tasks)
+        sources = accumulate(expert.heads for expert in self.experts)
         known: dict[tuple[bool, ExpertSpec], tuple[int, int, int]] = {}
-        experts = 0
-        for index, (task, heads) in enumerate(zip(self.tasks, sources, strict=True)):
-            kind = (index == 0, task.expert)
+        total = 0
+        for index, (expert, heads) in enumerate(zip(self.experts, sources, strict=True)):
+            kind = (index == 0, expert)
             if kind not in known:
                 known[kind] = self._counts(index)
             edge, block, per_source = known[kind]
-            experts += edge + len(self.blocks) * (block + per_source * heads)
-        return experts + len(self.classes) * (self.token_width + 1)
+            total += edge + len(self.blocks) * (block + per_source * heads)
+        return total + len(self.classes) * (self.token_width + 1)
 
     def _counts(self, index: int) -> tuple[int, int, int]:
         """Count the parameters of expert `index`: outside its blocks with its gates, of a block
@@ -264,23 +396,50 @@ class NetworkSpec:
             tensors[f"heads.{index}.bias"] = (len(task.classes),)
         return tensors
 
+    @property
+    def doubt_width(self) -> int:
+        """Count the channels that doubt is judged by: those of the oldest expert."""
+        return self.width_of(0)
+
+    def doubt_tensors(self) -> dict[str, Shape]:
+        """Give the name and shape of every tensor in a doubt shard."""
+        width, classes = self.doubt_width, len(self.classes)
+        return {
+            "doubt.shift": (width,),
+            "doubt.project": (width, width),
+            "doubt.bias": (width,),
+            "doubt.prototypes": (classes, width),
+            "doubt.offsets": (classes,),
+        }
+
     def _edge_tensors(self, index: int) -> dict[str, Shape]:
         """Give the tensors before and after the blocks of an expert."""
         width = self.width_of(index)
-        return {
+        tensors: dict[str, Shape] = {
             "patch_embed.weight": (width, 3, self.patch_size, self.patch_size),
             "patch_embed.bias": (width,),
-            "position": (self.positions, width),
+            "position": (self.positions_of(index), width),
             "token": (width,),
             "norm.weight": (width,),
             "norm.bias": (width,),
         }
+        return tensors if index else self._with_backbone_edges(tensors)
+
+    def _with_backbone_edges(self, tensors: dict[str, Shape]) -> dict[str, Shape]:
+        width = self.width_of(0)
+        if self.first.pooling == "attention":
+            tensors = {name: tensors[name] for name in tensors if not name.startswith("norm.")}
+        if self.first.pre_norm:
+            tensors |= {"pre_norm.weight": (width,), "pre_norm.bias": (width,)}
+        if self.first.rotary:
+            tensors["rotary.angles"] = (self.patches, self._attention_width // 2)
+        return tensors
 
     def _gate_tensors(self, index: int) -> dict[str, Shape]:
         """Give the tensors that a patch block has besides those of every block."""
         if self.attention == "plain":
             return {}
-        heads = self.tasks[index].expert.attention_heads
+        heads = self.experts[index].attention_heads
         return {"attention.gate": (heads,), "attention.locality": (heads, 3)}
 
     def _block_tensors(self, index: int, sources: int) -> dict[str, Shape]:
@@ -296,18 +455,27 @@ class NetworkSpec:
         }
         if self.qkv_bias:
             tensors["attention.qkv.bias"] = (3 * width,)
+        if index == 0 and self.first.qk_norm:
+            for part in ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias"):
+                tensors[f"attention.{part}"] = (self._attention_width,)
         for name, read, written in (("widen", narrow, wide), ("narrow", wide, narrow)):
             if index == 0:
-                heads = self.tasks[0].expert.heads
-                tensors[f"{name}.weight"] = (heads * written, heads * read)
-                tensors[f"{name}.bias"] = (heads * written,)
+                heads = self.experts[0].heads
+                gated = 2 if name == "widen" and self.first.activation == "swiglu" else 1
+                tensors[f"{name}.weight"] = (gated * heads * written, heads * read)
+                tensors[f"{name}.bias"] = (gated * heads * written,)
             else:
                 tensors[f"{name}.query"] = (read, read)
                 tensors[f"{name}.key"] = (read, read)
                 tensors[f"{name}.value"] = (sources, read, written)
                 tensors[f"{name}.value_bias"] = (sources, written)
-                tensors[f"{name}.scale"] = (self.tasks[index].expert.heads,)
+                tensors[f"{name}.scale"] = (self.experts[index].heads,)
         return tensors
+
+
+def statistics_tensors(*, images: int, width: int) -> dict[str, Shape]:
+    """Give the tensors of a shard with the statistics of a class: see FORMAT.md."""
+    return {"mean": (width,), "factor": (min(images - 1, width), width)}
 
 
 def _count(tensors: dict[str, Shape]) -> int:

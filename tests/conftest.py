@@ -29,7 +29,7 @@ NO_GPU = "there is no CUDA device"
 TESTS = Path(__file__).parent
 LONGEST = (
     "e2e/test_console_versions.py",
-    "trainer/test_start.py",
+    "trainer/start/test_start.py",
     "e2e/test_console.py",
     "e2e/test_console_trained.py",
     "dne_serve/test_gpu.py",

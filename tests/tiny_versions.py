@@ -13,6 +13,7 @@ import torch
 
 from model_store.codec import encode_classifier, encode_expert, load_network
 from model_store.network.network import Network
+from model_store.records.hierarchy import Hierarchy
 from model_store.records.manifest import (
     Accuracy,
     Calibration,
@@ -22,9 +23,9 @@ from model_store.records.manifest import (
     Preprocessing,
     ShardRef,
     Signs,
-    TaskRecord,
     Unknown,
     geometry_of,
+    task_record,
 )
 from model_store.records.quality import Gate, Reduced
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
@@ -45,6 +46,7 @@ def publish_tiny(
     seed: int = 0,
     signer: Signs | None = None,
     unknown: Unknown | None = None,
+    hierarchy: Hierarchy | None = None,
     heads: int = 1,
     spread: float = 1.0,
     agreement: Mapping[Reduced, float] | None = None,
@@ -53,21 +55,16 @@ def publish_tiny(
     spec: NetworkSpec = TINY,
 ) -> Manifest:
     """A version with random weights that knows the parent's tasks and `tasks`. Not promoted.
-    `heads` of each new expert; `spread` of the classifier's weights; `agreement` of reduced
-    precisions, as if it had been measured; `gate`, as if it had judged; `spec` of a version without
-    a parent."""
+    `heads` of each new expert, 0 for tasks without one; `spread` of the classifier's weights;
+    `agreement` of reduced precisions, as if it had been measured; `gate`, as if it had judged;
+    `spec` of a version without a parent."""
     weights = _weights(store, tasks, parent, seed=seed, spec=spec, heads=heads, spread=spread)
     experts, classifier = weights.experts, weights.classifier
-    old = parent.tasks if parent else ()
+    old = len(parent.experts) if parent else 0
+    left = iter(experts)
     records = tuple(
-        TaskRecord(
-            name=task.name,
-            classes=task.classes,
-            heads=task.expert.heads,
-            attention_heads=task.expert.attention_heads,
-            expert=shard_ref("expert", experts[index]),
-        )
-        for index, task in enumerate(weights.spec.tasks)
+        task_record(task, expert=shard_ref("expert", next(left)) if task.expert else None)
+        for task in weights.spec.tasks
     )
     draft = Draft(
         parent=parent.version if parent else None,
@@ -78,6 +75,7 @@ def publish_tiny(
         tasks=records,
         classifier=shard_ref("classifier", classifier),
         unknown=unknown,
+        hierarchy=hierarchy,
         calibration=Calibration(temperature=temperature),
         metrics=Metrics(
             accuracy=Accuracy(all=accuracy, new=accuracy),
@@ -87,8 +85,7 @@ def publish_tiny(
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         software="tests",
     )
-    new = [experts[index] for index in range(len(old), len(records))]
-    shards = {shard_ref("expert", data).sha256: data for data in new}
+    shards = {shard_ref("expert", data).sha256: data for data in experts[old:]}
     made = {**shards, draft.classifier.sha256: classifier}
     return store.publish(draft, shards=made, signer=signer)
 
@@ -162,8 +159,9 @@ def _grown(
     spread: float,
 ) -> Network:
     network = Network(spec) if parent is None else load_network(store.read_shard, parent)
+    expert = ExpertSpec(heads=heads) if heads else None
     for name, classes in tasks:
-        network.expand(TaskSpec(name=name, classes=tuple(classes), expert=ExpertSpec(heads=heads)))
+        network.expand(TaskSpec(name=name, classes=tuple(classes), expert=expert))
     # Heads start near zero, and then every answer looks the same: spread them out.
     for head in network.heads:
         torch.nn.init.normal_(head.get_parameter("weight"), std=spread)

@@ -7,23 +7,27 @@ from statistics import median
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import nn
 
+from model_store.codec import decode_doubt, encode_doubt
 from model_store.inference.forward import Lineage
 from model_store.records.quality import Accuracy, Calibration, Metrics, Unknown
 from model_store.tables import counted
 from trainer.data.folders import LabelledImages
-from trainer.data.sampling import can_be_balanced
 from trainer.data.task_data import TaskData
 from trainer.evaluation.calibrate import calibrate
+from trainer.evaluation.doubt import FEWEST_CLASSES, fit_doubt
 from trainer.evaluation.forecast import latencies_ms
 from trainer.evaluation.gate import FEWEST, Candidate, decide, noticed
-from trainer.evaluation.judged import Judged, in_batches, judged_by
-from trainer.evaluation.precision_agreement import agreement_of
-from trainer.evaluation.unknown import fit_threshold
+from trainer.evaluation.judged import Judged, judged_by
+from trainer.evaluation.precision_agreement import ReadTokens, Verdict, agreement_of
+from trainer.evaluation.unknown import fit_threshold, scores_of
 from trainer.learning.student import Student
 from trainer.progress import Progress
 from trainer.request import GateLimits
+from trainer.tokens.cache import TokenCache
+from trainer.tokens.passes import Floats
 
 TIMED_RUNS = 11
 
@@ -33,29 +37,50 @@ class Assessment:
     metrics: Metrics
     calibration: Calibration
     unknown: Unknown | None
+    doubt: bytes | None
+    """The shard of the score by which `unknown` judges; None for the largest logit."""
 
 
 def assess(
     student: Student,
     *,
     experts: Lineage,
+    cache: TokenCache,
+    reduced_tokens: ReadTokens,
     data: TaskData,
+    tokens_NW: Floats | None,
+    labels_N: NDArray[np.int64] | None,
     limits: GateLimits,
     unknown_rate: float,
     model_bytes: int,
+    fitted_on: int = 0,
 ) -> Assessment:
+    """Judge by images that were held out. `tokens_NW`: those that the classifier was fitted to, if
+    they are to tell unknown images, with `labels_N`. `model_bytes`: without the shard that tells
+    them. `fitted_on` counts the images that the classifier has a temperature from."""
     newest, older = student.new_classes, _older(student)
-    judged, parent = _judge_both(student, data, experts)
+    judged, parent, judged_token_NW = _judge_both(student, data, cache)
+    shard = None
+    if tokens_NW is not None and labels_N is not None and len(data.judged_by):
+        shard = _doubt(tokens_NW, labels_N, student, data)
     gate = decide(
         Candidate(
             judged=judged,
             parent=parent,
             older=older,
             newest=newest,
-            model_bytes=model_bytes,
+            model_bytes=model_bytes + len(shard or b""),
+            deepens=student.aim == "deepening",
             latency_ms=_latency_ms(student, experts) if limits.max_latency_ms else None,
         ),
         limits=limits,
+    )
+    calibration = calibrate(judged, older=older, newest=newest, fitted_on=fitted_on)
+    doubt = decode_doubt(shard, places=_answered(data)) if shard else None
+    unknown = fit_threshold(
+        scores_of(judged.logits_NC, judged_token_NW, doubt=doubt),
+        score="log-odds" if doubt else "max-logit",
+        rate=unknown_rate,
     )
     images = len(data.judged_by)
     return Assessment(
@@ -76,13 +101,49 @@ def assess(
                 images=data.judged_by,
                 judged=judged,
                 preprocessing=student.preprocessing,
+                token_NW=judged_token_NW,
+                read_tokens=reduced_tokens,
+                verdict=Verdict(doubt=doubt, threshold=unknown.threshold)
+                if doubt and unknown
+                else None,
             ),
         ),
-        calibration=calibrate(
-            judged, older=older, newest=newest, fitted_on=_classifier_images(student, data)
-        ),
-        unknown=fit_threshold(judged.logits_NC, rate=unknown_rate),
+        calibration=calibration,
+        unknown=unknown,
+        doubt=shard,
     )
+
+
+def can_doubt(student: Student, data: TaskData) -> bool:
+    """Tell whether there are images to fit the score of unknown images to, and to judge it by."""
+    known = {kept.entry.class_name: kept.entry.count for kept in data.statistics}
+    counts = [
+        max(known.get(name, 0), len(data.for_training.rows_of(name)))
+        for name in data.for_training.classes
+        if name not in data.retired
+    ]
+    enough = all(counts) and sum(count > 1 for count in counts) >= FEWEST_CLASSES
+    return student.on_pretrained and enough and len(data.judged_by) > 0
+
+
+def _doubt(
+    tokens_NW: Floats, labels_N: NDArray[np.int64], student: Student, data: TaskData
+) -> bytes | None:
+    """Fit the score of unknown images to the oldest expert's slice of the tokens: it was learnt on
+    more than these classes, and tells what is none of them."""
+    spec = student.network.spec
+    tensors = fit_doubt(
+        tokens_NW[:, : spec.doubt_width],
+        labels_N,
+        classes=len(spec.classes),
+        answered=_answered(data),
+    )
+    return encode_doubt(tensors) if tensors else None
+
+
+def _answered(data: TaskData) -> list[int]:
+    classes = data.for_training.classes
+    return [place for place, name in enumerate(classes) if name not in data.retired]
 
 
 def say_evidence(
@@ -92,24 +153,27 @@ def say_evidence(
     images = data.judged_by
     new = _count_of(images, student.new_classes)
     says = f"the gate will judge by {counted(new, 'image')} of new classes"
-    if student.extends:
+    if student.knows_all:
         all_images = _count_of(images, _older(student))
         says = f"the gate will judge by {counted(all_images, 'image')} of all classes"
-        says += _power(all_images)
-    elif student.teacher is not None:
+        says += _power(all_images, limits=limits)
+    elif student.before is not None:
         old_images = _count_of(images, _older(student))
-        says += f" and {old_images} of old ones{_power(old_images)}"
+        says += f" and {old_images} of old ones{_power(old_images, limits=limits)}"
     if limits.min_new and new < FEWEST["new"]:
         says += f"; --min-new needs {FEWEST['new']} of new classes, give more with --val-data DIR"
     progress.note(says)
 
 
-def _power(old_images: int) -> str:
-    """Say what the images of classes that were there before are good for."""
-    if old_images < FEWEST["old"]:
+def _power(old_images: int, *, limits: GateLimits) -> str:
+    """Say what the images of classes that were there before are good for.
+
+    The shares were measured at the default limit; one that lets more pass notices less.
+    """
+    if old_images < FEWEST["old"] or limits.max_drop > GateLimits().max_drop:
         return ""
     times = round(10 * noticed(old_images))
-    often = f"about {times} times in 10" if times else "hardly ever"
+    often = f"about {counted(times, 'time')} in 10" if times else "hardly ever"
     return f"; they notice a fall of 5 points {often}"
 
 
@@ -118,35 +182,27 @@ def _count_of(images: LabelledImages, names: tuple[str, ...]) -> int:
 
 
 def _older(student: Student) -> tuple[str, ...]:
-    """List the old classes: in an extension all, because each has to be as good as before."""
+    """List the old classes: all, where each has to be as good as before."""
     newest, classes = student.new_classes, student.network.spec.classes
-    return tuple(name for name in classes if student.extends or name not in newest)
-
-
-def _classifier_images(student: Student, data: TaskData) -> int:
-    """Count the images that gave the classifier a temperature of its own; 0 without one."""
-    images = data.for_training
-    fitted = student.on_pretrained and can_be_balanced(images, retired=data.retired)
-    return len(images) if fitted else 0
+    return tuple(name for name in classes if student.knows_all or name not in newest)
 
 
 def _latency_ms(student: Student, experts: Lineage) -> float:
     return median(latencies_ms(student.network, experts, runs=TIMED_RUNS))
 
 
-def _judge_both(student: Student, data: TaskData, experts: Lineage) -> tuple[Judged, Judged | None]:
-    """Judge the student and its parent by the same images, in one pass over them."""
-    network, teacher, images = student.network, student.teacher, data.judged_by
-    classes = len(network.spec.classes)
+def _judge_both(
+    student: Student, data: TaskData, cache: TokenCache
+) -> tuple[Judged, Judged | None, Floats]:
+    """Judge the student and its parent by the same tokens. Return the oldest slice of them too."""
+    network, before, images = student.network, student.before, data.judged_by
+    found_NW = cache.tokens(images)
+    token_NW = torch.from_numpy(found_NW).to(network.device)
 
-    def read(images_BCHW: Tensor) -> Tensor:
-        slices = [experts.token(images_BCHW)]
-        mine = network.classify(slices)
-        return torch.cat([mine, network.classify(slices, teacher.heads)], 1) if teacher else mine
+    def judged(heads: nn.ModuleList) -> Judged:
+        with torch.no_grad():
+            logits_NC = network.classify([token_NW], heads).cpu().numpy()
+        return judged_by(logits_NC, images, retired=data.retired)
 
-    logits = in_batches(network, images, read, preprocessing=student.preprocessing)
-    if not len(images):
-        logits = np.zeros((0, classes + (teacher.classes if teacher else 0)), dtype=np.float32)
-    mine, parents = logits[:, :classes], logits[:, classes:]
-    judged = judged_by(mine, images, retired=data.retired)
-    return judged, judged_by(parents, images, retired=data.retired) if teacher else None
+    parent = None if before is None else judged(before)
+    return judged(network.heads), parent, found_NW[:, : network.spec.doubt_width]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from model_store.errors import StoreNotFound, WrongUsage
 from model_store.records.channel import ChannelRecord
-from model_store.records.manifest import ClassImages, Manifest, ShardRef
+from model_store.records.manifest import ClassImages, ClassTokens, Manifest, ShardRef
 from model_store.store.making import check_location
 from model_store.store.publish import next_version
 from model_store.store.store import Store
-from trainer.request import AddTask
+from trainer.request import Learning
+
+Kept = TypeVar("Kept", ClassImages, ClassTokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +41,15 @@ class Base:
         except StoreNotFound:
             return None
 
+    def without_images_of(self, names: tuple[str, ...]) -> Base:
+        """Leave out the images that the store keeps of these classes."""
+        assert self.parent is not None
+        kept = {
+            "memory": tuple(one for one in self.parent.memory if one.class_name not in names),
+            "held_out": tuple(one for one in self.parent.held_out if one.class_name not in names),
+        }
+        return replace(self, parent=self.parent.model_copy(update=kept))
+
     @property
     def memory(self) -> tuple[ClassImages, ...]:
         """List the parent's exemplars, without those that were forgotten since."""
@@ -47,12 +59,24 @@ class Base:
     def held_out(self) -> tuple[ClassImages, ...]:
         return self._remembered(self.parent.held_out) if self.parent else ()
 
-    def _remembered(self, entries: tuple[ClassImages, ...]) -> tuple[ClassImages, ...]:
+    @property
+    def statistics(self) -> tuple[ClassTokens, ...]:
+        return self._remembered(self.parent.statistics) if self.parent else ()
+
+    @property
+    def lacks_images(self) -> bool:
+        """Tell whether neither exemplars nor statistics are left of some class that is answered."""
+        assert self.parent is not None
+        kept = {one.class_name for one in self.memory}
+        kept |= {one.class_name for one in self.statistics}
+        return not set(self.parent.classes) <= kept
+
+    def _remembered(self, entries: tuple[Kept, ...]) -> tuple[Kept, ...]:
         forgotten = self.store.forgotten() if self.store else ()
         return tuple(entry for entry in entries if entry.shard.sha256 not in forgotten)
 
 
-def base_of(request: AddTask) -> Base:
+def base_of(request: Learning) -> Base:
     """Read the store, if there is one, and the version that its channel names.
 
     Refuse a place in which no store can be made before the training, not after it.

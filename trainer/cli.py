@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from model_store.cli.command import (
     EXIT_NOT_PROMOTED,
@@ -23,7 +23,12 @@ from model_store.cli.command import (
 )
 from model_store.errors import WrongUsage
 from trainer.options import add_options, add_running_options, option_name, read_options
-from trainer.request import AddTask, Evaluate, PretrainedFile, Report
+from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report
+
+if TYPE_CHECKING:
+    from trainer.one_version import Outcome
+
+Asked = TypeVar("Asked")
 
 MAX_THREADS = 1024
 """More threads than any machine has cores: torch fails on huge numbers of threads."""
@@ -44,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     add_version_option(top)
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     _add_task_parser(commands)
+    _deepen_parser(commands)
     _evaluate_parser(commands)
     _report_parser(commands)
     return top
@@ -58,6 +64,20 @@ def _add_task_parser(commands: Any) -> None:
     )
     one.set_defaults(command=_add_task)
     add_options(one, AddTask)
+    add_running_options(one)
+    add_channel_option(one)
+
+
+def _deepen_parser(commands: Any) -> None:
+    one = commands.add_parser(
+        "deepen",
+        help="learn an expert for classes that were added without one",
+        description="Learns one expert for all tasks that `add-task --quick` has added since the "
+        "last expert, from the exemplars in the store, publishes a version and promotes it if it "
+        "is better than the version before, beyond chance.",
+    )
+    one.set_defaults(command=_deepen)
+    add_options(one, Deepen)
     add_running_options(one)
     add_channel_option(one)
 
@@ -87,30 +107,48 @@ def _report_parser(commands: Any) -> None:
 
 
 def _add_task(options: argparse.Namespace) -> int:
-    request = _request(options)
+    data: Path = options.data
+    request = _request(AddTask, options, of=data, pretrained=_pretrained(options))
     _prepare_torch(options)
     from trainer.add_task import add_task
     from trainer.progress import show_progress
+
+    return _tell(add_task(request, progress=show_progress()), options)
+
+
+def _deepen(options: argparse.Namespace) -> int:
+    request = _request(Deepen, options, of=Path("deepen"))
+    _prepare_torch(options)
+    from trainer.deepen import deepen
+    from trainer.progress import show_progress
+
+    return _tell(deepen(request, progress=show_progress()), options)
+
+
+def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
     from trainer.report.text import tell_outcome
 
-    outcome = add_task(request, progress=show_progress())
     if options.json:
         print_json(outcome.as_json())
     else:
         tell_outcome(outcome)
-    return EXIT_NOT_PROMOTED if outcome.refused else EXIT_OK
+    return EXIT_NOT_PROMOTED if outcome.any_refused else EXIT_OK
 
 
-def _request(options: argparse.Namespace) -> AddTask:
+def _request(
+    asked: type[Asked], options: argparse.Namespace, *, of: Path, **others: object
+) -> Asked:
     from model_store.records.signing import load_signer
+    from trainer.tokens.cache import default_folder
 
     return read_options(
-        AddTask,
+        asked,
         options,
-        pretrained=_pretrained(options),
         actor=current_actor(),
         signer=load_signer(options.sign) if options.sign else None,
-        checkpoint=_checkpoint_folder(options),
+        checkpoint=_checkpoint_folder(options, of=of),
+        tokens=default_folder(),
+        **others,
     )
 
 
@@ -121,11 +159,11 @@ def _pretrained(options: argparse.Namespace) -> PretrainedFile | None:
     return read_options(PretrainedFile, options) if given else None
 
 
-def _checkpoint_folder(options: argparse.Namespace) -> Path:
+def _checkpoint_folder(options: argparse.Namespace, *, of: Path) -> Path:
     if not hasattr(options, "checkpoint"):
         from trainer.learning.checkpoint import default_folder
 
-        return default_folder(store=options.store, data=options.data)
+        return default_folder(store=options.store, data=of)
     chosen: Path = options.checkpoint
     if chosen.exists() and not chosen.is_dir():
         raise WrongUsage(f"--checkpoint {chosen} is not a folder")
@@ -140,8 +178,10 @@ def _evaluate(options: argparse.Namespace) -> int:
     from trainer.evaluation.evaluate import evaluate
     from trainer.progress import show_progress
     from trainer.report.text import tell_evaluation
+    from trainer.tokens.cache import default_folder
 
-    report = evaluate(read_options(Evaluate, options), progress=show_progress())
+    request = read_options(Evaluate, options, tokens=default_folder())
+    report = evaluate(request, progress=show_progress())
     if options.json:
         print_json(report)
         return EXIT_OK

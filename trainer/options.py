@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 from model_store.cli.command import add_json_option, add_store_option
 
@@ -103,6 +103,18 @@ def share(text: str) -> float:
 
 def points(text: str) -> float:
     return _number(text, expected="a number of points: give 2 or 0.5") / 100
+
+
+def memory_size(text: str) -> int | Literal["statistics"]:
+    """Read a number of exemplars, or the word for keeping none and no held-out image."""
+    if text == "statistics":
+        return "statistics"
+    try:
+        return int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a number of exemplars nor the word statistics"
+        ) from error
 
 
 def _number(text: str, *, expected: str) -> float:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from model_store.errors import WrongUsage
-from model_store.spec import NetworkSpec
+from model_store.spec import MAX_PLACES, MAX_TASKS, NetworkSpec
 from trainer.options import option
 
 HEADS_FROM_IMAGES = ((10_000, 4), (4_000, 2), (0, 1))
@@ -27,9 +27,6 @@ PRESETS = {
     "paper": Preset(image_size=32, patch_size=4, depth=5, heads=12),
 }
 DEFAULT_PRESET = "small"
-GATED_PATCHES = 256
-"""The largest number of patches that learn with gated attention: the folded form keeps a weight for
-each pair of patches, head and block."""
 
 
 _size = partial(option, group="the network (fixed by the first task)")
@@ -58,8 +55,8 @@ class NetworkShape:
         """Describe the network before its first task: a preset's sizes, and those given instead."""
         sizes = {**_sizes(self.preset or DEFAULT_PRESET), **self._given()}
         plain = NetworkSpec(**sizes)  # type: ignore[arg-type]
-        if plain.patches > GATED_PATCHES:
-            return plain
+        if MAX_TASKS * plain.depth * plain.patches**2 > MAX_PLACES:
+            return plain  # gated, it could not grow to all its tasks, with one head in each
         return replace(plain, attention="gated", qkv_bias=False)
 
     def check_agrees(self, lineage: NetworkSpec) -> None:

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from model_store.cli.command import add_sign_option, version_number
 from model_store.errors import WrongUsage
 from model_store.records.manifest import Signs
-from trainer.options import described, option, points, share
+from trainer.options import described, memory_size, option, points, share
 from trainer.presets import NetworkShape
 
 PRETRAINED = "a pre-trained start (first task only)"
@@ -25,7 +26,7 @@ class PretrainedFile:
 
     file: Path = field(
         metadata=described(
-            "begin with the weights of a vision transformer: safetensors, in timm's names",
+            "begin with the weights of a vision transformer: safetensors, or their index",
             name="--pretrained",
             group=PRETRAINED,
             metavar="FILE",
@@ -34,14 +35,14 @@ class PretrainedFile:
     unfreeze_last: int = _pretrained(
         0, "let the first task change its last N blocks (default: 0, none of it)", metavar="N"
     )
-    normalise: str = _pretrained(
-        "half",
-        "what it was trained with: imagenet, half or M,M,M/S,S,S (default: {default})",
+    normalise: str | None = _pretrained(
+        None,
+        "what it was trained with: imagenet, half or M,M,M/S,S,S (default: by its files)",
         metavar="HOW",
     )
     attention_heads: int | None = _pretrained(
         None,
-        "how many it has, which no file says (default: by the custom of its width)",
+        "how many it has (default: by config.json, or the custom of its width)",
         metavar="N",
     )
 
@@ -79,6 +80,13 @@ class GateLimits:
         metavar="SHARE",
         type=share,
     )
+    min_gain: float = _gate(
+        0.01,
+        "how much better a version with an expert must be than the one without, in points of "
+        "100, beyond chance (default: 1)",
+        metavar="POINTS",
+        type=points,
+    )
     max_latency_ms: float | None = _gate(
         None, "for one image, measured on this machine", metavar="MS"
     )
@@ -86,7 +94,7 @@ class GateLimits:
     force: bool = _gate(False, "promote all the same, and record that it was forced")
 
     def __post_init__(self) -> None:
-        for name in ("max_drop", "min_new"):
+        for name in ("max_drop", "min_new", "min_gain"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise WrongUsage(f"--{name.replace('_', '-')} must be between 0 and 100 %")
@@ -94,14 +102,9 @@ class GateLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AddTask:
-    """A request to learn a task: `dne-train add-task`."""
+class Learning:
+    """The part that requests to learn a version have in common."""
 
-    data: Path = field(metadata=described("one folder a class", metavar="DIR"))
-    name: str | None = option(None, "the task's name (default: the folder's name)", metavar="N")
-    extend: bool = option(
-        False, "DIR has more images of classes that are known: tune the classifier, add no expert"
-    )
     val_data: Path | None = option(
         None, "judge by these images, not by held-out ones", metavar="DIR"
     )
@@ -117,9 +120,9 @@ class AddTask:
         metavar="DIR",
     )
     """None: no checkpoint is kept. The command line has a default of its own."""
+    tokens: Path | None = None
+    """The folder of tokens that were read before; None: none are kept."""
     signer: Signs | None = field(default=None, metadata={"add": add_sign_option})
-    shape: NetworkShape = field(default_factory=NetworkShape)
-    pretrained: PretrainedFile | None = None
     effort: Effort = field(default_factory=Effort)
     loss: str = _learning(
         "cross-entropy",
@@ -136,10 +139,12 @@ class AddTask:
     flip: bool | None = _learning(
         None, "mirror images at random, or never (letters, signs); default: by --augment"
     )
-    memory: int = _learning(
+    memory: int | Literal["statistics"] = _learning(
         2000,
-        "exemplars kept in all, over all classes; 0 keeps none (default: {default})",
+        "exemplars kept in all, over all classes; 0 keeps none; `statistics` keeps no picture at "
+        "all, held-out ones included, and needs a pre-trained start (default: {default})",
         metavar="N",
+        type=memory_size,
     )
     seed: int = _learning(0, "makes a run repeatable (default: {default})", metavar="N")
     limits: GateLimits = field(default_factory=GateLimits)
@@ -155,12 +160,64 @@ class AddTask:
     actor: str = "unknown"
 
     def __post_init__(self) -> None:
-        if self.memory < 0:
+        if self.exemplars < 0:
             raise WrongUsage(f"--memory must be 0 or more, not {self.memory}")
         if not 0 <= self.seed < 2**63:
             raise WrongUsage(f"--seed must be between 0 and 2^63, not {self.seed}")
         if not 0 < self.unknown_rate < 1:
             raise WrongUsage("--unknown-rate must be between 0 and 100 %, and neither of them")
+
+    @property
+    def exemplars(self) -> int:
+        """Return the number of exemplars to keep, over all classes."""
+        return 0 if self.memory == "statistics" else self.memory
+
+    @property
+    def keeps_pictures(self) -> bool:
+        """Tell whether held-out images and exemplars may stay in the store."""
+        return self.memory != "statistics"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddTask(Learning):
+    """A request to learn a task: `dne-train add-task`."""
+
+    data: Path = field(metadata=described("one folder a class", metavar="DIR"))
+    name: str | None = option(None, "the task's name (default: the folder's name)", metavar="N")
+    extend: bool = option(
+        False, "DIR has more images of classes that are known: tune the classifier, add no expert"
+    )
+    hierarchy: str | None = option(
+        None,
+        "groups above the classes, which answer where the class is in doubt: a YAML file with "
+        "lines such as `puma: cat`, or `folders` for folders in folders",
+        metavar="FILE",
+    )
+    quick: bool | None = option(
+        None,
+        "after a pre-trained start: add a classifier only, in seconds (the default), or learn an "
+        "expert after it, which is promoted if it earns its cost",
+    )
+    shape: NetworkShape = field(default_factory=NetworkShape)
+    pretrained: PretrainedFile | None = None
+
+    def __post_init__(self) -> None:
+        Learning.__post_init__(self)
+        if self.extend and self.quick is not None:
+            raise WrongUsage("--extend adds no task: --quick and --no-quick do not fit it")
+        if self.quick and self.shape.heads is not None and self.pretrained is None:
+            raise WrongUsage("--quick adds no expert: --heads does not fit it")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deepen(Learning):
+    """A request to learn an expert for tasks that have none: `dne-train deepen`."""
+
+    heads: int | None = option(
+        None,
+        "attention heads of the expert (default: 1, 2 or 4 by the number of images)",
+        metavar="K",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +234,8 @@ class Evaluate:
         metavar="DIR",
     )
     skip_bad: bool = option(False, "go on without unreadable images")
+    tokens: Path | None = None
+    """The folder of tokens that were read before; None: none are kept."""
     store: str
     channel: str
     device: str = "auto"

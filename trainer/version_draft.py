@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from model_store import __version__
 from model_store.codec import encode_classifier, encode_expert
-from model_store.inference.forward import Lineage
 from model_store.records.manifest import (
     ClassImages,
+    ClassTokens,
     Draft,
     Scalar,
     TaskRecord,
     geometry_of,
+    task_record,
     total_bytes,
 )
 from model_store.records.sealing import timestamp
@@ -19,9 +22,11 @@ from trainer.assess import assess
 from trainer.base import Base
 from trainer.data.exemplars import herding_order, keep, merged, shrink
 from trainer.data.task_data import TaskData
-from trainer.evaluation.judged import in_batches
-from trainer.learning.student import Student
-from trainer.request import AddTask
+from trainer.learning.student import Learnt, Student
+from trainer.learning.token_reading import cache_of, reduced_tokens_of
+from trainer.request import Learning
+from trainer.tokens.cache import TokenCache
+from trainer.tokens.statistics import encode
 
 Shards = dict[str, bytes]
 
@@ -31,32 +36,34 @@ def draft_version(
     *,
     base: Base,
     data: TaskData,
-    request: AddTask,
+    request: Learning,
     transaction: str,
-    training: dict[str, Scalar],
+    learnt: Learnt,
 ) -> tuple[Draft, Shards]:
     """Return the version to publish, and its new shards by digest."""
     experts = student.lineage()
+    cache = cache_of(student, experts, folder=request.tokens)
     network, parent = student.network, base.parent
-    tasks, shards = _tasks(student, base, training)
+    tasks, shards = _tasks(student, base, learnt.training)
     classifier_data = encode_classifier(network)
     classifier = shard_ref("classifier", classifier_data)
     assessment = assess(
         student,
         experts=experts,
+        cache=cache,
+        reduced_tokens=reduced_tokens_of(student, folder=request.tokens),
         data=data,
+        tokens_NW=learnt.tokens_NW,
+        labels_N=learnt.labels_N,
         limits=request.limits,
         unknown_rate=request.unknown_rate,
-        model_bytes=total_bytes((*(one.expert for one in tasks), classifier)),
+        fitted_on=learnt.fitted_on,
+        model_bytes=total_bytes((*(one.expert for one in tasks if one.expert), classifier)),
     )
-    quota = request.memory // (len(network.spec.classes) - len(data.retired))
-    memory, memory_shards = _exemplars(student, data, experts=experts, quota=quota)
-    held = data.new_held_out
-    held_out, held_shards = keep(
-        held,
-        kind="held-out",
-        rows_by_class={name: held.rows_of(name).tolist() for name in student.new_classes},
-    )
+    doubt = shard_ref("doubt", assessment.doubt) if assessment.doubt else None
+    memory, held_out, image_shards = _images_to_keep(student, base, data, cache, request)
+    cache.save()
+    statistics, statistics_shards = _statistics(learnt, base, classes=network.spec.classes)
     draft = Draft(
         parent=parent.version if parent else None,
         parent_digest=parent.digest if parent else None,
@@ -65,10 +72,14 @@ def draft_version(
         preprocessing=student.preprocessing,
         tasks=tasks,
         classifier=classifier,
-        memory=merged(shrink(base.memory, quota=quota), memory),
-        held_out=merged(base.held_out, held_out),
-        extended=student.new_classes if student.extends else (),
+        doubt=doubt,
+        memory=memory,
+        held_out=held_out,
+        statistics=statistics,
+        extended=student.new_classes if student.aim == "extension" else (),
+        deepened=_deepened(student),
         retired=data.retired,
+        hierarchy=data.hierarchy,
         calibration=assessment.calibration,
         unknown=assessment.unknown,
         metrics=assessment.metrics,
@@ -76,40 +87,83 @@ def draft_version(
         software=f"dne-serve {__version__}",
     )
     shards[classifier.sha256] = classifier_data
-    return draft, {**shards, **memory_shards, **held_shards}
+    if doubt is not None and assessment.doubt is not None:
+        shards[doubt.sha256] = assessment.doubt
+    return draft, {**shards, **image_shards, **statistics_shards}
+
+
+Kept = tuple[ClassImages, ...]
+
+
+def _images_to_keep(
+    student: Student, base: Base, data: TaskData, cache: TokenCache, request: Learning
+) -> tuple[Kept, Kept, Shards]:
+    """Choose exemplars and held-out images. Return their entries, and new shards."""
+    if not request.keeps_pictures:
+        return (), (), {}
+    quota = request.exemplars // (len(student.network.spec.classes) - len(data.retired))
+    older = shrink(base.memory, quota=quota)
+    if student.aim == "deepening":  # there are no images but those that are kept already
+        return older, base.held_out, {}
+    memory, memory_shards = _exemplars(student, data, cache=cache, quota=quota)
+    held = data.new_held_out
+    held_out, held_shards = keep(
+        held,
+        kind="held-out",
+        rows_by_class={name: held.rows_of(name).tolist() for name in student.new_classes},
+    )
+    shards = {**memory_shards, **held_shards}
+    return merged(older, memory), merged(base.held_out, held_out), shards
 
 
 def _tasks(
-    student: Student, base: Base, training: dict[str, Scalar]
+    student: Student, base: Base, training: Mapping[str, Scalar]
 ) -> tuple[tuple[TaskRecord, ...], Shards]:
-    """List the parent's tasks and the new one, if there is one, with its expert's shard."""
+    """List the tasks, with the shard of a new expert, if there is one."""
     older = base.parent.tasks if base.parent else ()
-    if student.extends:
-        return older, {}
     network = student.network
-    newest = network.spec.tasks[-1]
-    data = encode_expert(network, len(network.spec.tasks) - 1)
-    task = TaskRecord(
-        name=newest.name,
-        classes=newest.classes,
-        heads=newest.expert.heads,
-        attention_heads=newest.expert.attention_heads,
-        expert=shard_ref("expert", data),
-        training=training,
-    )
-    return (*older, task), {task.expert.sha256: data}
+    if student.aim == "extension":
+        return older, {}
+    if student.aim == "head":
+        task = task_record(network.spec.tasks[-1], expert=None, training=dict(training))
+        return (*older, task), {}
+    data = encode_expert(network, len(network.spec.experts) - 1)
+    expert = shard_ref("expert", data)
+    if student.aim == "deepening":
+        newest, older = older[-1], older[:-1]
+        # The record of the task's own images stays: they are what its classes were learnt from.
+        training = {**newest.training, **{f"expert_{name}": one for name, one in training.items()}}
+    task = task_record(network.spec.tasks[-1], expert=expert, training=dict(training))
+    return (*older, task), {expert.sha256: data}
+
+
+def _deepened(student: Student) -> tuple[str, ...]:
+    if student.aim != "deepening":
+        return ()
+    return tuple(task.name for task in student.network.spec.tasks_of_newest_expert)
+
+
+def _statistics(
+    learnt: Learnt, base: Base, *, classes: Sequence[str]
+) -> tuple[tuple[ClassTokens, ...], Shards]:
+    """Hand on the statistics of older classes, and encode those that are new."""
+    by_class, shards = {entry.class_name: entry for entry in base.statistics}, {}
+    for name, statistics in learnt.statistics.items():
+        data = encode(statistics)
+        ref = shard_ref("statistics", data)
+        shards[ref.sha256] = data
+        by_class[name] = ClassTokens(class_name=name, shard=ref, count=statistics.count)
+    return tuple(by_class[name] for name in classes if name in by_class), shards
 
 
 def _exemplars(
-    student: Student, data: TaskData, *, experts: Lineage, quota: int
+    student: Student, data: TaskData, *, cache: TokenCache, quota: int
 ) -> tuple[tuple[ClassImages, ...], Shards]:
     """Choose the new classes' exemplars on clean images, in herding order."""
-    network, pool = student.network, data.for_training
+    pool = data.for_training
     rows_by_class: dict[str, list[int]] = {}
     for name in student.new_classes if quota else ():
         rows = pool.rows_of(name)
-        seen = in_batches(
-            network, pool.take(rows), experts.token, preprocessing=student.preprocessing
-        )
+        seen = cache.tokens(pool.take(rows))
         rows_by_class[name] = rows[herding_order(seen, count=quota)].tolist()
     return keep(pool, kind="memory", rows_by_class=rows_by_class)

@@ -165,6 +165,9 @@ function answerRow(prediction, file, version) {
     box.append(make("p", "label", "Not like any class"));
   }
   const about = [`version ${version}`, `task ${prediction.task}`, prediction.filename];
+  if (prediction.level) about.unshift(`a group: likeliest ${prediction.top[0].label}`);
+  const doubt = prediction.unknown_score ?? null; // null: the version tells no probability
+  if (doubt !== null) about.push(`none of these: ${percent(doubt)}`);
   const bars = make("div", "bars");
   bars.append(...prediction.top.map(bar));
   box.append(said, line("p", "about", about), bars);

@@ -16,8 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.errors import ModelUnusable
+from model_store.codec import decode_doubt
+from model_store.inference.doubt import Doubt
 from model_store.precision import Asked, Precision, Trial, choose, refuse_unless_it_runs, try_out
 from model_store.preprocess import Pixels
+from model_store.records.hierarchy import Levels
 from model_store.records.manifest import Manifest, ShardRef
 from model_store.records.quality import Reduced
 from model_store.store.shard import check_shard, expected_tensors
@@ -59,6 +62,10 @@ class Model(Protocol):
         """Compute [rows, classes], retired classes too, from a pass of a version that covers this
         one."""
 
+    def log_odds(self, passed: Any, rows: Sequence[int]) -> Floats | None:
+        """Compute [rows], the log-odds that an image is of a class that is answered; None for a
+        version without a doubt shard."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resident:
@@ -70,6 +77,8 @@ class Resident:
     tasks: tuple[str, ...]
     """The task of each label."""
     model: Model
+    levels: Levels | None = None
+    """The groups above the labels, if there are any."""
 
     @classmethod
     def of(cls, manifest: Manifest, *, model: Model) -> Resident:
@@ -79,7 +88,9 @@ class Resident:
             for label in manifest.without_retired(task.classes)
         ]
         labels, tasks = zip(*pairs, strict=True)
-        return cls(manifest=manifest, labels=labels, tasks=tasks, model=model)
+        groups = manifest.hierarchy
+        levels = None if groups is None else Levels(groups, labels)
+        return cls(manifest=manifest, labels=labels, tasks=tasks, model=model, levels=levels)
 
     @property
     def version(self) -> int:
@@ -94,8 +105,18 @@ class Query:
     residents: tuple[Resident, ...]
 
 
-Answers = tuple[Floats | None, ...]
-"""The logits of each version that was asked; None where another than the first is unusable."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """The answer of one version for one image."""
+
+    logits: Floats
+    """One for each of the version's labels."""
+    log_odds: float | None = None
+    """The log-odds that the image is of one of the labels, if the version tells them."""
+
+
+Answers = tuple[Answer | None, ...]
+"""The answer of each version that was asked; None where another than the first is unusable."""
 
 
 class Engine(Protocol):
@@ -114,8 +135,8 @@ class Engine(Protocol):
         """Build the version and run it once, so that the first request is as fast as the next."""
 
     def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers | Exception]:
-        """Compute, for each query in order, one logit for each of a resident's labels. `widest`
-        covers all residents of all queries: one pass over the images is enough."""
+        """Compute, for each query in order, the answers of its residents. `widest` covers
+        all residents of all queries: one pass over the images is enough."""
 
     def retain(self, residents: Iterable[Resident]) -> Steps[None]:
         """Free the experts that none of `residents` uses."""
@@ -170,8 +191,8 @@ def paths_of(manifest: Manifest) -> list[ExpertPath]:
     """Give the ancestry of every expert. A digest alone does not tell which experts it reads."""
     path: ExpertPath = (manifest.spec.until(0),)
     paths = []
-    for task, spec in zip(manifest.tasks, manifest.spec.tasks, strict=True):
-        path = (*path, (task.expert.sha256, spec.expert))
+    for ref, expert in zip(manifest.experts, manifest.spec.experts, strict=True):
+        path = (*path, (ref.sha256, expert))
         paths.append(path)
     return paths
 
@@ -185,6 +206,13 @@ def read_checked(
         shards[ref.sha256] = data = read(ref)
         check_shard(ref, data, expected=expected_tensors(manifest, ref))
     return shards
+
+
+def take_doubt(manifest: Manifest, shards: MutableMapping[str, bytes]) -> Doubt | None:
+    """Take the doubt of a version out of its checked `shards`; None for a version without one."""
+    if manifest.doubt is None:
+        return None
+    return decode_doubt(shards.pop(manifest.doubt.sha256), places=manifest.places)
 
 
 def joined(one: Resident, other: Resident) -> Resident | None:
@@ -206,29 +234,34 @@ def answer_all(widest: Resident, queries: Sequence[Query]) -> list[Answers | Exc
     for row, query in enumerate(queries):
         for resident in query.residents:
             rows.setdefault(resident, []).append(row)
-    found: dict[tuple[Resident, int], Floats | None] = {}
+    found: dict[tuple[Resident, int], Answer | None] = {}
     for resident, chosen in rows.items():
-        logits = _logits(resident, passed, chosen)
-        found |= {(resident, row): one for row, one in zip(chosen, logits, strict=True)}
+        answers = _rows(resident, passed, chosen)
+        found |= {(resident, row): one for row, one in zip(chosen, answers, strict=True)}
     return [
         _answers(query, [found[one, row] for one in query.residents])
         for row, query in enumerate(queries)
     ]
 
 
-def _logits(resident: Resident, passed: Any, rows: Sequence[int]) -> list[Floats | None]:
+def _rows(resident: Resident, passed: Any, rows: Sequence[int]) -> list[Answer | None]:
     logits = resident.model.logits(passed, rows)
-    finite = [bool(np.isfinite(row).all()) for row in logits]
+    odds = resident.model.log_odds(passed, rows)
+    judged = logits if odds is None else np.column_stack([logits, odds])
+    finite = [bool(np.isfinite(row).all()) for row in judged]
     if resident.manifest.retired:
         logits = logits[:, list(resident.manifest.places)]
-    return [row if fine else None for row, fine in zip(logits, finite, strict=True)]
+    return [
+        Answer(logits=row, log_odds=None if odds is None else float(odds[place])) if fine else None
+        for place, (row, fine) in enumerate(zip(logits, finite, strict=True))
+    ]
 
 
-def _answers(query: Query, logits: Sequence[Floats | None]) -> Answers | Exception:
-    if logits[0] is None:
+def _answers(query: Query, answers: Sequence[Answer | None]) -> Answers | Exception:
+    if answers[0] is None:
         version = query.residents[0].version
         return ModelUnusable(f"version {version} gives logits that are not finite")
-    return tuple(logits)
+    return tuple(answers)
 
 
 def warmed(resident: Resident) -> Resident:

@@ -40,7 +40,7 @@ MEASURE_S = 5.0
 """Seconds for which readiness waits for the measurement."""
 MARGIN_S = 0.5
 """Seconds between the end of the measurement and the end of the wait."""
-MEASURED_TASKS = 3
+MEASURED_EXPERTS = 3
 """Experts of a measured network at most: more would not be measured in time."""
 PACKED_COPIES = 2
 """Copies of the weights in each version in memory, one for each session."""
@@ -226,7 +226,7 @@ def _request(wanted: Wanted, served: Manifest, candidates: tuple[Candidate, ...]
         one for one in ("int8", "bf16") if _computes_in(one, wanted, served)
     )
     return Request(
-        spec=_shape(served.spec.until(min(MEASURED_TASKS, len(served.tasks)))),
+        spec=_shape(served.spec.until(MEASURED_EXPERTS)),
         candidates=candidates,
         reduced=reduced,
         threads=ThreadPlan.of(threads=wanted.threads, workers=None).threads,
@@ -250,7 +250,7 @@ def _computes_in(precision: Reduced, wanted: Wanted, served: Manifest) -> bool:
 def _shape(spec: NetworkSpec) -> dict[str, Any]:
     """The geometry and the experts, without names: versions of one shape share a choice."""
     told = asdict(spec)
-    told["tasks"] = [asdict(task.expert) for task in spec.tasks]
+    told["tasks"] = [asdict(expert) for expert in spec.experts]
     return told
 
 

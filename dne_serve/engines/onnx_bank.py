@@ -16,9 +16,10 @@ from weakref import WeakValueDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.engines.base import paths_of
+from dne_serve.engines.base import paths_of, take_doubt
 from dne_serve.engines.thread_plan import ThreadPlan, UnderWay
 from model_store.codec import ShardWeights
+from model_store.inference.doubt import Doubt
 from model_store.onnx.model import OnnxPrecision, Weights, arrays_of_expert, arrays_of_heads
 from model_store.onnx.session import Session
 from model_store.onnx.weights import Arrays
@@ -66,6 +67,7 @@ class OnnxVersion:
     preprocessing: Preprocessing
     weight_YC: Floats
     bias_Y: Floats
+    doubt: Doubt | None = None
 
     def covers(self, other: object) -> bool:
         """Tell whether a pass of this version computes all that `other` reads. The same experts in
@@ -85,6 +87,9 @@ class OnnxVersion:
         # and takes longer with them than the product does.
         found: Floats = np.einsum("nc,yc->ny", token, self.weight_YC)
         return found + self.bias_Y
+
+    def log_odds(self, passed: Floats, rows: Sequence[int]) -> Floats | None:
+        return None if self.doubt is None else self.doubt.log_odds(passed[list(rows)])
 
 
 class ArrayBank:
@@ -117,12 +122,12 @@ class ArrayBank:
         known: Sequence[HeldArrays],
         shards: MutableMapping[str, bytes],
     ) -> OnnxVersion:
-        """Build a version. Take the bytes of the experts that are not `known`, and of the
-        classifier, out of `shards`."""
+        """Build a version. Take the bytes of the experts that are not `known`, of the
+        classifier and of the doubt out of `shards`."""
         experts, spec = list(known), manifest.spec
         keys: list[Key] = [(precision, *path) for path in paths_of(manifest)]
-        for index in range(len(known), len(manifest.tasks)):
-            data = shards.pop(manifest.tasks[index].expert.sha256)
+        for index in range(len(known), len(manifest.experts)):
+            data = shards.pop(manifest.experts[index].sha256)
             weights = ShardWeights(data, prefix=f"experts.{index}.")
             held = HeldArrays(
                 arrays_of_expert(weights, spec=spec, index=index, precision=precision)
@@ -136,6 +141,7 @@ class ArrayBank:
             preprocessing=manifest.preprocessing,
             weight_YC=np.ascontiguousarray(classifier["weight"].T),
             bias_Y=classifier["bias"],
+            doubt=take_doubt(manifest, shards),
         )
 
     @property

@@ -16,9 +16,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from dne_serve.engines.base import ExpertPath, paths_of
+from dne_serve.engines.base import ExpertPath, paths_of, take_doubt
 from dne_serve.engines.torch_device import Device, Floats, Passes
 from model_store.codec import ShardWeights
+from model_store.inference.doubt import Doubt
 from model_store.inference.fold import FoldedExpert, fold_blocks, fold_edges
 from model_store.inference.forward import FoldedNetwork, Lineage
 from model_store.inference.stacks import Part, Stack
@@ -56,6 +57,7 @@ class BankedVersion:
     network: FoldedNetwork
     passes: Passes
     device: Device
+    doubt: Doubt | None = None
 
     def covers(self, other: object) -> bool:
         """Tell whether a pass of this version computes all that `other` reads."""
@@ -72,6 +74,12 @@ class BankedVersion:
         with torch.inference_mode():
             token = passed if len(rows) == len(passed) else passed[list(rows)]
             return self.device.fetch(self.network.classify(token))
+
+    def log_odds(self, passed: Tensor, rows: Sequence[int]) -> Floats | None:
+        if self.doubt is None:
+            return None
+        with torch.inference_mode():
+            return self.doubt.log_odds(self.device.fetch(passed[list(rows), : self.doubt.width]))
 
 
 class ExpertBank:
@@ -104,12 +112,13 @@ class ExpertBank:
         matmul_dtype: torch.dtype | None = None,
     ) -> Generator[None, None, BankedVersion]:
         """Build a version, in steps of a few milliseconds. Take the bytes of the experts that are
-        not `known`, and of the classifier, out of `shards`. `matmul_dtype`: the type of large
-        products, if it is not that of the weights; experts in another type are other experts."""
+        not `known`, of the classifier and of the doubt out of `shards`. `matmul_dtype`: the type of
+        large products, if it is not that of the weights; experts in another type are other
+        experts."""
         experts, spec, place = list(known), manifest.spec, self._device.place
         keys = _keys(manifest, matmul_dtype)
-        for index in range(len(known), len(manifest.tasks)):
-            data = shards.pop(manifest.tasks[index].expert.sha256)
+        for index in range(len(known), len(manifest.experts)):
+            data = shards.pop(manifest.experts[index].sha256)
             weights = ShardWeights(data, prefix=f"experts.{index}.", device=place)
             before = experts[-1] if experts else None
             held = yield from self._take_in(
@@ -125,6 +134,7 @@ class ExpertBank:
             network=network,
             passes=self._device.passes(lineage, preprocessing=manifest.preprocessing),
             device=self._device,
+            doubt=take_doubt(manifest, shards),
         )
 
     def reclaim(self) -> Iterator[None]:
@@ -157,9 +167,9 @@ class ExpertBank:
         before: Held | None,
         matmul_dtype: torch.dtype | None,
     ) -> Generator[None, None, Held]:
-        edges = fold_edges(weights, spec=spec)
+        edges = fold_edges(weights, spec=spec, index=index)
         blocks = fold_blocks(weights, spec=spec, index=index, matmul_dtype=matmul_dtype)
-        shape = spec.tasks[index].expert
+        shape = spec.experts[index]
         if before is None:
             folded = []
             for block in blocks:
@@ -183,7 +193,7 @@ class ExpertBank:
         self, before: Held, *, spec: NetworkSpec, index: int
     ) -> Generator[None, None, Stack]:
         """Find the stack that goes on after `before`, or begin one there."""
-        stack, shape = before.stack, spec.tasks[index].expert
+        stack, shape = before.stack, spec.experts[index]
         if stack is not None and stack.fits(shape.heads, shape.attention_heads):
             if self._used(stack) < stack.count:
                 yield from self._truncate(stack)

@@ -39,13 +39,19 @@ class Score(BaseModel):
 
 class Prediction(BaseModel):
     """Classes of one image. `score` is the calibrated probability over the version's classes.
-    `unknown`: the image is probably of none of the classes, and `label` is only the nearest."""
+    `unknown`: the image is probably of none of the classes, and `label` is only the nearest.
+    `unknown_score`: the probability of none of the classes, if half of all images were; null for a
+    version whose `unknown.score` is `max-logit`.
+    `level`: 0 for a class; where every class is in doubt and a group of them is not, `label` and
+    `score` are those of the group, so many steps above its likeliest class, which `top` names."""
 
     filename: str | None
     label: str
     score: float
+    level: int
     task: str
     unknown: bool
+    unknown_score: float | None
     top: list[Score]
 
 
@@ -113,8 +119,12 @@ class VersionAnswer(BaseModel):
     classes: list[str]
     retired: list[str]
     """Classes that this version never answers."""
+    parents: dict[str, str]
+    """The group of each class, and of each group that has one above it."""
     extended: list[str]
     """Classes that got more images in this version, which then has no new task."""
+    deepened: list[str]
+    """Tasks that an expert was learnt for in this version, which then has no new task."""
     shards: list[ShardRef]
     metrics: Metrics
     verdict: str

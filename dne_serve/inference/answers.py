@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
-from dne_serve.engines.base import Floats, Resident
+from dne_serve.engines.base import Answer, Floats, Resident
 from dne_serve.errors import QueueFull
+from model_store.inference.doubt import none_of_these
+from model_store.records.hierarchy import Higher
 
 MAX_TOP_K = 1000
 """Classes that a client may have listed for each image. A version may have more."""
@@ -43,13 +45,20 @@ class Scored:
 
     logits: Floats
     is_unknown: bool
+    unknown_score: float | None
+    """The probability that the image is of none of the classes; None if the version has no
+    doubt shard."""
 
     @classmethod
-    def of(cls, resident: Resident, logits: Floats) -> Scored:
+    def of(cls, resident: Resident, answer: Answer) -> Scored:
         """Judge the image by the rule that the version's trainer fitted."""
-        detector = resident.manifest.unknown
-        unknown = detector is not None and float(logits.max()) < detector.threshold
-        return cls(logits=logits, is_unknown=unknown)
+        detector, odds = resident.manifest.unknown, answer.log_odds
+        score = float(answer.logits.max()) if odds is None else odds
+        return cls(
+            logits=answer.logits,
+            is_unknown=detector is not None and score < detector.threshold,
+            unknown_score=None if odds is None else none_of_these(odds),
+        )
 
 
 class AnswerBuilder:
@@ -128,6 +137,12 @@ def probabilities_of(resident: Resident, logits: Floats) -> NDArray[np.float64]:
     return np.asarray(weights / weights.sum(), dtype=np.float64)
 
 
+def _higher(resident: Resident, scores: NDArray[np.float64], *, best: float) -> Higher | None:
+    """Find the group that answers instead of a class in doubt."""
+    levels = resident.levels
+    return levels.higher(scores.tolist()) if levels is not None and best < levels.least else None
+
+
 def _prediction(
     resident: Resident, *, filename: str | None, scored: Scored, top_k: int
 ) -> dict[str, Any]:
@@ -137,12 +152,18 @@ def _prediction(
     indexes: list[int] = order.tolist()
     values: list[float] = scores[order].tolist()
     labels = resident.labels
+    label, score, level = labels[indexes[0]], values[0], 0
+    higher = None if scored.is_unknown else _higher(resident, scores, best=score)
+    if higher is not None:
+        label, score, level = higher.name, higher.score, higher.level
     return {
         "filename": filename,
-        "label": labels[indexes[0]],
-        "score": values[0],
+        "label": label,
+        "score": score,
+        "level": level,
         "task": resident.tasks[indexes[0]],
         "unknown": scored.is_unknown,
+        "unknown_score": scored.unknown_score,
         "top": [
             {"label": labels[index], "score": score}
             for index, score in zip(indexes, values, strict=True)

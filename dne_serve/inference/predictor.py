@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from dne_serve.engines.base import Answers, Floats, Query, Resident, joined
+from dne_serve.engines.base import Answer, Answers, Query, Resident, joined
 from dne_serve.errors import NotReady
 from dne_serve.inference.answers import Scored
 from dne_serve.inference.deadline import Deadline
@@ -85,7 +85,7 @@ class Predictor:
     async def score(
         self, chosen: Chosen, *, pictures: Sequence[Picture], since: float | None = None
     ) -> list[Scored]:
-        """Compute one logit for each label of the version that answers, for each picture in order.
+        """Compute the logits and the doubt of the version that answers, for each picture in order.
         `since`: the moment when the request had arrived, if that was earlier."""
         resident, version = chosen.resident, chosen.resident.version
         with self._statistics.request(version, images=len(pictures)):
@@ -93,8 +93,8 @@ class Predictor:
             with self._statistics.decoding(version):
                 pixels = await deadline.result(self._decode(resident, pictures))
             with self._guard.request(version):  # decoding is no work of the version's
-                logits = await self._ask(chosen, pixels, deadline)
-        scored = [Scored.of(resident, row) for row in logits]
+                answers = await self._ask(chosen, pixels, deadline)
+        scored = [Scored.of(resident, one) for one in answers]
         unknown = sum(one.is_unknown for one in scored)
         self._guard.answered(version, images=len(scored), unknown=unknown)
         self._on_answered(chosen.by, len(scored))
@@ -102,23 +102,23 @@ class Predictor:
 
     async def _ask(
         self, chosen: Chosen, pixels: Sequence[Pixels], deadline: Deadline
-    ) -> list[Floats]:
-        """Compute the logits of the version that answers. A shadow of the same lineage is computed
+    ) -> list[Answer]:
+        """Compute the answers of the version that answers. A shadow of the same lineage is computed
         in the same pass, any other shadow in a pass after the answer."""
         resident, shadow = chosen.resident, chosen.shadow
         wider = joined(resident, shadow) if shadow else None
         if shadow and wider:
             both = await deadline.answers(self._submit(wider, pixels, (resident, shadow)))
-            logits = [_given(own) for own, _ in both]
-            self._compare(resident, logits, shadow, [other for _, other in both])
-            return logits
+            answers = [_given(own) for own, _ in both]
+            self._compare(resident, answers, shadow, [other for _, other in both])
+            return answers
         alone = await deadline.answers(self._submit(resident, pixels, (resident,)))
-        logits = [_given(own) for (own,) in alone]
+        answers = [_given(own) for (own,) in alone]
         if shadow:
-            task = asyncio.create_task(self._ask_apart(resident, logits, shadow, pixels))
+            task = asyncio.create_task(self._ask_apart(resident, answers, shadow, pixels))
             self._comparing.add(task)  # the event loop itself holds on to no task
             task.add_done_callback(self._comparing.discard)
-        return logits
+        return answers
 
     def _submit(
         self, widest: Resident, pixels: Sequence[Pixels], residents: tuple[Resident, ...]
@@ -129,30 +129,30 @@ class Predictor:
     async def _ask_apart(
         self,
         resident: Resident,
-        logits: Sequence[Floats],
+        answers: Sequence[Answer],
         shadow: Resident,
         pixels: Sequence[Pixels],
     ) -> None:
         try:
             tickets = self._submit(shadow, pixels, (shadow,))
-            answers = await asyncio.gather(*map(asyncio.wrap_future, tickets))
+            others = await asyncio.gather(*map(asyncio.wrap_future, tickets))
         except DneError as error:  # nobody waits for it
             log.debug("the shadow was not asked: %s", error)
             return
-        self._compare(resident, logits, shadow, [one for (one,) in answers])
+        self._compare(resident, answers, shadow, [one for (one,) in others])
 
     def _compare(
         self,
         resident: Resident,
-        logits: Sequence[Floats],
+        answers: Sequence[Answer],
         shadow: Resident,
-        others: Sequence[Floats | None],
+        others: Sequence[Answer | None],
     ) -> None:
         same = sum(
-            other is not None and resident.labels[own.argmax()] == shadow.labels[other.argmax()]
-            for own, other in zip(logits, others, strict=True)
+            other is not None and _label(resident, own) == _label(shadow, other)
+            for own, other in zip(answers, others, strict=True)
         )
-        self._on_compared(same, len(logits) - same)
+        self._on_compared(same, len(answers) - same)
 
     def _load(self, version: int) -> Resident:
         store = self._open_store()
@@ -198,9 +198,13 @@ async def _outcomes(
     return outcomes
 
 
-def _given(logits: Floats | None) -> Floats:
-    assert logits is not None  # the engine fails a ticket whose own version is unusable
-    return logits
+def _given(answer: Answer | None) -> Answer:
+    assert answer is not None  # the engine fails a ticket whose own version is unusable
+    return answer
+
+
+def _label(resident: Resident, answer: Answer) -> str:
+    return resident.labels[answer.logits.argmax()]
 
 
 def _checked(

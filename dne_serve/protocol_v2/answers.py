@@ -56,6 +56,12 @@ class Answers:
     def unknown_N(self) -> NDArray[np.bool_]:
         return np.array([one.is_unknown for one in self._scored], dtype=np.bool_)
 
+    @property
+    def unknown_scores_N(self) -> Floats:
+        """Not a number where the version tells no probability."""
+        scores = [one.unknown_score for one in self._scored]
+        return np.array([np.nan if one is None else one for one in scores], dtype=np.float32)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
@@ -98,6 +104,13 @@ OUTPUTS: dict[str, Offer] = {
             datatype="BOOL",
             content="whether the image is probably of none of the classes",
             read=lambda answers: answers.unknown_N,
+        ),
+        Offer(
+            name="unknown_score",
+            datatype="FP32",
+            content="the probability of none of the classes; not a number (null in JSON) where the "
+            "version tells none",
+            read=lambda answers: answers.unknown_scores_N,
         ),
         Offer(
             name="probabilities",

@@ -27,7 +27,7 @@ def scratch_numbers(spec: NetworkSpec, *, rows: int) -> int:
     """Count the numbers of the workspace's layout: the activations that a block keeps for younger
     experts, and the task attention of one run after the other."""
     narrow, wide = spec.head_width, spec.hidden_width
-    heads = sum(task.expert.heads for task in spec.tasks)
+    heads = sum(expert.heads for expert in spec.experts)
     mixing = []
     for run in spec.runs()[1:]:
         own = len(run.experts) * run.heads
@@ -38,8 +38,8 @@ def scratch_numbers(spec: NetworkSpec, *, rows: int) -> int:
 
 
 def _in_torch(spec: NetworkSpec, *, batch: int) -> int:
-    rows = batch * spec.positions
-    attending = max(_attending(spec, run) for run in spec.runs())
+    rows = batch * spec.positions_of(0)
+    attending = max(_attending(spec, run) for run in spec.runs()) + _backbone(spec)
     asking = max(len(run.experts) * run.heads for run in spec.runs()) * spec.hidden_width**2
     return (
         _images(spec, batch=batch)
@@ -52,15 +52,25 @@ def _in_torch(spec: NetworkSpec, *, batch: int) -> int:
 def _in_onnxruntime(spec: NetworkSpec, *, batch: int) -> int:
     """Count numbers in onnxruntime, whose attention keeps a map of all pairs of positions, before
     and after the softmax."""
-    rows = batch * spec.positions
+    rows = batch * spec.positions_of(0)
     maps = max(
-        2 * len(run.experts) * run.attention_heads * spec.positions + _attending(spec, run)
+        2 * len(run.experts) * run.attention_heads * spec.positions_of(0) + _attending(spec, run)
         for run in spec.runs()
     )
-    heads = sum(task.expert.heads for task in spec.tasks)
+    maps += _backbone(spec)
+    heads = sum(expert.heads for expert in spec.experts)
     left = 2 * spec.token_width + 3 * heads * (spec.head_width + spec.hidden_width)
     mixing = max((_reading(spec, run) for run in spec.runs()[1:]), default=0)
     return _images(spec, batch=batch) + rows * (left + max(maps, mixing))
+
+
+def _backbone(spec: NetworkSpec) -> int:
+    """Count the numbers a row that a backbone has beside those of a plain first expert: its block
+    is computed outside the workspace, and queries and keys are turned into copies."""
+    if spec.backbone is None:
+        return 0
+    hidden = spec.mlp_ratio * (4 if spec.backbone.activation == "swiglu" else 3)
+    return (2 + hidden + 6) * spec.width_of(0)
 
 
 def _images(spec: NetworkSpec, *, batch: int) -> int:

@@ -134,7 +134,7 @@ def _attention(design: Design, spec: NetworkSpec, *, index: int) -> nn.Module | 
     if index == 0:
         return None
     if design.spatial is not None:
-        width, heads = spec.width_of(index), spec.tasks[index].expert.attention_heads
+        width, heads = spec.width_of(index), spec.experts[index].attention_heads
         return SpatialTaskAttention(
             width=width, heads=heads, bias=spec.qkv_bias, kind=design.spatial
         )
@@ -145,7 +145,7 @@ def _mixing(
     matrices: Matrices, spec: NetworkSpec, *, index: int, reads: int, writes: int, crosses: bool
 ) -> nn.Module | None:
     """Make a linear layer of a later expert's block; None: the product's task attention."""
-    heads = spec.tasks[index].expert.heads
+    heads = spec.experts[index].heads
     if not crosses:
         alone = nn.Linear(heads * reads, heads * writes)
         start_linear(alone)

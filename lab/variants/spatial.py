@@ -106,7 +106,7 @@ class CrossSpatialAttention(nn.Module):
 
     def __init__(self, spec: NetworkSpec, *, index: int) -> None:
         super().__init__()
-        self.heads = spec.tasks[index].expert.heads
+        self.heads = spec.experts[index].heads
         self.query, self.key, self.value = (
             TaskAttention(
                 sources=spec.source_heads(index),

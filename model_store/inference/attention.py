@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_store.inference.matmul import multiply_each, multiply_each_plus
+from model_store.network.backbone import turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +21,25 @@ class StackedPlaces:
 
     weights_SHPP: Tensor
     content_SH: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The `FoldedTurn` of a backbone, with the `turns` of all its rows."""
+
+    key_bias_C: Tensor
+    norms: tuple[Tensor, ...]
+    turns: tuple[Tensor, ...]
+
+    def __call__(self, q_BHPD: Tensor, k_BHPD: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
+        """Normalise and turn queries and keys of all rows."""
+        if self.norms:
+            shape, (q_weight, q_bias, k_weight, k_bias) = q_BHPD.shape[-1:], self.norms
+            q_BHPD = F.layer_norm(q_BHPD, shape, q_weight, q_bias, eps)
+            k_BHPD = F.layer_norm(k_BHPD, shape, k_weight, k_bias, eps)
+        if self.turns:
+            q_BHPD, k_BHPD = turn(q_BHPD, *self.turns), turn(k_BHPD, *self.turns)
+        return q_BHPD, k_BHPD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +52,33 @@ class StackedAttention:
     out_SCC: Tensor
     out_bias_SC: Tensor
     places: StackedPlaces | None
+    turn: Turn | None = None
 
 
-def attend(x_SBPC: Tensor, attention: StackedAttention, *, eps: float) -> Tensor:
-    """Add the output of attention among the positions of each expert to every position."""
+def attend(
+    x_SBPC: Tensor, attention: StackedAttention, *, eps: float, queries: int | None = None
+) -> Tensor:
+    """Add the output of attention among the positions of each expert to every position.
+
+    With `queries` only the first positions are computed; gated attention computes all.
+    """
     experts, batch, positions, width = x_SBPC.shape
     normed_SNC = F.layer_norm(x_SBPC, (width,), eps=eps).flatten(1, 2)
     qkv_SNX = multiply_each(normed_SNC, attention.qkv_SCX)
     qkv_SNX[..., :width].add_(attention.query_bias_SC[:, None])
     qkv = qkv_SNX.view(experts * batch, positions, 3, attention.heads, -1)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
-    mixed = F.scaled_dot_product_attention(q, k, v, scale=1.0)
-    mixed_SBPHD = mixed.transpose(1, 2).view(experts, batch, positions, attention.heads, -1)
+    if attention.turn is not None:
+        qkv_SNX[..., width : 2 * width].add_(attention.turn.key_bias_C)
+        q, k = attention.turn(q, k, eps=eps)
+    rows = queries or positions
+    mixed = F.scaled_dot_product_attention(q[:, :, :rows], k, v, scale=1.0)
+    mixed_SBPHD = mixed.transpose(1, 2).view(experts, batch, rows, attention.heads, -1)
     if attention.places is not None:
         v_SBPHD = qkv_SNX.view(experts, batch, positions, 3, attention.heads, -1)[:, :, :, 2]
         mixed_SBPHD = _with_places(mixed_SBPHD, v_SBPHD, attention.places)
-    mixed_SNC = mixed_SBPHD.reshape(normed_SNC.shape)
+    mixed_SNC = mixed_SBPHD.reshape(experts, batch * rows, width)
+    x_SBPC = x_SBPC[:, :, :rows]
     x_SNC = x_SBPC.flatten(1, 2).add_(attention.out_bias_SC[:, None])
     return multiply_each_plus(x_SNC, mixed_SNC, attention.out_SCC).view(x_SBPC.shape)
 
@@ -82,11 +113,30 @@ def attend_first(x_SBPC: Tensor, attention: StackedAttention, *, eps: float) -> 
         W_v …    × [3·2, 8, 4]  mixed         [3, 2, 2, 4]      expert, head, image, channel
         heads side by side      mixed_SBC     [3, 2, 8]         then the output projection
     """
-    experts, batch, _, width = x_SBPC.shape
-    heads, by_head = attention.heads, (experts, width, attention.heads, -1)
-    normed_SBPC = F.layer_norm(x_SBPC, (width,), eps=eps)
-    query_SCC, key_SCC, value_SCC = attention.qkv_SCX.chunk(3, dim=-1)
+    if attention.turn is not None:  # a turned key cannot be left unprojected
+        return attend(x_SBPC, attention, eps=eps, queries=1)
+    normed_SBPC = F.layer_norm(x_SBPC, x_SBPC.shape[-1:], eps=eps)
+    query_SCC = attention.qkv_SCX[..., : x_SBPC.shape[-1]]
     query_SBC = torch.baddbmm(attention.query_bias_SC[:, None], normed_SBPC[:, :, 0], query_SCC)
+    mixed_SBC = _read_by(query_SBC, normed_SBPC, attention)
+    x_SBC = x_SBPC[:, :, 0] + attention.out_bias_SC[:, None]
+    return torch.baddbmm(x_SBC, mixed_SBC, attention.out_SCC)[:, :, None]
+
+
+def attend_pooled(patches_SBPC: Tensor, attention: StackedAttention, *, eps: float) -> Tensor:
+    """Answer a query that is the same for all images from the patches: [S, B, 1, C]."""
+    normed_SBPC = F.layer_norm(patches_SBPC, patches_SBPC.shape[-1:], eps=eps)
+    shape = (*patches_SBPC.shape[:2], patches_SBPC.shape[-1])
+    query_SBC = attention.query_bias_SC[:, None].expand(shape)
+    mixed_SBC = _read_by(query_SBC, normed_SBPC, attention)
+    return torch.baddbmm(attention.out_bias_SC[:, None], mixed_SBC, attention.out_SCC)[:, :, None]
+
+
+def _read_by(query_SBC: Tensor, normed_SBPC: Tensor, attention: StackedAttention) -> Tensor:
+    """Read the positions by one query an image: [S, B, C], as `attend_first` explains."""
+    experts, batch, _, width = normed_SBPC.shape
+    heads, by_head = attention.heads, (experts, width, attention.heads, -1)
+    _, key_SCC, value_SCC = attention.qkv_SCX.chunk(3, dim=-1)
     query = query_SBC.view(experts, batch, heads, -1).transpose(1, 2).flatten(0, 1)
     key = key_SCC.view(by_head).permute(0, 2, 3, 1).flatten(0, 1)
     projected = torch.bmm(query, key).view(experts, heads, batch, width).transpose(1, 2)
@@ -94,6 +144,4 @@ def attend_first(x_SBPC: Tensor, attention: StackedAttention, *, eps: float) -> 
     read = (weights @ normed_SBPC).transpose(1, 2).reshape(-1, batch, width)
     value = value_SCC.view(by_head).transpose(1, 2).flatten(0, 1)
     mixed = torch.bmm(read, value).view(experts, heads, batch, -1)
-    mixed_SBC = mixed.transpose(1, 2).reshape(query_SBC.shape)
-    x_SBC = x_SBPC[:, :, 0] + attention.out_bias_SC[:, None]
-    return torch.baddbmm(x_SBC, mixed_SBC, attention.out_SCC)[:, :, None]
+    return mixed.transpose(1, 2).reshape(query_SBC.shape)

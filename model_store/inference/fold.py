@@ -17,10 +17,12 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
+from model_store.network.backbone import tables
 from model_store.network.gated import by_place, offsets
-from model_store.spec import NetworkSpec
+from model_store.spec import Backbone, NetworkSpec
 
 Weights = Mapping[str, Tensor]
+QK_NORMS = ("q_norm.weight", "q_norm.bias", "k_norm.weight", "k_norm.bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,18 @@ class FoldedPlaces:
 
     weights_HPP: Tensor
     content_H: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedTurn:
+    """The steps of a backbone between projecting queries and keys and comparing them.
+
+    Keys have a bias here, because the softmax does not cancel it after these steps.
+    """
+
+    key_bias_C: Tensor
+    norms: tuple[Tensor, ...]
+    """Scale and bias of the norm of queries, then of keys; empty without norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +62,8 @@ class FoldedAttention:
     out_bias_C: Tensor
     places: FoldedPlaces | None
     """None: the attention is plain."""
+    turned: FoldedTurn | None = None
+    """None: queries and keys are compared as they are projected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +99,17 @@ class FoldedBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedBackbone:
+    """The tensors of a backbone that no plain expert has; empty tuples for those it has not."""
+
+    kind: Backbone
+    pre_norm: tuple[Tensor, ...]
+    """Scale and bias."""
+    turns: tuple[Tensor, ...]
+    """Cosines and sines of all rows, [P, channels of an attention head]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedEdges:
     """The tensors of an expert before and after its blocks.
 
@@ -92,8 +119,10 @@ class FoldedEdges:
     embed_IC: Tensor
     position_PC: Tensor
     token_C: Tensor
-    norm_weight_C: Tensor
-    norm_bias_C: Tensor
+    norm_weight_C: Tensor | None
+    """None: attention pooling, whose slice has no norm."""
+    norm_bias_C: Tensor | None
+    backbone: FoldedBackbone | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +141,45 @@ def fold_expert(
     weights: Weights, *, spec: NetworkSpec, index: int, matmul_dtype: torch.dtype | None = None
 ) -> FoldedExpert:
     """Fold an expert from the state of an `Expert`. The result shares no memory with `weights`."""
-    expert = spec.tasks[index].expert
+    expert = spec.experts[index]
     return FoldedExpert(
         heads=expert.heads,
         attention_heads=expert.attention_heads,
-        edges=fold_edges(weights, spec=spec),
+        edges=fold_edges(weights, spec=spec, index=index),
         blocks=tuple(fold_blocks(weights, spec=spec, index=index, matmul_dtype=matmul_dtype)),
     )
 
 
-def fold_edges(weights: Weights, *, spec: NetworkSpec) -> FoldedEdges:
+def fold_edges(weights: Weights, *, spec: NetworkSpec, index: int) -> FoldedEdges:
     token = weights["token"]
+    norm = _fold_norm(weights, "norm")
     return FoldedEdges(
         embed_IC=_kept(weights["patch_embed.weight"].flatten(1).T, like=token),
-        position_PC=_fold_position(weights, in_sequence=spec.token == "in-sequence"),
+        position_PC=_fold_position(weights, spec=spec),
         token_C=_kept(token, like=token),
-        norm_weight_C=_kept(weights["norm.weight"], like=token),
-        norm_bias_C=_kept(weights["norm.bias"], like=token),
+        norm_weight_C=norm[0] if norm else None,
+        norm_bias_C=norm[1] if norm else None,
+        backbone=_fold_backbone(weights, spec=spec) if index == 0 else None,
+    )
+
+
+def _fold_backbone(weights: Weights, *, spec: NetworkSpec) -> FoldedBackbone | None:
+    if spec.backbone is None:
+        return None
+    turns: tuple[Tensor, ...] = ()
+    if spec.backbone.rotary:
+        angles = weights["rotary.angles"]
+        made = tables(angles.double(), before=1, after=spec.backbone.registers)
+        turns = tuple(_kept(one, like=angles) for one in made)
+    return FoldedBackbone(kind=spec.backbone, pre_norm=_fold_norm(weights, "pre_norm"), turns=turns)
+
+
+def _fold_norm(weights: Weights, name: str) -> tuple[Tensor, ...]:
+    """Give scale and bias of a LayerNorm, or nothing if there is none of this name."""
+    if f"{name}.weight" not in weights:
+        return ()
+    return tuple(
+        _kept(weights[f"{name}.{part}"], like=weights["token"]) for part in ("weight", "bias")
     )
 
 
@@ -139,11 +190,17 @@ def fold_blocks(
 
     `matmul_dtype` is the type that the weights of large products are rounded to, if any.
     """
-    heads = spec.tasks[index].expert.attention_heads
+    heads = spec.experts[index].attention_heads
+    pooled = index == 0 and spec.first.pooling == "attention"
     for name in spec.blocks:
         block = _fold_block(under(weights, f"{name}."), attention_heads=heads, patches=spec.patches)
+        if index == 0 and (spec.first.rotary or spec.first.qk_norm):
+            block = replace(block, attention=_fold_turned(under(weights, f"{name}."), heads=heads))
+        if pooled and name == spec.blocks[-1]:
+            block = replace(block, attention=_fold_pooling(block.attention, weights, name, heads))
         # The last block has one position an image, and no large product.
-        if matmul_dtype is None or name == spec.blocks[-1]:
+        every_row = index == 0 and spec.first.pooling == "mean"
+        if matmul_dtype is None or (name == spec.blocks[-1] and not every_row):
             yield block
         else:
             yield _rounded(block, matmul_dtype)
@@ -187,9 +244,10 @@ def _layer_rounded(
     return replace(layer, value_HDE=layer.value_HDE.to(dtype))
 
 
-def _fold_position(weights: Weights, *, in_sequence: bool) -> Tensor:
+def _fold_position(weights: Weights, *, spec: NetworkSpec) -> Tensor:
     position = weights["position"].double().clone()
-    position[int(in_sequence) :] += weights["patch_embed.bias"].double()
+    in_sequence = spec.token == "in-sequence"
+    position[int(in_sequence) : spec.positions] += weights["patch_embed.bias"].double()
     if in_sequence:
         position[0] += weights["token"].double()
     return _kept(position, like=weights["position"])
@@ -224,6 +282,44 @@ def _fold_attention(weights: Weights, *, heads: int, patches: int) -> FoldedAtte
         out_bias_C=_kept(out_bias.double() + out.double() @ value_bias, like=out),
         places=_fold_places(weights, patches=patches) if "attention.gate" in weights else None,
     )
+
+
+def _fold_turned(weights: Weights, *, heads: int) -> FoldedAttention:
+    """Fold the attention of a backbone, whose keys keep their bias."""
+    plain = _fold_attention(weights, heads=heads, patches=0)
+    like, width = weights["attention.out.weight"], len(weights["norm1.weight"])
+    key_CC = weights["attention.qkv.weight"].double()[width : 2 * width]
+    key_bias = key_CC @ weights["norm1.bias"].double()
+    if "attention.qkv.bias" in weights:
+        key_bias += weights["attention.qkv.bias"].double()[width : 2 * width]
+    turn = FoldedTurn(key_bias_C=_kept(key_bias, like=like), norms=())
+    if "attention.q_norm.weight" not in weights:
+        return replace(plain, turned=turn)
+    root_width = (width // heads) ** 0.5
+    qkv_CX = plain.qkv_CX.clone()
+    qkv_CX[:, :width] *= root_width  # the norm would cancel the factor; it goes after the norm
+    norms = [weights[f"attention.{one}"] for one in QK_NORMS]
+    scaled = [one.double() / root_width for one in norms[:2]]
+    return replace(
+        plain,
+        qkv_CX=qkv_CX,
+        query_bias_C=plain.query_bias_C * root_width,
+        turned=replace(turn, norms=tuple(_kept(one, like=like) for one in (*scaled, *norms[2:]))),
+    )
+
+
+def _fold_pooling(
+    attention: FoldedAttention, weights: Weights, block: str, heads: int
+) -> FoldedAttention:
+    """Make the query, which no image changes, a constant: it is all of the queries' bias."""
+    token, width = weights["token"], len(weights["token"])
+    query = weights[f"{block}.attention.qkv.weight"].double()[:width] @ token.double()
+    if f"{block}.attention.qkv.bias" in weights:
+        query += weights[f"{block}.attention.qkv.bias"].double()[:width]
+    qkv_CX = attention.qkv_CX.clone()
+    qkv_CX[:, :width] = 0
+    query_bias_C = _kept(query * (width // heads) ** -0.5, like=token)
+    return replace(attention, qkv_CX=qkv_CX, query_bias_C=query_bias_C)
 
 
 def _fold_places(weights: Weights, *, patches: int) -> FoldedPlaces:

@@ -15,14 +15,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_store.inference.attention import attend, attend_first
-from model_store.inference.fold import FoldedExpert, FoldedLinear, fold_expert, under
+from model_store.inference.attention import attend, attend_first, attend_pooled
+from model_store.inference.fold import (
+    FoldedBackbone,
+    FoldedBlock,
+    FoldedExpert,
+    FoldedLinear,
+    fold_expert,
+    under,
+)
 from model_store.inference.matmul import multiply_onto, multiply_plus, multiplying
 from model_store.inference.stacks import BlockStack, First, Part, RunWeights, stack_up
 from model_store.inference.workspace import Layout, PartViews, Scratch, TaskAttentionViews, Views
+from model_store.network.backbone import activate, standardise
 from model_store.network.expert import BlockActivations, FrozenContext
 from model_store.network.network import Network
-from model_store.spec import NetworkSpec
+from model_store.spec import Activation, Backbone, NetworkSpec
 
 TASK_ATTENTION = ("query_key_DD", "scale_K")
 
@@ -70,7 +78,7 @@ class Lineage:
                     index=index,
                     matmul_dtype=matmul_dtype,
                 )
-                for index in range(len(spec.tasks))
+                for index in range(len(spec.experts))
             ]
             return cls(spec, first=folded[0], parts=stack_up(spec, folded))
 
@@ -98,24 +106,44 @@ class Lineage:
         eps, in_sequence = self.spec.layer_norm_eps, self.spec.token == "in-sequence"
         if images_BCHW.shape[2:] != (self.spec.image_size, self.spec.image_size):
             raise ValueError(f"images of {tuple(images_BCHW.shape[2:])} are not of the spec's size")
-        streams = [_embed(run, images_BCHW, size=self.spec.patch_size) for run in self._runs]
+        size, tokens = self.spec.patch_size, int(in_sequence)
+        streams = [_embed(run, images_BCHW, size=size, tokens=tokens) for run in self._runs]
+        streams[0] = _embed_backbone(streams[0], self._first.edges.backbone, eps=eps)
         rows = len(images_BCHW) * self.spec.positions
         views = scratch.views(self._layout(rows=rows), like=images_BCHW)
+        keeps = kept is not None
         for layer in range(self.spec.depth - in_sequence):
             for place, run in enumerate(self._runs):
                 streams[place] = attend(streams[place], run.attention(layer), eps=eps)
-            self._mix(layer, streams, views)
+            self._mix(layer, streams, views, keeps=keeps)
             if kept is not None:
                 kept.append(_copied(views.block, images=len(images_BCHW)))
         for place, run in enumerate(self._runs):
-            x_SBPC = streams[place] if in_sequence else _with_token(run, streams[place])
-            streams[place] = attend_first(x_SBPC, run.attention(-1), eps=eps)
+            streams[place] = self._attend_last(place, run, streams[place])
         views = scratch.views(self._layout(rows=len(images_BCHW)), like=images_BCHW)
-        self._mix(-1, streams, views)
+        self._mix(-1, streams, views, keeps=keeps)
         if kept is not None:
             kept.append(_copied(views.block, images=len(images_BCHW)))
+        streams[0] = self._pooled(streams[0])
         slices = [_slices(run, x, eps=eps) for run, x in zip(self._runs, streams, strict=True)]
         return torch.cat(slices, dim=-1)
+
+    def _attend_last(self, place: int, run: RunWeights, x_SBPC: Tensor) -> Tensor:
+        """Compute the token's attention, and all of the last block's that a backbone needs."""
+        eps, pooling = self.spec.layer_norm_eps, self.spec.first.pooling
+        if place == 0 and pooling == "attention":
+            return attend_pooled(x_SBPC, run.attention(-1), eps=eps)
+        if place == 0 and pooling == "mean":
+            return attend(x_SBPC, run.attention(-1), eps=eps)
+        if self.spec.token == "class-attention":
+            x_SBPC = _with_token(run, x_SBPC)
+        return attend_first(x_SBPC, run.attention(-1), eps=eps)
+
+    def _pooled(self, x_SBPC: Tensor) -> Tensor:
+        """Give what the last norm of the first expert reads, as one row an image."""
+        if self.spec.first.pooling != "mean":
+            return x_SBPC
+        return x_SBPC[:, :, 1 : self.spec.positions].mean(dim=2, keepdim=True)
 
     def reserve(self, batch: int) -> None:
         """Reserve memory for passes of up to `batch` images."""
@@ -136,31 +164,68 @@ class Lineage:
             parts=self._parts,
         )
 
-    def _mix(self, layer: int, streams: list[Tensor], views: Views) -> None:
-        """Add the second half of a block to the streams: all experts widen, then all narrow."""
+    def _mix(self, layer: int, streams: list[Tensor], views: Views, *, keeps: bool = False) -> None:
+        """Add the second half of a block to the streams: all experts widen, then all narrow.
+
+        A backbone is computed before the others, because its rows and its activation differ.
+        Unless something reads its activations, they are not copied to the views.
+        """
         block, later = self._first.blocks[layer], streams[1:]
         widen, narrow = _linear(block.widen), _linear(block.narrow)
-        x_NC = streams[0].view(views.first_normed_NC.shape)
-        self._normalise(layer, streams, views)
-        multiply_plus(
-            widen.bias_O, views.first_normed_NC, widen.weight_IO, out=views.first_hidden_NE
-        )
+        backbone, hidden_NHE = self.spec.backbone, views.block.hidden
+        if backbone is not None:
+            shown = views if later or keeps else None
+            streams[0] = self._mix_backbone(block, backbone, streams[0], shown)
+            hidden_NHE = hidden_NHE[:, self._first.heads :]
+        else:
+            x_NC = streams[0].view(views.first_normed_NC.shape)
+            self._normalise_first(block, x_NC, views)
+            multiply_plus(
+                widen.bias_O, views.first_normed_NC, widen.weight_IO, out=views.first_hidden_NE
+            )
+        self._normalise_later(layer, later, views)
         for part in views.parts:
             _widen(part, part.part.stack.blocks[layer])
-        torch.ops.aten.gelu_(views.block.hidden)
-        multiply_onto(x_NC.add_(narrow.bias_O), views.first_hidden_NE, narrow.weight_IO)
+        torch.ops.aten.gelu_(hidden_NHE)
+        if backbone is None:
+            multiply_onto(x_NC.add_(narrow.bias_O), views.first_hidden_NE, narrow.weight_IO)
         for part, x_SBPC in zip(views.parts, later, strict=True):
             _narrow(part, part.part.stack.blocks[layer])
             x_SBPC.flatten(1, 2).add_(part.read_SNC)
 
-    def _normalise(self, layer: int, streams: list[Tensor], views: Views) -> None:
-        """Normalise the streams of all experts, each with the scale and bias of its own."""
-        eps, block = self.spec.layer_norm_eps, self._first.blocks[layer]
-        x_NC = streams[0].view(views.first_normed_NC.shape)
+    def _mix_backbone(
+        self, block: FoldedBlock, kind: Backbone, x_SBPC: Tensor, views: Views | None
+    ) -> Tensor:
+        """Compute the second half of a backbone's block, and show its first rows to others."""
+        widen, narrow = _linear(block.widen), _linear(block.narrow)
+        weight_C, bias_C, eps = block.norm_weight_C, block.norm_bias_C, self.spec.layer_norm_eps
+        x_NC = x_SBPC.reshape(-1, x_SBPC.shape[-1])
+        normed_NC = F.layer_norm(x_NC, x_NC.shape[-1:], weight_C, bias_C, eps)
+        widened = x_NC.new_empty(len(x_NC), len(widen.bias_O))
+        multiply_plus(widen.bias_O, normed_NC, widen.weight_IO, out=widened)
+        activated = _activated(widened, kind.activation)
+        hidden_NE = standardise(activated, channels=kind.hidden_norm, eps=eps)
+        if views is not None:
+            images = x_SBPC.shape[1]
+            rows = len(views.first_normed_NC) // images
+            for mine, shown in (
+                (normed_NC, views.first_normed_NC),
+                (hidden_NE, views.first_hidden_NE),
+            ):
+                shown.copy_(mine.view(images, -1, mine.shape[-1])[:, :rows].flatten(0, 1))
+        multiply_onto(x_NC.add_(narrow.bias_O), hidden_NE, narrow.weight_IO)
+        return x_NC.view(x_SBPC.shape)
+
+    def _normalise_first(self, block: FoldedBlock, x_NC: Tensor, views: Views) -> None:
+        eps = self.spec.layer_norm_eps
         views.first_normed_NC.copy_(
             F.layer_norm(x_NC, x_NC.shape[-1:], block.norm_weight_C, block.norm_bias_C, eps)
         )
-        for view, x_SBPC in zip(views.parts, streams[1:], strict=True):
+
+    def _normalise_later(self, layer: int, later: Sequence[Tensor], views: Views) -> None:
+        """Normalise the streams of later experts, each with the scale and bias of its own."""
+        eps = self.spec.layer_norm_eps
+        for view, x_SBPC in zip(views.parts, later, strict=True):
             stack, count = view.part.stack.blocks[layer], view.part.count
             weight_SC, bias_SC = (
                 stack.equal(name, count) for name in ("norm_weight_C", "norm_bias_C")
@@ -204,18 +269,24 @@ class FoldedNetwork:
         return F.linear(token_BC[:, : self._weight_YC.shape[1]], self._weight_YC, self._bias_Y)
 
 
-def _embed(run: RunWeights, images_BCHW: Tensor, *, size: int) -> Tensor:
-    """Cut images into patches and embed them: [S, B, P, C]."""
+def _embed(run: RunWeights, images_BCHW: Tensor, *, size: int, tokens: int) -> Tensor:
+    """Cut images into patches and embed them: [S, B, P, C], after `tokens` other rows."""
     # [B, 3, y, x, rows, columns of the patch]: a convolution's weights have the same order
     cut = images_BCHW.unfold(2, size, size).unfold(3, size, size)
     patches_NI = cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, 3 * size * size)
     embed_SIC, position_SPC = run.edge("embed_IC"), run.edge("position_PC")
     shape = (len(embed_SIC), len(images_BCHW), -1, embed_SIC.shape[2])
     embedded = torch.matmul(patches_NI, embed_SIC).view(shape)
-    tokens = position_SPC.shape[1] - embedded.shape[2]
     x_SBPC = position_SPC[:, None].repeat(1, len(images_BCHW), 1, 1)
-    x_SBPC[:, :, tokens:].add_(embedded)
+    x_SBPC[:, :, tokens : tokens + embedded.shape[2]].add_(embedded)
     return x_SBPC
+
+
+def _embed_backbone(x_SBPC: Tensor, backbone: FoldedBackbone | None, *, eps: float) -> Tensor:
+    if backbone is None or not backbone.pre_norm:
+        return x_SBPC
+    weight_C, bias_C = backbone.pre_norm
+    return F.layer_norm(x_SBPC, x_SBPC.shape[-1:], weight_C, bias_C, eps)
 
 
 def _with_token(run: RunWeights, x_SBPC: Tensor) -> Tensor:
@@ -275,8 +346,19 @@ def _copied(block: BlockActivations, *, images: int) -> BlockActivations:
     return BlockActivations(normed=normed, hidden=hidden)
 
 
+def _activated(x: Tensor, kind: Activation) -> Tensor:
+    """Apply an activation, in place where it is one function of each number."""
+    if kind == "gelu":
+        return torch.ops.aten.gelu_(x)  # type: ignore[no-any-return]
+    if kind == "tanh-gelu":
+        return torch.ops.aten.gelu_(x, approximate="tanh")  # type: ignore[no-any-return]
+    return activate(x, kind)
+
+
 def _slices(run: RunWeights, x_SBPC: Tensor, *, eps: float) -> Tensor:
     """Normalise the token slices of a run and put them side by side: [B, S·C]."""
+    if not run.has_norm:
+        return x_SBPC[:, :, 0].transpose(0, 1).flatten(1)
     weight_S1C, bias_S1C = run.edge("norm_weight_C")[:, None], run.edge("norm_bias_C")[:, None]
     normed_SBC = F.layer_norm(x_SBPC[:, :, 0], x_SBPC.shape[-1:], eps=eps)
     return torch.addcmul(bias_S1C, normed_SBC, weight_S1C).transpose(0, 1).flatten(1)

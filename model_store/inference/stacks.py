@@ -30,8 +30,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_store.inference.attention import StackedAttention, StackedPlaces
+from model_store.inference.attention import StackedAttention, StackedPlaces, Turn
 from model_store.inference.fold import (
+    FoldedAttention,
     FoldedBlock,
     FoldedEdges,
     FoldedExpert,
@@ -227,6 +228,10 @@ class RunWeights(Protocol):
     def edge(self, name: str) -> Tensor:
         """Give the tensors of this name in `FoldedEdges`: [S, …]."""
 
+    @property
+    def has_norm(self) -> bool:
+        """Tell if slices are normalised at the end."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class First:
@@ -248,11 +253,23 @@ class First:
             else StackedPlaces(
                 weights_SHPP=places.weights_HPP[None], content_SH=places.content_H[None]
             ),
+            turn=self._turn(folded),
         )
+
+    def _turn(self, folded: FoldedAttention) -> Turn | None:
+        backbone = self.expert.edges.backbone
+        if backbone is None or folded.turned is None:
+            return None
+        turned = folded.turned
+        return Turn(key_bias_C=turned.key_bias_C, norms=turned.norms, turns=backbone.turns)
 
     def edge(self, name: str) -> Tensor:
         tensor: Tensor = getattr(self.expert.edges, name)
         return tensor[None]
+
+    @property
+    def has_norm(self) -> bool:
+        return self.expert.edges.norm_weight_C is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,6 +293,10 @@ class Part:
 
     def edge(self, name: str) -> Tensor:
         return self.stack.edge(name, self.count)
+
+    @property
+    def has_norm(self) -> bool:
+        return True
 
 
 def stack_up(spec: NetworkSpec, experts: Sequence[FoldedExpert]) -> tuple[Part, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from model_store import __version__
 from model_store.errors import ChannelNotFound, DataRejected, WrongUsage
@@ -17,6 +17,7 @@ from model_store.names import new_class_name, notes_on_look_alikes, spelt_among
 from model_store.records.manifest import (
     Accuracy,
     ClassImages,
+    ClassTokens,
     Draft,
     Manifest,
     Metrics,
@@ -26,6 +27,8 @@ from model_store.records.manifest import (
 from model_store.records.sealing import timestamp
 from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
+
+Kept = TypeVar("Kept", ClassImages, ClassTokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +56,7 @@ class CareOutcome:
 
 def retire_class(name: str, *, care: Care) -> CareOutcome:
     """Publish a version that never answers `name`. Expert and logit stay where they are; the
-    images kept of the class are not handed on."""
+    images and statistics kept of the class are not handed on."""
 
     def changed(parent: Manifest) -> dict[str, Any]:
         known = _known(parent, name)
@@ -66,6 +69,7 @@ def retire_class(name: str, *, care: Care) -> CareOutcome:
             "retired": tuple(one for one in parent.spec.classes if one in gone),
             "memory": _without(parent.memory, known),
             "held_out": _without(parent.held_out, known),
+            "statistics": _without(parent.statistics, known),
             "metrics": _metrics_without(parent, known),
         }
 
@@ -86,14 +90,19 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
             retired = " that is retired" if taken in parent.retired else ""
             raise DataRejected(f"there is a class {taken!r}{retired} already")
 
+        if parent.hierarchy is not None and new in parent.hierarchy.parents.values():
+            raise DataRejected(f"{new!r} is a group of classes, and cannot be a class too")
+
         def named(name: str) -> str:
             return new if name == known else name
 
         return {
             "tasks": tuple(_renamed_task(task, named) for task in parent.tasks),
             "retired": tuple(map(named, parent.retired)),
-            "memory": _renamed_images(parent.memory, named),
-            "held_out": _renamed_images(parent.held_out, named),
+            "memory": _renamed(parent.memory, named),
+            "held_out": _renamed(parent.held_out, named),
+            "statistics": _renamed(parent.statistics, named),
+            "hierarchy": parent.hierarchy and parent.hierarchy.renamed(known, new),
             "metrics": Metrics(
                 accuracy=parent.metrics.accuracy,
                 per_class={named(one): n for one, n in parent.metrics.per_class.items()},
@@ -125,6 +134,7 @@ def _publish(
         {
             **kept,
             "extended": (),  # that was done by the parent, and not again
+            "deepened": (),
             **changed(parent),
             "parent": parent.version,
             "parent_digest": parent.digest,
@@ -160,16 +170,13 @@ def _known(parent: Manifest, name: str) -> str:
     return known
 
 
-def _without(entries: tuple[ClassImages, ...], name: str) -> tuple[ClassImages, ...]:
+def _without(entries: tuple[Kept, ...], name: str) -> tuple[Kept, ...]:
     return tuple(entry for entry in entries if entry.class_name != name)
 
 
-def _renamed_images(
-    entries: tuple[ClassImages, ...], named: Callable[[str], str]
-) -> tuple[ClassImages, ...]:
+def _renamed(entries: tuple[Kept, ...], named: Callable[[str], str]) -> tuple[Kept, ...]:
     return tuple(
-        ClassImages(class_name=named(entry.class_name), shard=entry.shard, count=entry.count)
-        for entry in entries
+        entry.model_copy(update={"class_name": named(entry.class_name)}) for entry in entries
     )
 
 

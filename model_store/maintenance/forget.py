@@ -1,4 +1,4 @@
-"""Remove the images of a class, memory and held-out, from every version.
+"""Remove the images of a class, memory and held-out, and their statistics from every version.
 
 A tombstone names each shard that is gone, so that `verify` knows it was meant. The weights keep
 what the network has learnt from the images.
@@ -23,14 +23,14 @@ CANNOT_BE_UNDONE = (
     "what the network has learnt from the pictures: it is in the weights of the versions above; "
     "delete those versions, or train again without the class",
     "copies elsewhere: other stores, backups, and the folder that the class was learnt from",
-    "pictures that only deleted versions or unfinished runs named: `dne-store gc --sweep` takes "
-    "those away",
+    "pictures and statistics that only deleted versions or unfinished runs named: `dne-store gc "
+    "--sweep` takes those away",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
-    """The images that are gone, and the versions that named them. `other_classes` had the very same
+    """The shards that are gone, and the versions that named them. `other_classes` had the very same
     images."""
 
     class_name: str
@@ -52,8 +52,8 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
     _check_known(manifests, class_name)
     while True:
         weights = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
-        known = weights | gone.keys()  # weights stay, even where a manifest calls them images
-        refs = _images_of(manifests, class_name)
+        known = weights | gone.keys()  # weights stay, whatever a manifest calls them
+        refs = _kept_of(manifests, class_name)
         new = {ref.sha256: ref.bytes for ref in refs if ref.sha256 not in known}
         if not new:
             break
@@ -64,7 +64,7 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
         manifests = read_all_manifests(store)  # a version that came meanwhile may name more
     return ForgetReport(
         class_name=class_name,
-        versions=tuple(one.version for one in manifests if _images_of([one], class_name)),
+        versions=tuple(one.version for one in manifests if _kept_of([one], class_name)),
         shards=tuple(gone),
         bytes=sum(gone.values()),
         other_classes=_others(manifests, gone.keys(), class_name),
@@ -91,21 +91,21 @@ def _check_known(manifests: list[Manifest], class_name: str) -> None:
         raise DataRejected(f"no version knows a class {class_name!r}")
 
 
-def _images_of(manifests: list[Manifest], class_name: str) -> list[ShardRef]:
+def _kept_of(manifests: list[Manifest], class_name: str) -> list[ShardRef]:
     return [
-        images.shard
+        entry.shard
         for manifest in manifests
-        for images in (*manifest.memory, *manifest.held_out)
-        if is_same(images.class_name, class_name)
+        for entry in manifest.kept_of_classes
+        if is_same(entry.class_name, class_name)
     ]
 
 
 def _others(manifests: list[Manifest], gone: Collection[str], class_name: str) -> tuple[str, ...]:
     """List the other classes that had the same images, and lose them too."""
     found = {
-        images.class_name
+        entry.class_name
         for manifest in manifests
-        for images in (*manifest.memory, *manifest.held_out)
-        if images.shard.sha256 in gone
+        for entry in manifest.kept_of_classes
+        if entry.shard.sha256 in gone
     }
     return tuple(sorted(name for name in found if not is_same(name, class_name)))

@@ -13,9 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model_store.network.backbone import (
+    BackboneAttention,
+    PoolingAttention,
+    Rotary,
+    activate,
+    standardise,
+)
 from model_store.network.gated import GatedAttention
 from model_store.network.layers import SpatialAttention, TaskAttention, start_linear
-from model_store.spec import NetworkSpec
+from model_store.spec import PLAIN, NetworkSpec
 
 POSITION_STD = 0.5  # of the order of an embedded patch: position counts from the first step
 TOKEN_STD = 0.02
@@ -55,7 +62,15 @@ class Block(nn.Module):
 
     def __init__(self, spec: NetworkSpec, *, index: int, layer: int) -> None:
         super().__init__()
-        width, expert = spec.width_of(index), spec.tasks[index].expert
+        width, expert = spec.width_of(index), spec.experts[index]
+        kind = PLAIN if index else spec.first
+        self.activation = kind.activation
+        self.hidden_norm = kind.hidden_norm
+        self.eps = spec.layer_norm_eps
+        # The mean of the patches is the one slice for which the last block computes every row.
+        self.all_rows = kind.pooling == "mean" and layer == spec.depth - 1
+        self.shown = 1 if self.all_rows else spec.positions
+        """The first rows, which younger experts read: not those of registers."""
         self.norm1 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
         self.attention: nn.Module = _attention(spec, index=index, layer=layer)
         self.norm2 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
@@ -63,7 +78,8 @@ class Block(nn.Module):
         self.widen: nn.Module
         self.narrow: nn.Module
         if index == 0:
-            self.widen = nn.Linear(width, width * spec.mlp_ratio)
+            gated = 2 if kind.activation == "swiglu" else 1
+            self.widen = nn.Linear(width, gated * width * spec.mlp_ratio)
             self.narrow = nn.Linear(width * spec.mlp_ratio, width)
         else:
             sources = spec.source_heads(index)
@@ -82,19 +98,35 @@ class Block(nn.Module):
 
     def attend(self, x_BPC: Tensor, *, queries: int | None = None) -> Tensor:
         """Compute the first half of the block, for all positions or only the first `queries`."""
-        read: Tensor = self.attention(self.norm1(x_BPC), queries=queries)
-        return x_BPC[:, :queries] + read
+        if isinstance(self.attention, PoolingAttention):  # the first row is the query
+            return self.attention.pool(x_BPC[:, :1], self.norm1(x_BPC[:, 1:]))
+        rows = None if self.all_rows else queries
+        read: Tensor = self.attention(self.norm1(x_BPC), queries=rows)
+        return x_BPC[:, :rows] + read
 
     def mix(self, s_BPC: Tensor, older: Sequence[BlockActivations]) -> Mixed:
         """Compute the second half of the block from the older experts' activations in it."""
         normed = self.norm2(s_BPC)
-        hidden = F.gelu(_read(self.widen, [*(one.normed for one in older), normed]))
+        widened = _read(self.widen, [*(one.normed for one in older), normed])
+        hidden = standardise(
+            activate(widened, self.activation), channels=self.hidden_norm, eps=self.eps
+        )
         out = s_BPC + _read(self.narrow, [*(one.hidden for one in older), hidden])
-        return Mixed(normed=normed, hidden=hidden, out=out)
+        return Mixed(normed=normed[:, : self.shown], hidden=hidden[:, : self.shown], out=out)
 
 
 def _attention(spec: NetworkSpec, *, index: int, layer: int) -> SpatialAttention:
-    width, heads = spec.width_of(index), spec.tasks[index].expert.attention_heads
+    width, heads = spec.width_of(index), spec.experts[index].attention_heads
+    if index == 0 and spec.first.pooling == "attention" and layer == spec.depth:
+        return PoolingAttention(width=width, heads=heads, bias=spec.qkv_bias)
+    if index == 0 and (spec.first.rotary or spec.first.qk_norm):
+        return BackboneAttention(
+            width=width,
+            heads=heads,
+            bias=spec.qkv_bias,
+            qk_norm=spec.first.qk_norm,
+            eps=spec.layer_norm_eps,
+        )
     if spec.attention == "plain" or layer == spec.depth:
         return SpatialAttention(width=width, heads=heads, bias=spec.qkv_bias)
     return GatedAttention(width=width, heads=heads, bias=spec.qkv_bias)
@@ -106,14 +138,19 @@ def _read(layer: nn.Module, sources: list[Tensor]) -> Tensor:
     return read
 
 
+def _rotary(spec: NetworkSpec) -> Rotary:
+    turned = spec.width_of(0) // spec.experts[0].attention_heads // 2
+    return Rotary(patches=spec.patches, turned=turned, before=1, after=spec.first.registers)
+
+
 class Expert(nn.Module):
     """The parameters added for one task."""
 
     def __init__(self, spec: NetworkSpec, *, index: int) -> None:
         super().__init__()
-        width = spec.width_of(index)
+        width, kind = spec.width_of(index), PLAIN if index else spec.first
         self.patch_embed = nn.Conv2d(3, width, spec.patch_size, stride=spec.patch_size)
-        self.position = nn.Parameter(torch.empty(spec.positions, width))
+        self.position = nn.Parameter(torch.empty(spec.positions_of(index), width))
         self.token = nn.Parameter(torch.empty(width))
         self.blocks = nn.ModuleList(
             self.make_block(spec, index=index, layer=layer) for layer in range(spec.depth)
@@ -121,7 +158,21 @@ class Expert(nn.Module):
         self.token_in_sequence = spec.token == "in-sequence"
         if not self.token_in_sequence:
             self.class_block = self.make_block(spec, index=index, layer=spec.depth)
-        self.norm = nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        self.registers = kind.registers
+        self.pooling = kind.pooling
+        self.pre_norm: nn.Module = (
+            nn.LayerNorm(width, eps=spec.layer_norm_eps) if kind.pre_norm else nn.Identity()
+        )
+        if kind.rotary:
+            self.rotary = _rotary(spec)
+            for module in self.modules():
+                if isinstance(module, BackboneAttention):
+                    module.turn_by(self.rotary)
+        self.norm: nn.Module = (
+            nn.Identity()
+            if kind.pooling == "attention"
+            else nn.LayerNorm(width, eps=spec.layer_norm_eps)
+        )
         self._learns_from: int | None = None
         nn.init.xavier_uniform_(self.patch_embed.weight.data.flatten(1))
         nn.init.trunc_normal_(self.position, std=POSITION_STD)
@@ -132,12 +183,24 @@ class Expert(nn.Module):
         return Block(spec, index=index, layer=layer)
 
     def embed(self, images_BCHW: Tensor) -> Tensor:
-        """Embed the patches and add their positions. A token in the sequence comes first."""
+        """Embed the patches and add their positions. A token in the sequence comes first, and
+        registers come last: their rows of `position` are all that they are."""
         grid: Tensor = self.patch_embed(images_BCHW)
         patches_BPC = grid.flatten(2).transpose(1, 2)
-        if self.token_in_sequence:
-            return self.with_token(patches_BPC) + self.position
-        return patches_BPC + self.position
+        rows = self.with_token(patches_BPC) if self.token_in_sequence else patches_BPC
+        if self.registers:
+            rows = F.pad(rows, (0, 0, 0, self.registers))
+        embedded: Tensor = self.pre_norm(rows + self.position)
+        return embedded
+
+    def pool(self, rows_BPC: Tensor) -> Tensor:
+        """Give the expert's slice of the token, [B, C], from the rows of its last block."""
+        if self.pooling == "mean":
+            patches_BPC = rows_BPC[:, 1 : rows_BPC.shape[1] - self.registers]
+            pooled: Tensor = self.norm(patches_BPC.mean(dim=1))
+        else:
+            pooled = self.norm(rows_BPC.squeeze(1))
+        return pooled
 
     def patch_block(self, layer: int) -> Block:
         block = self.blocks[layer]
@@ -171,4 +234,5 @@ class Expert(nn.Module):
         if self._learns_from is None:
             return list(self.parameters())
         blocks = self.blocks[self._learns_from :]
-        return [*blocks.parameters(), *self.norm.parameters()] if len(blocks) else []
+        after = [] if self.token_in_sequence else [*self.class_block.parameters()]
+        return [*blocks.parameters(), *after, *self.norm.parameters()] if len(blocks) else []

@@ -6,34 +6,51 @@ weights are counted. LayerNorm, softmax, GELU, additions and masked products are
 
 from __future__ import annotations
 
-from model_store.spec import NetworkSpec
+from model_store.spec import PLAIN, NetworkSpec
 
 
 def folded_flops(spec: NetworkSpec) -> int:
-    in_sequence = spec.token == "in-sequence"
-    positions, layers = spec.positions, spec.depth - in_sequence
+    layers = spec.depth - (spec.token == "in-sequence")
     total = 2 * len(spec.classes) * spec.token_width
-    for index in range(len(spec.tasks)):
-        width = spec.width_of(index)
-        linear = _task_attention(spec, index) if index else 4 * spec.mlp_ratio * width**2
+    for index in range(len(spec.experts)):
+        width, positions = spec.width_of(index), spec.positions_of(index)
+        linear = _task_attention(spec, index) if index else _linear_layers(spec)
         attention = 8 * positions * width**2 + 4 * positions**2 * width
         if spec.attention == "gated":
             attention += 2 * positions**2 * width
         total += 2 * spec.patches * 3 * spec.patch_size**2 * width
         total += layers * (attention + positions * linear)
-        total += _token_attention(spec, index) + linear
+        if index == 0 and spec.first.pooling == "mean":
+            total += attention + positions * linear
+        else:
+            total += _token_attention(spec, index) + linear
     return total
 
 
+def _linear_layers(spec: NetworkSpec) -> int:
+    """Count the linear layers of the first expert at one position; a gate is half of the first."""
+    products = 3 if spec.first.activation == "swiglu" else 2
+    return 2 * products * spec.mlp_ratio * spec.width_of(0) ** 2
+
+
 def _token_attention(spec: NetworkSpec, index: int) -> int:
-    """Count the token's attention, which reads the positions without projecting them."""
-    width, heads = spec.width_of(index), spec.tasks[index].expert.attention_heads
-    return 8 * width**2 + 4 * (spec.patches + 1) * heads * width
+    """Count the token's attention, which reads the positions without projecting them.
+
+    A backbone that turns its keys has to project them. One that pools has a constant query.
+    """
+    width, heads = spec.width_of(index), spec.experts[index].attention_heads
+    kind = PLAIN if index else spec.first
+    if kind.rotary or kind.qk_norm:
+        positions = spec.positions_of(index)
+        return 6 * positions * width**2 + 4 * positions * width + 2 * width**2
+    if kind.pooling == "attention":
+        return 6 * width**2 + 4 * spec.patches * heads * width
+    return 8 * width**2 + 4 * (spec.patches + 1 + kind.registers) * heads * width
 
 
 def _task_attention(spec: NetworkSpec, index: int) -> int:
     """Count the two linear layers of a block at one position."""
-    own, sources = spec.tasks[index].expert.heads, spec.source_heads(index)
+    own, sources = spec.experts[index].heads, spec.source_heads(index)
     narrow, wide = spec.head_width, spec.hidden_width
     scores = 2 * own * (narrow**2 + wide**2) + 2 * own * sources * (narrow + wide)
     widen = own * sources * narrow + 2 * own * sources * (narrow + 1) * wide

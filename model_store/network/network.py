@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model_store.network.expert import Block, BlockActivations, Expert, FrozenContext
-from model_store.spec import NetworkSpec, TaskSpec
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 
 HEAD_STD = 0.02
 
@@ -26,7 +26,7 @@ class Network(nn.Module):
         super().__init__()
         self.spec = spec
         self.experts = nn.ModuleList(
-            self.expert_type(spec, index=index) for index in range(len(spec.tasks))
+            self.expert_type(spec, index=index) for index in range(len(spec.experts))
         )
         self.heads = nn.ModuleList(
             _task_head(spec.token_width, len(task.classes)) for task in spec.tasks
@@ -44,15 +44,25 @@ class Network(nn.Module):
         return network
 
     def expand(self, task: TaskSpec) -> None:
-        """Add an expert and a task head. Freeze the older experts; no old logit changes."""
-        spec = self.spec.expand(task)
+        """Add a task head, and an expert if the task has one. Freeze the older experts; no old
+        logit changes."""
+        where = next(self.parameters(), torch.empty(0)).device
+        self._grow(self.spec.expand(task))
+        self.heads.append(_task_head(self.spec.token_width, len(task.classes)).to(where))
+
+    def deepen(self, expert: ExpertSpec) -> None:
+        """Add an expert to the newest task, which has none. Freeze the older experts; no logit
+        changes."""
+        self._grow(self.spec.deepen(expert))
+
+    def _grow(self, spec: NetworkSpec) -> None:
+        where = next(self.parameters(), torch.empty(0)).device
         for expert in self._experts():
             expert.freeze()
-        where = next(self.parameters(), torch.empty(0)).device
         heads = [_widened(head, to=spec.token_width) for head in _linears(self.heads)]
         self.heads = nn.ModuleList(heads)
-        self.experts.append(self.expert_type(spec, index=len(spec.tasks) - 1).to(where))
-        self.heads.append(_task_head(spec.token_width, len(task.classes)).to(where))
+        if len(spec.experts) > len(self.experts):
+            self.experts.append(self.expert_type(spec, index=len(self.experts)).to(where))
         self.spec = spec
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
@@ -79,7 +89,7 @@ class Network(nn.Module):
         blocks = [expert.last_block for expert in experts]
         attended = self.attend_all(blocks, states, queries=1)
         tokens = _mix_all(blocks, attended, _older_in(frozen, -1))
-        slices = [expert.norm(x.squeeze(1)) for expert, x in zip(experts, tokens, strict=True)]
+        slices = [expert.pool(x) for expert, x in zip(experts, tokens, strict=True)]
         return slices if frozen is None else [frozen.token_BC, *slices]
 
     def attend_all(
@@ -100,13 +110,22 @@ class Network(nn.Module):
         )
 
     def auxiliary_head(self) -> nn.Linear:
-        """Create a head for training: "an older class", then the newest task's classes."""
-        newest = self.spec.tasks[-1]
-        return _task_head(self.spec.token_width, 1 + len(newest.classes)).to(self.device)
+        """Create a head for training: "an older class", then the newest expert's classes."""
+        newest = self.spec.classes_of_newest_expert
+        return _task_head(self.spec.token_width, 1 + len(newest)).to(self.device)
+
+    def begin_heads_of_newest(self) -> None:
+        """Replace the heads of the newest expert's tasks by heads that know nothing yet."""
+        tasks = self.spec.tasks_of_newest_expert
+        for task, place in zip(reversed(tasks), range(len(self.heads) - 1, -1, -1), strict=False):
+            head = _task_head(self.spec.token_width, len(task.classes))
+            self.heads[place] = head.to(self.device)
 
     def learnable(self) -> list[nn.Parameter]:
-        """List the parameters that learning a task may change: newest expert and all heads."""
-        return [*self.newest.learnable(), *self.heads.parameters()]
+        """List the parameters that learning a task may change: its expert, if it has one, and all
+        heads."""
+        expert = self.newest.learnable() if self.spec.tasks[-1].expert else []
+        return [*expert, *self.heads.parameters()]
 
     def tunable(self) -> list[nn.Parameter]:
         """List the parameters of balanced tuning: newest token, its last block, and all heads."""

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import onnx
 
-from model_store.codec import load_network
+from model_store.codec import load_doubt, load_network
 from model_store.errors import WriteFailed
+from model_store.inference.doubt import none_of_these
 from model_store.onnx.model import OnnxPrecision, onnx_model, weights_of
 from model_store.onnx.weights import DataFile, pack
 from model_store.records.manifest import Manifest
+from model_store.records.quality import Unknown
 from model_store.store.store import Store
 
 
@@ -42,7 +44,11 @@ def export_onnx(
     A file is either complete or absent. The hash of an existing data file is checked.
     """
     manifest = store.manifest(version)
-    weights = weights_of(load_network(store.read_shard, manifest), precision=precision)
+    weights = weights_of(
+        load_network(store.read_shard, manifest),
+        precision=precision,
+        doubt=load_doubt(store.read_shard, manifest),
+    )
     files = {part: pack(arrays) for part, arrays in weights.parts.items()}
     model = onnx_model(
         weights,
@@ -104,4 +110,14 @@ def _metadata(manifest: Manifest) -> dict[str, str]:
         "classes": json.dumps(manifest.classes, ensure_ascii=False),
         "preprocessing": manifest.preprocessing.model_dump_json(),
         "temperature": repr(manifest.calibration.temperature),
+        **_unknown(manifest.unknown),
     }
+
+
+def _unknown(unknown: Unknown | None) -> dict[str, str]:
+    """Tell the rule for unknown images by what the graph gives: `unknown_score` or the logits."""
+    if unknown is None:
+        return {}
+    if unknown.score == "log-odds":
+        return {"unknown_above": repr(none_of_these(unknown.threshold))}
+    return {"unknown_below": repr(unknown.threshold)}

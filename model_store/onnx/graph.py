@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from model_store.inference.doubt import LEAST_NORM
+from model_store.onnx.backbone_nodes import activated, standardised, turned
 from model_store.onnx.matmul_nodes import product
 from model_store.onnx.mixing import Mixing
 from model_store.onnx.writer import Writer
-from model_store.spec import ExpertRun, NetworkSpec
+from model_store.spec import PLAIN, ExpertRun, NetworkSpec
 
 
 class GraphOf:
@@ -26,6 +28,19 @@ class GraphOf:
     def logits(self, token_BC: str) -> str:
         product_BY = self._w.op("MatMul", token_BC, "heads.weight")
         return self._w.op("Add", product_BY, "heads.bias")
+
+    def unknown_score(self, token_BC: str) -> str:
+        """Compute the probability of none of the classes, as `inference.doubt.Doubt` does: [B]."""
+        w, last = self._w, self._w.integers(1)
+        slice_BW = w.first(token_BC, end=self._spec.doubt_width, axis=1)
+        moved_BW = w.op("Sub", slice_BW, "doubt.shift")
+        length_B1 = w.op("ReduceL2", moved_BW, last, keepdims=1)
+        unit_BW = w.op("Div", moved_BW, w.op("Max", length_B1, w.number(LEAST_NORM)))
+        z_BW = w.op("Add", w.op("MatMul", unit_BW, "doubt.project"), "doubt.bias")
+        like_BY = w.op("Add", w.op("MatMul", z_BW, "doubt.prototypes"), "doubt.offsets")
+        nearest_B = w.op("ReduceMax", like_BY, last, keepdims=0)
+        away_B = w.op("Mul", w.op("ReduceSumSquare", z_BW, last, keepdims=0), w.number(0.5))
+        return w.op("Sigmoid", w.op("Sub", away_B, nearest_B))
 
     def token(self) -> str:
         """Compute the token: the slices of all experts, oldest first."""
@@ -43,9 +58,28 @@ class GraphOf:
                 for run, x in zip(self._runs, rows, strict=True)
             ]
             rows = self._mix(attended, f"blocks.{layer}")
-        tokens = [self._attend_first(run, x) for run, x in zip(self._runs, rows, strict=True)]
+        tokens = [self._attend_last(run, x) for run, x in zip(self._runs, rows, strict=True)]
         rows = self._mix(tokens, "blocks.last")
+        rows[0] = self._pooled(rows[0])
         return [self._slices(run, x) for run, x in zip(self._runs, rows, strict=True)]
+
+    def _attend_last(self, run: ExpertRun, x: str) -> str:
+        """Attend from the token; from all that a backbone pools."""
+        kind = self._spec.first if run.is_first else PLAIN
+        if kind.pooling == "attention":
+            return self._attend_pooled(run, x)
+        if kind.rotary or kind.qk_norm or kind.pooling == "mean":
+            return self._attend(run, x, "blocks.last", token=kind.pooling == "token")
+        return self._attend_first(run, x)
+
+    def _pooled(self, x: str) -> str:
+        """Give what the last norm of the first expert reads: the mean of patches, or its row."""
+        w, spec = self._w, self._spec
+        if spec.first.pooling != "mean":
+            return x
+        rows = w.reshape(x, -1, spec.positions_of(0), spec.width_of(0))
+        ends = (w.integers(one) for one in (1, spec.positions, 1))
+        return w.op("ReduceMean", w.op("Slice", rows, *ends), w.integers(1), keepdims=0)
 
     def _weight(self, run: ExpertRun, name: str, *, row: bool = False) -> str:
         """Stack the weights of all experts of a run along a new first axis.
@@ -82,23 +116,38 @@ class GraphOf:
         experts = [] if run.is_first else [len(run.experts)]
         embedded = w.op("MatMul", patches_NI, self._weight(run, "embed"))
         x = w.reshape(embedded, *experts, -1, spec.patches, run.width)
+        registers = spec.first.registers if run.is_first else 0
         if spec.token == "in-sequence":
-            pads = w.integers(1, 0)
+            pads = w.integers(1, registers)
             x = w.op("Pad", x, pads, "", w.integers(len(experts) + 1))
-        return self._rows(
+        x = self._rows(
             run, w.op("Add", x, self._weight(run, "position", row=True)), width=run.width
         )
+        if run.is_first and spec.first.pre_norm:
+            return self._normed(run, x, "pre_norm")
+        return x
 
-    def _attend(self, run: ExpertRun, x: str, block: str) -> str:
+    def _attend(self, run: ExpertRun, x: str, block: str, *, token: bool = False) -> str:
+        """Attend from all positions, or from the `token` alone."""
         w, heads = self._w, run.attention_heads
+        positions = self._spec.positions_of(run.experts[0])
         name = f"{block}.attention"
         normed = w.normalised(x, width=run.width, eps=self._spec.layer_norm_eps)
         qkv = self._linear(run, normed, f"{name}.qkv")
-        split = w.reshape(qkv, -1, self._spec.positions, 3, heads, run.width // heads)
+        split = w.reshape(qkv, -1, positions, 3, heads, run.width // heads)
         by_part = w.transpose(split, 2, 0, 3, 1, 4)
         q, k, v = (
             w.op("Squeeze", part, w.integers(0)) for part in w.split(by_part, parts=3, axis=0)
         )
+        if run.is_first:
+            eps = self._spec.layer_norm_eps
+            q, k = (
+                turned(w, one, f"experts.0.{name}.{part}_norm", eps=eps)
+                for one, part in ((q, "q"), (k, "k"))
+            )
+        if token:
+            q = w.first(q, end=1, axis=2)
+            x = self._first_rows(x, width=run.width, of=positions, rows=1)
         scores = w.op("MatMul", q, w.transpose(k, 0, 1, 3, 2))
         weights = w.op("Softmax", scores, axis=-1)
         if self._spec.attention == "gated":
@@ -106,6 +155,13 @@ class GraphOf:
         mixed = w.op("MatMul", weights, v)
         rows = self._rows(run, w.transpose(mixed, 0, 2, 1, 3), width=run.width)
         return w.op("Add", x, self._linear(run, rows, f"{name}.out"))
+
+    def _first_rows(self, x: str, *, width: int, of: int, rows: int) -> str:
+        """Keep the first `rows` of each image's rows in [N, width]."""
+        if of == rows:
+            return x
+        by_image = self._w.reshape(x, -1, of, width)
+        return self._w.reshape(self._w.first(by_image, end=rows, axis=1), -1, width)
 
     def _with_places(self, run: ExpertRun, weights: str, name: str) -> str:
         """Mix attention weights with those that the places alone give."""
@@ -120,8 +176,7 @@ class GraphOf:
         """Attend from the first position alone, as `inference.attention.attend_first` does."""
         w, spec, name = self._w, self._spec, "blocks.last.attention"
         experts, heads, width = len(run.experts), run.attention_heads, run.width
-        by_head = (experts, heads, -1)
-        x_SBPC = w.reshape(x, experts, -1, spec.positions, width)
+        x_SBPC = w.reshape(x, experts, -1, spec.positions_of(run.experts[0]), width)
         if spec.token == "class-attention":
             x_SBPC = self._with_token(run, x_SBPC)
         normed_SBPC = w.normalised(x_SBPC, width=width, eps=spec.layer_norm_eps)
@@ -129,6 +184,25 @@ class GraphOf:
         query = w.reshape(
             self._linear(run, own, f"{name}.query"), experts, -1, heads, width // heads
         )
+        out = self._read_by(run, query, normed_SBPC)
+        return w.op("Add", self._first_position(run, x_SBPC), out)
+
+    def _attend_pooled(self, run: ExpertRun, x: str) -> str:
+        """Answer the same query for all images, as `inference.attention.attend_pooled` does."""
+        w, spec = self._w, self._spec
+        heads, width = run.attention_heads, run.width
+        x_SBPC = w.reshape(x, 1, -1, spec.patches, width)
+        normed_SBPC = w.normalised(x_SBPC, width=width, eps=spec.layer_norm_eps)
+        images = w.op("Shape", "images", start=0, end=1)
+        rows = w.op("Concat", images, w.integers(width), axis=0)
+        query = w.op("Expand", self._weight(run, "blocks.last.attention.query.bias"), rows)
+        return self._read_by(run, w.reshape(query, 1, -1, heads, width // heads), normed_SBPC)
+
+    def _read_by(self, run: ExpertRun, query: str, normed_SBPC: str) -> str:
+        """Read the positions by one query an image, and project what is read: rows."""
+        w, name = self._w, "blocks.last.attention"
+        experts, heads, width = len(run.experts), run.attention_heads, run.width
+        by_head = (experts, heads, -1)
         query = w.reshape(w.transpose(query, 0, 2, 1, 3), experts * heads, -1, width // heads)
         projected = w.reshape(
             w.op("MatMul", query, self._by_head(run, f"{name}.key")), *by_head, width
@@ -140,8 +214,7 @@ class GraphOf:
         read = w.reshape(w.transpose(read, 0, 2, 1, 3), experts * heads, -1, width)
         mixed = w.op("MatMul", read, self._by_head(run, f"{name}.value"))
         mixed = w.transpose(w.reshape(mixed, *by_head, width // heads), 0, 2, 1, 3)
-        out = self._linear(run, self._rows(run, mixed, width=width), f"{name}.out")
-        return w.op("Add", self._first_position(run, x_SBPC), out)
+        return self._linear(run, self._rows(run, mixed, width=width), f"{name}.out")
 
     def _by_head(self, run: ExpertRun, name: str) -> str:
         return self._w.join([f"experts.{index}.{name}" for index in run.experts], axis=0)
@@ -157,6 +230,8 @@ class GraphOf:
         return w.op("Concat", w.op("Expand", token, shape), x_SBPC, axis=2)
 
     def _slices(self, run: ExpertRun, x: str) -> str:
+        if run.is_first and self._spec.first.pooling == "attention":
+            return x
         normed = self._normed(run, x, "norm")
         if run.is_first:
             return normed
@@ -169,15 +244,38 @@ class GraphOf:
         scaled = self._w.op("Mul", normed, self._weight(run, f"{name}.weight", row=True))
         return self._w.op("Add", scaled, self._weight(run, f"{name}.bias", row=True))
 
+    def _shown(self, normed: str, hidden: str, block: str) -> tuple[str, str]:
+        """Keep the rows of a backbone that younger experts read."""
+        spec, last, width = self._spec, block == "blocks.last", self._spec.width_of(0)
+        if last and spec.first.pooling != "mean":
+            return normed, hidden
+        of, rows = spec.positions_of(0), 1 if last else spec.positions
+        wide = width * spec.mlp_ratio
+        return (
+            self._first_rows(normed, width=width, of=of, rows=rows),
+            self._first_rows(hidden, width=wide, of=of, rows=rows),
+        )
+
     def _mix(self, rows: Sequence[str], block: str) -> list[str]:
         """Add the second half of a block to the rows: all experts widen, then all narrow."""
         w, spec, (first, *later) = self._w, self._spec, self._runs
         normed = [
             self._normed(run, x, f"{block}.norm") for run, x in zip(self._runs, rows, strict=True)
         ]
-        hidden_first = w.op("Gelu", self._linear(first, normed[0], f"{block}.widen"))
+        hidden_first = activated(
+            w, self._linear(first, normed[0], f"{block}.widen"), spec.first.activation
+        )
+        if spec.first.hidden_norm:
+            hidden_first = standardised(
+                w,
+                hidden_first,
+                channels=spec.first.hidden_norm,
+                of=spec.width_of(0) * spec.mlp_ratio,
+                eps=spec.layer_norm_eps,
+            )
         narrowed = self._linear(first, hidden_first, f"{block}.narrow")
         out = [w.op("Add", rows[0], narrowed)]
+        normed[0], hidden_first = self._shown(normed[0], hidden_first, block)
         narrow_sources, wide_sources = [normed[0]], [hidden_first]
         for run, x, own in zip(later, rows[1:], normed[1:], strict=True):
             mixing = Mixing(w, spec, run, self._weight)

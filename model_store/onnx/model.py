@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from model_store.inference.doubt import Doubt
 from model_store.inference.fold import fold_expert
 from model_store.network.network import Network
 from model_store.onnx.graph import GraphOf
@@ -21,14 +22,15 @@ from model_store.spec import NetworkSpec
 
 OPSET = 20  # the first with Gelu
 IR_VERSION = 10  # readable by runtimes since 2024
-HEADS = "heads"
+HEADS, DOUBT = "heads", "doubt"
+UNKNOWN_SCORE = "unknown_score"
 
 OnnxPrecision = Literal["fp32", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The arrays of a version by part: `experts.0`, `experts.1` … and `heads`.
+    """The arrays of a version by part: `experts.0`, `experts.1` …, `heads` and perhaps `doubt`.
 
     Without `heads` they are a lineage, whose graph computes the token.
     """
@@ -49,8 +51,10 @@ class Weights:
         }
 
 
-def weights_of(network: Network, *, precision: OnnxPrecision = "fp32") -> Weights:
-    """Fold a network into arrays."""
+def weights_of(
+    network: Network, *, precision: OnnxPrecision = "fp32", doubt: Doubt | None = None
+) -> Weights:
+    """Fold a network into arrays. `doubt`: that of the classes that are answered."""
     spec = network.spec
     parts = {
         f"experts.{index}": arrays_of_expert(
@@ -59,7 +63,8 @@ def weights_of(network: Network, *, precision: OnnxPrecision = "fp32") -> Weight
         for index, expert in enumerate(network.experts)
     }
     heads = arrays_of_heads(network.heads.state_dict(), spec=spec)
-    return Weights(spec=spec, parts={**parts, HEADS: heads})
+    of_doubt = {} if doubt is None else {DOUBT: doubt.arrays()}
+    return Weights(spec=spec, parts={**parts, HEADS: heads, **of_doubt})
 
 
 def arrays_of_expert(
@@ -92,7 +97,8 @@ def onnx_model(
 ) -> onnx.ModelProto:
     """Build the graph, with every weight in the file of its part.
 
-    With `places` the graph gives only those logits, in that order.
+    With `places` the graph gives only those logits, in that order. With a doubt, which is that of
+    those classes, it has a second output: the probability of none of them.
     """
     writer = Writer()
     for part, arrays in weights.parts.items():
@@ -100,18 +106,24 @@ def onnx_model(
             file = files[part]
             writer.declare(f"{part}.{name}", array, location=file.name, offset=file.offsets[name])
     spec, nodes = weights.spec, GraphOf(writer, weights.spec)
-    given, width = nodes.token(), spec.token_width
+    token, width = nodes.token(), spec.token_width
+    given = token
     if weights.output == "logits":
-        given, width = nodes.logits(given), len(spec.classes)
+        given, width = nodes.logits(token), len(spec.classes)
         if places is not None and len(places) < width:
             given, width = writer.op("Gather", given, writer.integers(*places), axis=1), len(places)
     writer.nodes.append(helper.make_node("Identity", [given], [weights.output]))
+    outputs = [helper.make_tensor_value_info(weights.output, TensorProto.FLOAT, ["batch", width])]
+    if DOUBT in weights.parts:
+        score = nodes.unknown_score(token)
+        writer.nodes.append(helper.make_node("Identity", [score], [UNKNOWN_SCORE]))
+        outputs.append(helper.make_tensor_value_info(UNKNOWN_SCORE, TensorProto.FLOAT, ["batch"]))
     size = spec.image_size
     graph = helper.make_graph(
         writer.nodes,
         "dne",
         [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, size, size])],
-        [helper.make_tensor_value_info(weights.output, TensorProto.FLOAT, ["batch", width])],
+        outputs,
         writer.initializers,
     )
     model = helper.make_model(

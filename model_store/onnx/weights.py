@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model_store.inference.fold import (
+    QK_NORMS,
     FoldedAttention,
+    FoldedBackbone,
     FoldedBlock,
     FoldedExpert,
     FoldedLinear,
     FoldedPlaces,
     FoldedTaskAttention,
 )
-from model_store.spec import Token
+from model_store.spec import Pooling, Token
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -63,8 +65,9 @@ def classifier_arrays(weight_YC: Tensor, bias_Y: Tensor) -> Arrays:
 def expert_arrays(expert: FoldedExpert, *, before: int, token: Token) -> Arrays:
     """Name the arrays of an expert. `before` counts the heads before its run; 0 for the first."""
     arrays = dict(_expert(expert, before=before))
-    if token == "in-sequence":
-        del arrays["token"]  # `position` includes it
+    pooled = expert.edges.norm_weight_C is None
+    if token == "in-sequence" or pooled:
+        del arrays["token"]  # `position` includes it, or the constant query does
     return arrays
 
 
@@ -73,13 +76,33 @@ def _expert(expert: FoldedExpert, *, before: int) -> Iterator[tuple[str, Array]]
     yield "embed", _array(edges.embed_IC)
     yield "position", _array(edges.position_PC)
     yield "token", _array(edges.token_C)
-    yield "norm.weight", _array(edges.norm_weight_C)
-    yield "norm.bias", _array(edges.norm_bias_C)
+    if edges.norm_weight_C is not None and edges.norm_bias_C is not None:
+        yield "norm.weight", _array(edges.norm_weight_C)
+        yield "norm.bias", _array(edges.norm_bias_C)
+    if edges.backbone is not None:
+        yield from _backbone(edges.backbone)
     *others, last = expert.blocks
     for number, block in enumerate(others):
         yield from _block(block, f"blocks.{number}", before, _attention(block.attention))
-    reading = _last_attention(last.attention, heads=expert.attention_heads)
+    if last.attention.turned is not None or _pooling(expert) == "mean":
+        reading = _attention(last.attention)
+    else:
+        reading = _last_attention(last.attention, heads=expert.attention_heads)
+    if _pooling(expert) == "attention":
+        del reading["query.weight"]  # the query is the same for all images
     yield from _block(last, "blocks.last", before, reading)
+
+
+def _pooling(expert: FoldedExpert) -> Pooling:
+    backbone = expert.edges.backbone
+    return "token" if backbone is None else backbone.kind.pooling
+
+
+def _backbone(backbone: FoldedBackbone) -> Iterator[tuple[str, Array]]:
+    names = ("pre_norm.weight", "pre_norm.bias"), ("turn.cos", "turn.sin")
+    for parts, tensors in zip(names, (backbone.pre_norm, backbone.turns), strict=True):
+        for name, tensor in zip(parts, tensors, strict=False):
+            yield name, _array(tensor)
 
 
 def _block(
@@ -94,15 +117,19 @@ def _block(
             yield f"{name}.{part}.{inner}", array
 
 
-def _attention(attention: FoldedAttention) -> Arrays:
+def _attention(attention: FoldedAttention) -> dict[str, Array]:
     # Only queries have a bias. Zeros for the rest make product and sum one operation.
-    none = torch.zeros(2 * len(attention.query_bias_C), dtype=attention.query_bias_C.dtype)
+    none = torch.zeros_like(attention.query_bias_C)
+    turned = attention.turned
+    keys = none if turned is None else turned.key_bias_C
+    norms = () if turned is None else turned.norms
     return {
         "qkv.weight": _array(attention.qkv_CX),
-        "qkv.bias": _array(torch.cat((attention.query_bias_C, none))),
+        "qkv.bias": _array(torch.cat((attention.query_bias_C, keys, none))),
         "out.weight": _array(attention.out_CC),
         "out.bias": _array(attention.out_bias_C),
         **_places(attention.places),
+        **{name: _array(norm) for name, norm in zip(QK_NORMS, norms, strict=False)},
     }
 
 
@@ -113,7 +140,7 @@ def _places(places: FoldedPlaces | None) -> Arrays:
     return {"places": _array(places.weights_HPP), "content": _array(content_H11)}
 
 
-def _last_attention(attention: FoldedAttention, *, heads: int) -> Arrays:
+def _last_attention(attention: FoldedAttention, *, heads: int) -> dict[str, Array]:
     """Split keys [heads, width, C] and values [heads, C, width], for attention of one query."""
     query_CC, key_CC, value_CC = attention.qkv_CX.chunk(3, dim=1)
     by_head = (len(query_CC), heads, -1)

@@ -69,6 +69,9 @@ class Writer:
     def integers(self, *values: int) -> str:
         return self.constant(np.asarray(values, dtype=np.int64))
 
+    def number(self, value: float) -> str:
+        return self.constant(np.asarray([value], dtype=np.float32))
+
     def reshape(self, value: str, *shape: int) -> str:
         return self.op("Reshape", value, self.integers(*shape))
 

@@ -54,7 +54,9 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         ],
         "classes": list(manifest.classes),
         "retired": list(manifest.retired),
+        "parents": dict(manifest.hierarchy.parents) if manifest.hierarchy else {},
         "extended": list(manifest.extended),
+        "deepened": list(manifest.deepened),
         "shards": _shards(manifest.shards),
         "metrics": manifest.metrics.model_dump(mode="json", by_alias=True),
         "verdict": verdict(manifest),
@@ -94,6 +96,8 @@ def gate_of(manifest: Manifest) -> Verdict:
 
 def change(manifest: Manifest, parent: Draft | None) -> str:
     """Say in one line how a version differs from its parent."""
+    if manifest.deepened:
+        return f"learnt an expert for {_some(manifest.deepened)}"
     if manifest.extended:
         return f"extended {_some(manifest.extended)} with more images"
     if parent is None and manifest.parent is not None and manifest.metrics.gate is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import cached_property, lru_cache
 from typing import Annotated, Any, Literal, Protocol, Self
 
@@ -10,14 +11,25 @@ from pydantic import Field, model_validator
 
 from model_store.errors import RecordInvalid, SpecInvalid
 from model_store.records.fields import Count, Record, Sha256, Text, Timestamp, Transaction, Version
+from model_store.records.hierarchy import Hierarchy
 from model_store.records.quality import Accuracy as Accuracy
 from model_store.records.quality import Calibration as Calibration
 from model_store.records.quality import Metrics as Metrics
 from model_store.records.quality import Unknown as Unknown
 from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal_record
-from model_store.spec import MAX_TASKS, Attention, ExpertSpec, NetworkSpec, TaskSpec, Token
+from model_store.spec import (
+    MAX_TASKS,
+    Activation,
+    Attention,
+    Backbone,
+    ExpertSpec,
+    NetworkSpec,
+    Pooling,
+    TaskSpec,
+    Token,
+)
 
-ShardKind = Literal["expert", "classifier", "memory", "held-out"]
+ShardKind = Literal["expert", "classifier", "doubt", "memory", "held-out", "statistics"]
 Scalar = str | int | float | bool | None
 
 KEPT_MANIFESTS = 32
@@ -50,6 +62,18 @@ class Preprocessing(Record):
     ] = (0.5, 0.5, 0.5)
 
 
+class BackboneRecord(Record):
+    """The ways in which a pre-trained first expert differs from the plain one."""
+
+    registers: int
+    rotary: bool
+    activation: Activation
+    pre_norm: bool
+    qk_norm: bool
+    hidden_norm: int
+    pooling: Pooling
+
+
 class Geometry(Record):
     """The part of a `NetworkSpec` that the first task fixes."""
 
@@ -63,6 +87,10 @@ class Geometry(Record):
     token: Token
     attention: Annotated[Attention, Field(exclude_if=lambda kind: kind == "plain")] = "plain"
     """Left out where it is plain: manifests that are older than the member keep their bytes."""
+    backbone: Annotated[
+        BackboneRecord | None, Field(exclude_if=lambda backbone: backbone is None)
+    ] = None
+    """Left out where the first expert is a plain transformer."""
 
 
 class TaskRecord(Record):
@@ -71,10 +99,19 @@ class TaskRecord(Record):
     name: str
     classes: tuple[str, ...]
     heads: int
-    attention_heads: Annotated[int, Field(ge=1)]
+    attention_heads: Annotated[int, Field(ge=0)]
     """The heads of the expert's own attention."""
-    expert: ShardRef
+    expert: ShardRef | None
+    """None, with 0 heads: the task has a head only, which reads the experts that were there."""
     training: dict[str, Scalar] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _heads_of_an_expert(self) -> Self:
+        if self.expert is None and (self.heads, self.attention_heads) != (0, 0):
+            raise ValueError(f"task {self.name!r} has heads and no expert")
+        if self.expert is not None and not (self.heads and self.attention_heads):
+            raise ValueError(f"task {self.name!r} has an expert without heads")
+        return self
 
 
 class ClassImages(Record):
@@ -83,6 +120,14 @@ class ClassImages(Record):
     class_name: str = Field(alias="class")
     shard: ShardRef
     count: Count
+
+
+class ClassTokens(Record):
+    """Statistics of the tokens of `count` images of one class."""
+
+    class_name: str = Field(alias="class")
+    shard: ShardRef
+    count: Annotated[Count, Field(ge=1)]
 
 
 class Draft(Record):
@@ -96,12 +141,24 @@ class Draft(Record):
     preprocessing: Preprocessing
     tasks: Annotated[tuple[TaskRecord, ...], Field(min_length=1, max_length=MAX_TASKS)]
     classifier: ShardRef
+    doubt: Annotated[ShardRef | None, Field(exclude_if=lambda ref: ref is None)] = None
+    """The score `log-odds` of `unknown`. Left out where there is none: manifests that are older
+    than the member keep their bytes."""
     memory: tuple[ClassImages, ...] = ()
     held_out: tuple[ClassImages, ...] = ()
+    statistics: Annotated[
+        tuple[ClassTokens, ...], Field(exclude_if=lambda entries: not entries)
+    ] = ()
+    """Left out where there are none: manifests that are older than the member keep their bytes."""
     retired: tuple[str, ...] = ()
     """Classes that are never answered any more. They keep their places among the logits."""
     extended: tuple[str, ...] = ()
     """Classes that got more images in this version, which then has no new task."""
+    deepened: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
+    """Tasks that an expert was learnt for in this version, which then has no new task. Left out
+    where there are none: manifests that are older than the member keep their bytes."""
+    hierarchy: Annotated[Hierarchy | None, Field(exclude_if=lambda one: one is None)] = None
+    """The groups above the classes. Left out where there are none, as in older manifests."""
     calibration: Calibration = Calibration()
     unknown: Unknown | None = None
     metrics: Metrics = Metrics()
@@ -118,24 +175,32 @@ class Draft(Record):
             raise ValueError(str(error)) from error
         if self.preprocessing.image_size != self.network.image_size:
             raise ValueError("preprocessing and network disagree on the image size")
-        for what, images in (("memory", self.memory), ("held-out", self.held_out)):
-            names = [entry.class_name for entry in images]
+        for what, entries in self._by_kind:
+            names = [entry.class_name for entry in entries]
             if len(set(names)) != len(names) or not set(names) <= set(spec.classes):
                 raise ValueError(f"the classes of {what} are not distinct classes of the tasks")
             if not set(names).isdisjoint(self.retired):
                 raise ValueError(f"a class of {what} is retired")
-            if any(entry.shard.kind != what for entry in images):
+            if any(entry.shard.kind != what for entry in entries):
                 raise ValueError(f"a shard of {what} has another kind")
         retired = set(self.retired)
         if self.retired != tuple(name for name in spec.classes if name in retired):
             raise ValueError("the retired classes are not classes of the tasks, in their order")
         if len(retired) == len(spec.classes):
             raise ValueError("all classes are retired")
-        kinds = {task.expert.kind for task in self.tasks} | {self.classifier.kind}
+        kinds = {ref.kind for ref in self.experts} | {self.classifier.kind}
         if kinds != {"expert", "classifier"} or self.classifier.kind != "classifier":
             raise ValueError("an expert or classifier shard has another kind")
-        if len({task.expert.sha256 for task in self.tasks}) != len(self.tasks):
+        if self.doubt is not None and self.doubt.kind != "doubt":
+            raise ValueError("the doubt shard has another kind")
+        by_token = self.unknown is not None and self.unknown.score == "log-odds"
+        if by_token != (self.doubt is not None):
+            raise ValueError("the score log-odds and a doubt shard go together")
+        if len({ref.sha256 for ref in self.experts}) != len(self.experts):
             raise ValueError("two tasks name the same expert shard")
+        self._check_deepened()
+        if self.hierarchy is not None:
+            self.hierarchy.check_names(spec.classes)
         if len(set(self.extended)) != len(self.extended) or not set(self.extended) <= set(
             spec.classes
         ):
@@ -144,10 +209,36 @@ class Draft(Record):
             raise ValueError("a first version extends nothing")
         return self
 
+    def _check_deepened(self) -> None:
+        """The tasks that an expert was learnt for are the newest ones, and the last has it."""
+        if not self.deepened:
+            return
+        if self.extended or self.parent is None:
+            raise ValueError("a version that deepens tasks has a parent, and extends no class")
+        newest = self.tasks[-len(self.deepened) :]
+        if self.deepened != tuple(task.name for task in newest):
+            raise ValueError("the deepened tasks are not the newest ones, in their order")
+        if [task.expert is not None for task in newest] != [False] * (len(newest) - 1) + [True]:
+            raise ValueError("of the deepened tasks, the last one and no other has the expert")
+
+    @property
+    def _by_kind(self) -> tuple[tuple[ShardKind, tuple[ClassImages | ClassTokens, ...]], ...]:
+        return (
+            ("memory", self.memory),
+            ("held-out", self.held_out),
+            ("statistics", self.statistics),
+        )
+
+    @property
+    def kept_of_classes(self) -> tuple[ClassImages | ClassTokens, ...]:
+        """Everything that is kept of single classes, and that can be forgotten with a class."""
+        return tuple(entry for _, entries in self._by_kind for entry in entries)
+
     @cached_property
     def spec(self) -> NetworkSpec:
         shapes = tuple(
-            (task.name, task.classes, task.heads, task.attention_heads) for task in self.tasks
+            (task.name, task.classes, task.heads, task.attention_heads, task.expert is not None)
+            for task in self.tasks
         )
         return _spec_of(self.network, shapes)
 
@@ -170,12 +261,19 @@ class Draft(Record):
     @property
     def new_classes(self) -> tuple[str, ...]:
         """The classes that this version added; none if it extends classes that were there."""
-        return () if self.extended else self.tasks[-1].classes
+        return () if self.extended or self.deepened else self.tasks[-1].classes
+
+    @property
+    def experts(self) -> tuple[ShardRef, ...]:
+        """The shards of the experts, oldest first."""
+        return tuple(task.expert for task in self.tasks if task.expert is not None)
 
     @property
     def model_shards(self) -> tuple[ShardRef, ...]:
-        """The shards that a server reads: experts, oldest first, then the classifier."""
-        return (*(task.expert for task in self.tasks), self.classifier)
+        """The shards that a server reads: experts, oldest first, then the classifier and, where
+        there is one, the doubt shard."""
+        doubt = () if self.doubt is None else (self.doubt,)
+        return (*self.experts, self.classifier, *doubt)
 
     @property
     def image_shards(self) -> tuple[ShardRef, ...]:
@@ -183,23 +281,26 @@ class Draft(Record):
 
     @property
     def shards(self) -> tuple[ShardRef, ...]:
-        return (*self.model_shards, *self.image_shards)
+        return (*self.model_shards, *(entry.shard for entry in self.kept_of_classes))
 
 
 @lru_cache(maxsize=KEPT_SPECS)
 def _spec_of(
-    network: Geometry, tasks: tuple[tuple[str, tuple[str, ...], int, int], ...]
+    network: Geometry, tasks: tuple[tuple[str, tuple[str, ...], int, int, bool], ...]
 ) -> NetworkSpec:
     """Make and check the network of a version. Versions that follow each other share it."""
     specs = tuple(
         TaskSpec(
             name=name,
             classes=classes,
-            expert=ExpertSpec(heads=heads, attention_heads=attention_heads),
+            expert=ExpertSpec(heads=heads, attention_heads=attention_heads) if has_expert else None,
         )
-        for name, classes, heads, attention_heads in tasks
+        for name, classes, heads, attention_heads, has_expert in tasks
     )
-    return NetworkSpec(**network.model_dump(), tasks=specs)
+    given = network.model_dump()
+    if network.backbone is not None:
+        given["backbone"] = Backbone(**network.backbone.model_dump())
+    return NetworkSpec(**given, tasks=specs)
 
 
 class Signature(Record):
@@ -229,9 +330,27 @@ class Manifest(Draft):
         return self
 
 
+def task_record(
+    task: TaskSpec, *, expert: ShardRef | None, training: dict[str, Scalar] | None = None
+) -> TaskRecord:
+    """Describe a task, with the shard of its expert if it has one."""
+    shape = task.expert
+    return TaskRecord(
+        name=task.name,
+        classes=task.classes,
+        heads=shape.heads if shape else 0,
+        attention_heads=shape.attention_heads if shape else 0,
+        expert=expert,
+        training=training or {},
+    )
+
+
 def geometry_of(spec: NetworkSpec) -> Geometry:
     """Take over the part of a spec that all tasks share."""
-    return Geometry(**{name: getattr(spec, name) for name in Geometry.model_fields})
+    values = {name: getattr(spec, name) for name in Geometry.model_fields}
+    if spec.backbone is not None:
+        values["backbone"] = BackboneRecord(**asdict(spec.backbone))
+    return Geometry(**values)
 
 
 def encode(draft: Draft, *, version: int, signer: Signs | None = None) -> bytes:

@@ -16,6 +16,9 @@ Side = Literal["old", "new"]
 """`old`: the classes that a version had before. `new`: those that it brings."""
 
 
+ScoreName = Literal["max-logit", "log-odds"]
+
+
 class CalibrationError(Record):
     """Expected calibration errors; null without images to judge by."""
 
@@ -35,9 +38,10 @@ class Calibration(Record):
 
 
 class Unknown(Record):
-    """An image whose score is below `threshold` is like none of the classes."""
+    """An image whose score is below `threshold` is like none of the classes. The scores:
+    `max-logit` is the largest logit; `log-odds` is what the doubt shard gives."""
 
-    score: Literal["max-logit"]
+    score: ScoreName
     threshold: float
     rate: Annotated[float, Field(gt=0, lt=1)]
     images: Count

@@ -1,4 +1,4 @@
-"""Define tombstones, which stand for deleted versions and forgotten images.
+"""Define tombstones, which stand for deleted versions and for forgotten images and statistics.
 
 The tombstone of a version keeps number and digest, so that the chain of versions still holds.
 """
@@ -24,7 +24,8 @@ from model_store.records.fields import Record, Sha256, Text, Timestamp, Transact
 from model_store.records.manifest import Manifest, ShardRef
 from model_store.records.sealing import FORMAT, find_record
 
-IMAGE_KINDS = frozenset({"memory", "held-out"})
+FORGETTABLE = frozenset({"memory", "held-out", "statistics"})
+"""The kinds of shards that hold images of a class, or follow from images of one class alone."""
 
 
 class DeletedVersion(Record):
@@ -42,7 +43,7 @@ class DeletedVersion(Record):
 
 
 class ForgottenShard(Record):
-    """`forgotten/<sha256>.json`: images of a class that must not be kept any more."""
+    """`forgotten/<sha256>.json`: images or statistics of a class that must not be kept any more."""
 
     format: Literal[1] = FORMAT
     sha256: Sha256
@@ -74,12 +75,12 @@ def has_deleted_number(manifest: Manifest, tombstone: DeletedVersion | None) -> 
 
 
 def forgotten_shards(objects: Objects) -> frozenset[str]:
-    """List the digests of all image shards that have a tombstone."""
+    """List the digests of all shards that have a tombstone."""
     return frozenset(parsed(objects.list_names(FORGOTTEN), forgotten_of))
 
 
 def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
-    """Read the tombstone of an image shard; None where there is none."""
+    """Read the tombstone of a shard; None where there is none."""
     name = forgotten_name(sha256)
     found = find_record(objects, name, ForgottenShard)
     if found is not None and found.sha256 != sha256:
@@ -88,8 +89,8 @@ def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
 
 
 def may_be_missing(ref: ShardRef, forgotten: frozenset[str]) -> bool:
-    """Tell whether a tombstone excuses a missing shard. Only images can be forgotten."""
-    return ref.kind in IMAGE_KINDS and ref.sha256 in forgotten
+    """Tell whether a tombstone excuses a missing shard. Weights cannot be forgotten."""
+    return ref.kind in FORGETTABLE and ref.sha256 in forgotten
 
 
 def tombstone_of(manifest: Manifest, *, actor: str, reason: str, time: str) -> DeletedVersion:

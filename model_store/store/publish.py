@@ -119,10 +119,10 @@ def _write_shards(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) ->
 
 
 def _leave_forgotten(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
-    """Delete images again that were forgotten meanwhile. `forget` deletes after its tombstone,
+    """Delete shards again that were forgotten meanwhile. `forget` deletes after its tombstone,
     and this looks for tombstones after writing: one of the two comes last."""
     forgotten = forgotten_shards(store.objects)
-    for ref in dict.fromkeys(draft.image_shards):
+    for ref in dict.fromkeys(entry.shard for entry in draft.kept_of_classes):
         if ref.sha256 in shards and ref.sha256 in forgotten:
             store.objects.delete(shard_name(ref.sha256))
 

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 
 from model_store.errors import ShardCorrupt
 from model_store.records.manifest import Draft, ShardKind, ShardRef
-from model_store.spec import Shape
+from model_store.spec import Shape, statistics_tensors
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_TENSORS = 10_000
@@ -44,9 +44,15 @@ def expected_tensors(manifest: Draft, ref: ShardRef) -> Mapping[str, Shape] | No
     """List the tensors that a shard must hold; None for images, which have no fixed shape."""
     if ref.sha256 == manifest.classifier.sha256:
         return manifest.spec.classifier_tensors()
-    for index, task in enumerate(manifest.tasks):
-        if ref.sha256 == task.expert.sha256:
+    if manifest.doubt is not None and ref.sha256 == manifest.doubt.sha256:
+        return manifest.spec.doubt_tensors()
+    for index, expert in enumerate(manifest.experts):
+        if ref.sha256 == expert.sha256:
             return manifest.spec.expert_tensors(index)
+    for entry in manifest.statistics:
+        if ref == entry.shard:
+            width = manifest.spec.width_of(0)
+            return statistics_tensors(images=entry.count, width=width)
     return None
 
 

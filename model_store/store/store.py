@@ -38,7 +38,7 @@ from model_store.records.fields import MAX_VERSION
 from model_store.records.manifest import Draft, Manifest, ShardRef, Signs, decode
 from model_store.records.sealing import read_record, read_sealed
 from model_store.records.tombstone import (
-    IMAGE_KINDS,
+    FORGETTABLE,
     forgotten_shards,
     read_deleted,
     read_forgotten,
@@ -162,7 +162,7 @@ class Store:
             data = self.objects.read(shard_name(ref.sha256), max_bytes=ref.bytes)
         except ObjectMissing as error:
             tombstone = read_forgotten(self.objects, ref.sha256)
-            if tombstone is not None and ref.kind in IMAGE_KINDS:
+            if tombstone is not None and ref.kind in FORGETTABLE:
                 raise ShardForgotten(ref.sha256, class_name=tombstone.class_name) from error
             raise ShardMissing(ref.sha256) from error
         except ObjectRefused as error:

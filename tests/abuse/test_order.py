@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dne_serve.engines.base import Answers, Floats, Query, Resident
+from dne_serve.engines.base import Answer, Answers, Query, Resident
 from dne_serve.engines.torch_engine import TorchEngine
 from model_store.store.store import Store
 from tests.campaigns import AddRow
@@ -52,15 +52,15 @@ class Telling(TorchEngine):
         if any(query.pixels[0, 0, 1] == BAD for query in queries):
             raise RuntimeError("a bad image is in the batch")
         return [
-            tuple(_logits(int(query.pixels[0, 0, 0]), len(one.labels)) for one in query.residents)
+            tuple(_answer(int(query.pixels[0, 0, 0]), len(one.labels)) for one in query.residents)
             for query in queries
         ]
 
 
-def _logits(name: int, classes: int) -> Floats:
+def _answer(name: int, classes: int) -> Answer:
     logits = np.zeros(classes, dtype=np.float32)
     logits[0] = name / 32
-    return logits
+    return Answer(logits=logits)
 
 
 def score_of(name: int, *, classes: int) -> float:

@@ -35,9 +35,9 @@ def ask(engine: Engine, resident: Resident, pixels: Sequence[Pixels]) -> Floats:
     for answer in engine.run(resident, queries):
         if isinstance(answer, Exception):
             raise answer
-        (logits,) = answer
-        assert logits is not None
-        rows.append(logits)
+        (own,) = answer
+        assert own is not None
+        rows.append(own.logits)
     return np.stack(rows)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dne_serve.engines.base import (
+    Answer,
     Answers,
     Fetched,
     Floats,
@@ -33,6 +34,9 @@ class FakeModel:
     def logits(self, passed: Floats, rows: Sequence[int]) -> Floats:
         raise NotImplementedError
 
+    def log_odds(self, passed: Floats, rows: Sequence[int]) -> Floats | None:
+        raise NotImplementedError
+
 
 class FakeEngine:
     """Loads by remembering. Versions in `broken` cannot be loaded."""
@@ -55,7 +59,7 @@ class FakeEngine:
         return Resident.of(fetched.manifest, model=FakeModel())
 
     def run(self, widest: Resident, queries: Sequence[Query]) -> Sequence[Answers]:
-        return [(np.zeros(len(widest.labels), dtype=np.float32),) for _ in queries]
+        return [(Answer(logits=np.zeros(len(widest.labels), dtype=np.float32)),) for _ in queries]
 
     def retain(self, residents: Iterable[Resident]) -> Steps[None]:
         yield

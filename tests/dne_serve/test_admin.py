@@ -164,7 +164,7 @@ def test_a_version_that_would_not_fit_into_memory_is_not_promoted(
 
 def test_a_head_that_cannot_be_loaded_is_rolled_back(store: Store, digits: Manifest) -> None:
     third = publish_tiny(store, tasks=[("odd", ["x"])], parent=digits, seed=9)
-    flip_last_bit(store, third.tasks[-1].expert)
+    flip_last_bit(store, third.experts[-1])
     store.promote(3, channel="production", actor="tests", reason="")
     with live_server(Path(store.location)) as live:
         live.wait_until_serving(2)  # the one before stands in

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dne_serve.engines.base import Resident
+from dne_serve.engines.base import Answer, Resident
 from dne_serve.errors import QueueFull
 from dne_serve.http.schemas import PredictAnswer, Prediction, Score
 from dne_serve.inference import answers
@@ -123,7 +123,7 @@ def test_the_event_loop_answers_while_a_large_answer_is_built(wide: Live, ask: A
 def test_a_large_answer_leaves_the_event_loop_its_turns() -> None:
     resident = resident_of(*(f"class {index}" for index in range(CLASSES)))
     filenames = [f"{i}.png" for i in range(IMAGES)]
-    scored = [Scored.of(resident, row) for row in logits_of(IMAGES, CLASSES)]
+    scored = [Scored.of(resident, Answer(logits=row)) for row in logits_of(IMAGES, CLASSES)]
     build = partial(
         prediction_json, resident, canary=False, filenames=filenames, scored=scored, top_k=MAX_TOP_K
     )
@@ -213,7 +213,7 @@ def test_the_json_is_that_of_the_models(
     labels: list[str], filenames: list[str | None], top_k: int
 ) -> None:
     resident, logits = resident_of(*labels), logits_of(len(filenames), len(labels))
-    scored = [Scored.of(resident, row) for row in logits]
+    scored = [Scored.of(resident, Answer(logits=row)) for row in logits]
     written = prediction_json(
         resident, canary=True, filenames=filenames, scored=scored, top_k=top_k
     )
@@ -228,8 +228,10 @@ def test_the_json_is_that_of_the_models(
                 filename=name,
                 label=first.label,
                 score=first.score,
+                level=0,
                 task="letters",
                 unknown=is_unknown,
+                unknown_score=None,
                 top=top,
             )
         )

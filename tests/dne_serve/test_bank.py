@@ -102,7 +102,7 @@ def test_a_new_expert_takes_memory_for_itself_and_for_nothing_else(
     held = [block.narrow[0].data_ptr() for block in stacks(older)[0].blocks]
     before = bank.bytes
     newest = load(bank, store, lineage[4])
-    assert bank.bytes - before <= 1.05 * lineage[4].tasks[-1].expert.bytes
+    assert bank.bytes - before <= 1.05 * lineage[4].experts[-1].bytes
     assert [block.narrow[0].data_ptr() for block in stacks(newest)[0].blocks] == held  # had room
     assert_answers_like(older, store, lineage[3])
     assert_answers_like(newest, store, lineage[4])
@@ -133,6 +133,21 @@ def test_experts_of_several_widths_follow_each_other(bank: ExpertBank, store: St
         version = load(bank, store, parent)
         assert_answers_like(version, store, parent)
     assert [(one.heads, one.count) for one in stacks(version)] == [(1, 2), (2, 2), (1, 1)]
+
+
+def test_a_task_without_an_expert_takes_no_memory_in_the_bank(
+    bank: ExpertBank, store: Store
+) -> None:
+    first = publish_tiny(store, tasks=[("a", ["a1", "a2"])])
+    quick = publish_tiny(store, tasks=[("b", ["b1"])], parent=first, seed=1, heads=0)
+    deeper = publish_tiny(store, tasks=[("c", ["c1"])], parent=quick, seed=2)
+    versions = [load(bank, store, one) for one in (first, quick, deeper)]
+    assert bank.experts == 2
+    assert versions[1].experts == versions[0].experts
+    assert versions[0].covers(versions[1])
+    assert versions[2].covers(versions[1])
+    for version, manifest in zip(versions, (first, quick, deeper), strict=True):
+        assert_answers_like(version, store, manifest)
 
 
 def test_one_version_covers_another_if_it_begins_with_its_experts(

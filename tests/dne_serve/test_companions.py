@@ -102,7 +102,7 @@ def test_a_companion_that_cannot_be_loaded_takes_nothing_from_the_served_version
     store: Store, letters: Manifest, digits: Manifest
 ) -> None:
     side = publish_branch(store, letters)
-    flip_last_bit(store, side.tasks[-1].expert)
+    flip_last_bit(store, side.experts[-1])
     with live_server(Path(store.location), canary=f"{side.version}=50%", shadow=99) as live:
         live.wait_until_ready()
         answers = predict(live, 4)

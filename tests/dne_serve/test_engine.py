@@ -6,17 +6,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dne_serve.engines.base import finish
 from dne_serve.engines.choose import choose_engine
 from dne_serve.engines.onnx_engine import OnnxEngine
 from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.errors import ModelUnusable
+from model_store.codec import load_network
 from model_store.errors import WrongUsage
+from model_store.preprocess import normalise
 from model_store.records.manifest import Manifest
+from model_store.spec import NetworkSpec
 from model_store.store.store import Store
 from tests.dne_serve.asking import Reads, ask, load, noise
 from tests.live_server import live_server, png
+from tests.model_store.networks import BACKBONES
 from tests.tiny_versions import publish_tiny
 
 pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
@@ -38,6 +43,23 @@ def test_onnx_gives_the_answers_of_torch(store: Store, digits: Manifest, batch: 
     assert (torch_logits.argmax(1) == onnx_logits.argmax(1)).all()
 
 
+@pytest.mark.parametrize("geometry", BACKBONES)
+@pytest.mark.parametrize("make", ENGINES)
+def test_a_lineage_on_a_backbone_is_served_like_any(
+    make: MakeEngine, store: Store, geometry: NetworkSpec
+) -> None:
+    first = publish_tiny(store, spec=geometry, heads=2)
+    second = publish_tiny(store, tasks=[("greek", ["alpha", "beta"])], parent=first, seed=5)
+    engine = make(device="cpu", threads=1)
+    for manifest in (first, second):
+        network = load_network(store.read_shard, manifest)
+        with torch.no_grad():
+            images = torch.from_numpy(normalise(np.stack(noise(3)), manifest.preprocessing))
+            expected = network(images).numpy()
+        found = ask(engine, load(engine, store, manifest), noise(3))
+        assert np.abs(found - expected).max() <= 1e-4
+
+
 @pytest.mark.parametrize("make", ENGINES)
 def test_a_version_that_shares_experts_costs_its_delta(
     make: MakeEngine, store: Store, letters: Manifest, digits: Manifest
@@ -45,7 +67,7 @@ def test_a_version_that_shares_experts_costs_its_delta(
     engine = make(device="cpu", threads=1)
     first = load(engine, store, letters)
     before = ask(engine, first, noise(4))
-    delta = {digits.tasks[1].expert.sha256, digits.classifier.sha256}
+    delta = {digits.experts[1].sha256, digits.classifier.sha256}
     reads = Reads(store)
     fetched = engine.fetch(digits, read=reads)
     assert reads.digests == delta

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dne_serve.rollout.footprint import pass_bytes, scratch_numbers
 from model_store.errors import SpecInvalid
 from model_store.inference.forward import Lineage
 from model_store.network.network import Network
-from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.spec import Backbone, ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, png
 from tests.tiny_versions import publish_tiny
@@ -32,6 +34,16 @@ def test_the_scratch_memory_is_counted_as_it_is_laid_out(heads: list[int]) -> No
         network.expand(task)
     layout = Lineage.of(network)._layout(rows=7)
     assert scratch_numbers(spec, rows=7) == layout.size
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_a_backbone_takes_more_than_a_plain_first_expert(backend: str) -> None:
+    plain = NetworkSpec(image_size=32, patch_size=4, depth=1, token="in-sequence")
+    turned = replace(plain, backbone=Backbone(registers=64, rotary=True, activation="swiglu"))
+    few, many = (
+        pass_bytes(grown(spec, [4, 1]), batch=4, backend=backend) for spec in (plain, turned)
+    )
+    assert many > 2 * few
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -21,13 +21,13 @@ def test_a_flipped_bit_keeps_the_old_version_serving_and_says_so(
     live: Live, store: Store, digits: Manifest
 ) -> None:
     third = publish_tiny(store, tasks=[("greek", ["alpha"])], parent=digits, seed=5)
-    flip_last_bit(store, third.tasks[-1].expert)
+    flip_last_bit(store, third.experts[-1])
     promote(store, third)
     wait_for(lambda: live.http.get("/readyz").json()["error"] is not None)
     ready = live.http.get("/readyz")
     assert ready.status_code == 200
     assert ready.json()["version"] == 2
-    assert third.tasks[-1].expert.sha256 in ready.json()["error"]
+    assert third.experts[-1].sha256 in ready.json()["error"]
     assert live.predict(png()).json()["version"] == 2
     assert live.metric("dne_failed_loads_total") >= 1
     assert live.metric("dne_following") == 0
@@ -46,7 +46,7 @@ def test_a_server_that_starts_with_a_broken_head_serves_the_version_before_and_s
         live.wait_until_serving(2)
         ready = live.http.get("/readyz").json()
         assert (ready["fallback"], ready["head"], ready["record"]) == (True, 3, 2)
-        assert third.tasks[-1].expert.sha256 in ready["error"]
+        assert third.experts[-1].sha256 in ready["error"]
         assert (live.metric("dne_fallback"), live.metric("dne_following")) == (1, 0)
         assert live.serving._guard._watch is None  # it was not promoted just now
         assert live.predict(png()).json()["version"] == 2
@@ -60,7 +60,7 @@ def test_a_server_that_starts_with_a_broken_head_serves_the_version_before_and_s
 
 def break_expert(store: Store, manifest: Manifest) -> Callable[[], None]:
     """Damages the newest expert; what it returns mends it."""
-    ref = manifest.tasks[-1].expert
+    ref = manifest.experts[-1]
     path = Path(store.location, "shards", ref.sha256[:2], f"{ref.sha256}.safetensors")
     whole = path.read_bytes()
     flip_last_bit(store, ref)
@@ -86,7 +86,7 @@ def test_loading_the_next_version_reads_only_the_delta(
         monkeypatch.setattr(Store, "read_shard", counted)
         promote(store, second)
         live.wait_until_serving(2)
-        assert sorted(reads) == sorted([second.tasks[1].expert.sha256, second.classifier.sha256])
+        assert sorted(reads) == sorted([second.experts[1].sha256, second.classifier.sha256])
         reads.clear()
         assert live.predict(png(), query="?version=1").status_code == 200
         assert reads == []

@@ -111,7 +111,7 @@ def test_one_pass_answers_for_a_shorter_version_as_its_own_would(
     answers = engine.run(younger, [Query(pixels=one, residents=(older,)) for one in noise(4)])
     found = np.stack(
         [
-            one
+            one.logits
             for answer in answers
             if isinstance(answer, tuple)
             for one in answer

@@ -80,7 +80,7 @@ def test_nulls_count_as_left_out(steady: Live) -> None:
     tensor = image_tensor(png(), parameters=None)
     answer = infer(steady, tensor, id=None, parameters=None, outputs=None)
     assert answer.status_code == 200, answer.text
-    assert len(answer.json()["outputs"]) == 6
+    assert len(answer.json()["outputs"]) == 7
 
 
 def test_nested_and_flat_data_are_the_same(steady: Live) -> None:

@@ -20,7 +20,9 @@ from model_store.store.store import Store
 from tests.dne_serve.triton import connected, image_input, tensor_input
 from tests.live_server import Live, live_server, png
 
-ALL_OUTPUTS = ["label", "score", "task", "unknown", "probabilities", "logits"]
+ALL_OUTPUTS = [
+    *("label", "score", "task", "unknown", "unknown_score", "probabilities", "logits"),
+]
 
 
 @pytest.fixture

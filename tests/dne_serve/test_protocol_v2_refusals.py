@@ -146,7 +146,10 @@ def test_a_body_that_is_no_request_is_400(steady: Live, body: bytes) -> None:
 @pytest.mark.parametrize(
     ("outputs", "says"),
     [
-        ([{"name": "boxes"}], "there are label, score, task, unknown, probabilities, logits"),
+        (
+            [{"name": "boxes"}],
+            "there are label, score, task, unknown, unknown_score, ",
+        ),
         ([{"name": "label"}, {"name": "label"}], "asked for twice"),
         ([{"name": "label", "parameters": {"classification": 2}}], "probabilities or logits"),
         ([{"name": "logits", "parameters": {"classification": -1}}], "classification"),

@@ -16,7 +16,7 @@ from model_store.layout import (
     version_of,
 )
 from model_store.records.manifest import decode
-from model_store.records.tombstone import IMAGE_KINDS
+from model_store.records.tombstone import FORGETTABLE
 from tests.model_store.backends import ClockedObjects
 
 
@@ -40,7 +40,7 @@ class JudgedObjects(ClockedObjects):
         # Under the number of a deleted version it is none: its writer will notice.
         if made and version is not None and deleted_name(version) not in self.held:
             refs = decode(name, data, version=version).shards
-            self.named[name] = {shard_name(ref.sha256): ref.kind in IMAGE_KINDS for ref in refs}
+            self.named[name] = {shard_name(ref.sha256): ref.kind in FORGETTABLE for ref in refs}
             self._judge(name)
         return made
 

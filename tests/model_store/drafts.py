@@ -14,6 +14,7 @@ from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import (
     Accuracy,
     ClassImages,
+    ClassTokens,
     Draft,
     Manifest,
     Metrics,
@@ -22,7 +23,7 @@ from model_store.records.manifest import (
     TaskRecord,
     geometry_of,
 )
-from model_store.spec import ExpertSpec, NetworkSpec, Shape, TaskSpec
+from model_store.spec import ExpertSpec, NetworkSpec, Shape, TaskSpec, statistics_tensors
 from model_store.store.shard import shard_ref
 from model_store.store.store import Store
 
@@ -91,6 +92,7 @@ def prepare(
                 for name, data in made.items()
             ),
         ),
+        statistics=parent.statistics if parent else (),
         metrics=Metrics(
             accuracy=Accuracy(all=accuracy),
             per_class=dict.fromkeys(classes, 0.25),
@@ -102,6 +104,19 @@ def prepare(
         software="dne-serve 0",
     )
     return Prepared(draft, shards)
+
+
+def with_statistics(prepared: Prepared, *, count: int = 3, seed: int = 0) -> Prepared:
+    """The same draft, with statistics of its newest classes beside those of the parent's."""
+    draft, shards, entries = prepared.draft, dict(prepared.shards), []
+    tensors = statistics_tensors(images=count, width=draft.spec.width_of(0))
+    for place, name in enumerate(draft.tasks[-1].classes):
+        data = weights(tensors, seed=1000 * len(draft.tasks) + 10 * seed + place)
+        ref = shard_ref("statistics", data)
+        shards[ref.sha256] = data
+        entries.append(ClassTokens(class_name=name, shard=ref, count=count))
+    update = {"statistics": (*draft.statistics, *entries)}
+    return Prepared(draft.model_copy(update=update), shards)
 
 
 def publish_lineage(
@@ -170,4 +185,4 @@ def record(number: int, target: int, mode: str = "follow", *, channel: str = "c"
 
 
 def expert_refs(manifest: Draft) -> list[ShardRef]:
-    return [task.expert for task in manifest.tasks]
+    return list(manifest.experts)

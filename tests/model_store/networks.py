@@ -10,23 +10,39 @@ from torch import nn
 
 from model_store.network.expert import Expert
 from model_store.network.network import Network
-from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.spec import Backbone, ExpertSpec, NetworkSpec, TaskSpec
 
 GEOMETRY = NetworkSpec(image_size=8, patch_size=4, depth=2, head_width=8, mlp_ratio=2)
 IN_SEQUENCE = replace(GEOMETRY, token="in-sequence")
+BACKBONES = (
+    replace(
+        IN_SEQUENCE,
+        backbone=Backbone(
+            registers=2, rotary=True, activation="swiglu", hidden_norm=3, pooling="mean"
+        ),
+    ),
+    replace(
+        IN_SEQUENCE,
+        backbone=Backbone(registers=3, qk_norm=True, activation="quick-gelu", pre_norm=True),
+    ),
+    replace(IN_SEQUENCE, backbone=Backbone(registers=1), qkv_bias=False),
+    replace(GEOMETRY, backbone=Backbone(pooling="attention", activation="tanh-gelu")),
+)
+"""Pre-trained first experts; each way in which one differs from the plain expert is in some."""
 GATED = replace(GEOMETRY, attention="gated", qkv_bias=False)
 
 
 def task(name: str, *, heads: int, classes: int = 2, attention_heads: int = 0) -> TaskSpec:
     names = tuple(f"{name}-{index}" for index in range(classes))
-    expert = ExpertSpec(heads=heads, attention_heads=attention_heads)
+    expert = ExpertSpec(heads=heads, attention_heads=attention_heads) if heads else None
     return TaskSpec(name=name, classes=names, expert=expert)
 
 
 def grown(
     heads: Sequence[int], *, geometry: NetworkSpec = GEOMETRY, seed: int = 0, noise: float = 0.3
 ) -> Network:
-    """Grow a network task by task, with parameters far from their starting values."""
+    """Grow a network task by task, with parameters far from their starting values. A task of 0
+    heads has no expert."""
     torch.manual_seed(seed)
     network = Network(geometry)
     for index, count in enumerate(heads):

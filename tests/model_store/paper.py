@@ -109,7 +109,7 @@ def block(
         ]
         queries = 1 if is_class else len(xs)
         read = spatial_attention(
-            normed, weights, f"{here}.attention", spec.tasks[e].expert.attention_heads, queries
+            normed, weights, f"{here}.attention", spec.experts[e].attention_heads, queries
         )
         attended.append([x + r for x, r in zip(xs, read, strict=False)])
     results: list[list[Tensor]] = [[] for _ in states]
@@ -137,7 +137,7 @@ def logits(network: Network, weights: Weights, image: Tensor) -> Tensor:
     spec = network.spec
     count, size = spec.image_size // spec.patch_size, spec.patch_size
     states: list[list[Tensor]] = []
-    for e in range(len(spec.tasks)):
+    for e in range(len(spec.experts)):
         place = weights[f"experts.{e}.position"]
         in_sequence = spec.token == "in-sequence"
         positions = [weights[f"experts.{e}.token"] + place[0]] if in_sequence else []

@@ -13,6 +13,7 @@ RECORD = {"actor", "channel", "digest", "format", "mode", "number", "reason", "t
 MANIFEST = {"calibration", "classifier", "created", "digest", "extended", "format", "held_out",
             "memory", "metrics", "network", "parent", "parent_digest", "preprocessing", "retired",
             "signature", "software", "tasks", "transaction", "unknown", "version"}  # fmt: skip
+LEFT_OUT = {"deepened", "doubt", "hierarchy", "statistics"}  # most manifests do not have these
 ITEMS = {"F32": (4, "f"), "U8": (1, "B"), "I64": (8, "q")}
 
 
@@ -26,11 +27,11 @@ def bare_bytes(record, *without):
     return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def unseal(sealed, members):
+def unseal(sealed, members, perhaps=frozenset()):
     refuse_unless(len(sealed) <= 16777216, "the record is too large")
     record = json.loads(sealed.decode())
     refuse_unless(record.get("format") == 1, "this is another format")
-    refuse_unless(record.keys() == members, "a member is missing or not known")
+    refuse_unless(record.keys() - perhaps == members, "a member is missing or not known")
     bare = bare_bytes(record, "digest")
     digest = hashlib.sha256(bare).hexdigest().encode()
     refuse_unless(sealed == bare[:-1] + b',"digest":"' + digest + b'"}', "the seal is broken")
@@ -43,7 +44,7 @@ def signed_message(manifest):
 
 
 def read_manifest(read, version):
-    manifest = unseal(read(f"versions/{version:08d}.json"), MANIFEST)
+    manifest = unseal(read(f"versions/{version:08d}.json"), MANIFEST, LEFT_OUT)
     refuse_unless(manifest["version"] == version, "the manifest is that of another version")
     return manifest
 
@@ -85,9 +86,9 @@ def read_shard(read, ref):
 
 
 def read_model(read, manifest):
-    """All tensors that a server needs; the names begin with experts.<t>. or heads.<t>."""
-    refs = [task["expert"] for task in manifest["tasks"]] + [manifest["classifier"]]
-    return {name: tensor for ref in refs for name, tensor in read_shard(read, ref).items()}
+    """All tensors that a server needs; the names begin with experts.<t>., heads.<t>. or doubt."""
+    refs = [*(t["expert"] for t in manifest["tasks"]), *map(manifest.get, ("classifier", "doubt"))]
+    return {name: tensor for ref in refs if ref for name, tensor in read_shard(read, ref).items()}
 
 
 def read_images(read, entry):
@@ -96,3 +97,12 @@ def read_images(read, entry):
     (_, content), (_, offsets) = tensors["bytes"], tensors["offsets"]
     refuse_unless(entry["count"] < len(offsets), "there are fewer images than the manifest says")
     return [bytes(content[offsets[i] : offsets[i + 1]]) for i in range(entry["count"])]
+
+
+def read_statistics(read, manifest, entry):
+    """The mean, and the columns of the factor of the scatter, of one entry of `statistics`."""
+    tensors = read_shard(read, entry["shard"])
+    width = manifest["tasks"][0]["heads"] * manifest["network"]["head_width"]
+    shapes = {"mean": [width], "factor": [min(entry["count"] - 1, width), width]}
+    refuse_unless({name: one[0] for name, one in tensors.items()} == shapes, "no statistics")
+    return tensors["mean"][1], [tensors["factor"][1][i::width] for i in range(width)]

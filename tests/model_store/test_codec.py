@@ -25,7 +25,7 @@ from model_store.codec import (
 from model_store.errors import ShardCorrupt
 from model_store.network.expert import Expert
 from model_store.network.network import Network
-from model_store.records.manifest import Draft, Preprocessing, ShardRef, TaskRecord, geometry_of
+from model_store.records.manifest import Draft, Preprocessing, ShardRef, geometry_of, task_record
 from model_store.store.shard import check_shard, expected_tensors, shard_ref
 from tests.model_store.networks import IN_SEQUENCE, grown, images, task
 
@@ -44,15 +44,7 @@ def version_of(network: Network) -> tuple[Draft, Shards]:
     for index, one in enumerate(network.spec.tasks):
         data = encode_expert(network, index)
         expert = keep(shard_ref("expert", data), data)
-        tasks.append(
-            TaskRecord(
-                name=one.name,
-                classes=one.classes,
-                heads=one.expert.heads,
-                attention_heads=one.expert.attention_heads,
-                expert=expert,
-            )
-        )
+        tasks.append(task_record(one, expert=expert))
     data = encode_classifier(network)
     draft = Draft(
         transaction="0" * 32,
@@ -118,7 +110,7 @@ def test_the_logits_are_the_same_in_another_process(tmp_path: Path) -> None:
 def test_old_expert_shards_keep_their_names_when_the_network_grows() -> None:
     before, _ = version_of(grown([2, 1]))
     after, _ = version_of(grown([2, 1, 1]))
-    assert [task.expert for task in after.tasks[:2]] == [task.expert for task in before.tasks]
+    assert after.experts[:2] == before.experts
 
 
 def test_loading_reads_only_the_experts_that_are_not_known() -> None:
@@ -134,7 +126,7 @@ def test_loading_reads_only_the_experts_that_are_not_known() -> None:
     first = load_network(lambda ref: reading(parent_shards, ref), parent, known=known)
     read.clear()
     second = load_network(lambda ref: reading(child_shards, ref), child, known=known)
-    assert read == [child.tasks[2].expert.sha256, child.classifier.sha256]
+    assert read == [child.experts[2].sha256, child.classifier.sha256]
     assert second.experts[0] is first.experts[0]
 
 
@@ -168,7 +160,7 @@ def tampered(data: bytes, change: str) -> bytes:
 @pytest.mark.parametrize("change", ["missing", "added", "renamed", "dtype", "shape", "nan", "inf"])
 def test_a_shard_that_is_not_what_the_spec_says_is_refused(change: str) -> None:
     draft, shards = version_of(grown([2, 1]))
-    original = draft.tasks[1].expert
+    original = draft.experts[1]
     data = tampered(shards[original.sha256], change)
     forged = shard_ref("expert", data)  # its digest is right: only its content is wrong
     task = draft.tasks[1].model_copy(update={"expert": forged})

@@ -163,7 +163,7 @@ def test_a_class_without_images_has_nothing_to_forget(store: Store) -> None:
 def test_a_tombstone_for_weights_excuses_nothing(
     store: Store, lineage: list[Manifest], watched: WatchedObjects
 ) -> None:
-    expert = lineage[0].tasks[0].expert
+    expert = lineage[0].experts[0]
     forget_class(store, "class-0a", **WHO)
     image = next(iter(store.forgotten()))
     record = read_forgotten(store.objects, image)

@@ -49,6 +49,7 @@ def test_every_tensor_is_described() -> None:
     parent = manifest.decode("x", manifest.encode(prepare().draft, version=1), version=1)
     spec = prepare(parent=parent).draft.spec
     names = [*spec.expert_tensors(0), *spec.expert_tensors(1), *spec.classifier_tensors()]
+    names += spec.doubt_tensors()
     for name in names:
         bare = re.sub(r"^experts\.\d+\.((blocks\.\d+|class_block)\.)?", "", name)
         assert re.sub(r"^heads\.\d+", "heads.<t>", bare) in WORDS

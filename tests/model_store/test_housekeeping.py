@@ -87,7 +87,7 @@ def test_list_and_show_after_a_deletion(store: Store, capsys: Capture) -> None:
     rows = _json(capsys, "list", *where)["versions"]
     assert [row["version"] for row in rows] == [1, 2, 4]
     # Against the nearest ancestor that is there, and that has the first expert.
-    assert rows[2]["delta_bytes"] == rows[2]["total_bytes"] - child.tasks[0].expert.bytes
+    assert rows[2]["delta_bytes"] == rows[2]["total_bytes"] - child.experts[0].bytes
     assert _json(capsys, "show", "4", *where)["delta_bytes"] == rows[2]["delta_bytes"]
     assert main(["show", "3", *where]) == 1
     assert "version 3 was deleted" in capsys.readouterr().err

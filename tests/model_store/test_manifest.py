@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from model_store.errors import RecordInvalid
-from model_store.records.describe import verdict
+from model_store.records.describe import change, verdict
 from model_store.records.manifest import (
     Geometry,
     Manifest,
@@ -16,11 +16,12 @@ from model_store.records.manifest import (
     decode,
     delta_of,
     encode,
+    geometry_of,
     total_bytes,
 )
 from model_store.records.quality import Gate
 from model_store.records.sealing import seal
-from model_store.spec import ExpertSpec
+from model_store.spec import Backbone, ExpertSpec
 from tests.model_store.drafts import expert_refs, prepare
 
 HEADS = prepare().draft.tasks[0].heads
@@ -44,10 +45,12 @@ def test_a_draft_survives_its_bytes() -> None:
 
 
 def test_every_member_is_written_whatever_its_value() -> None:
+    """But for members of which older manifests knew nothing."""
     written = json.loads(encode(prepare().draft, version=3))
-    assert written.keys() == Manifest.model_fields.keys()
+    left_out = {"deepened", "doubt", "hierarchy", "statistics"}
+    assert written.keys() == Manifest.model_fields.keys() - left_out
     assert written["metrics"].keys() == Metrics.model_fields.keys()
-    assert written["network"].keys() == Geometry.model_fields.keys() - {"attention"}
+    assert written["network"].keys() == Geometry.model_fields.keys() - {"attention", "backbone"}
     assert written["tasks"][0].keys() == TaskRecord.model_fields.keys()
 
 
@@ -77,6 +80,29 @@ def test_attention_is_written_where_it_is_gated_and_nowhere_else() -> None:
     body["network"]["attention"] = "plain"
     with pytest.raises(RecordInvalid, match="spelt in another way"):
         decode("x", seal(body), version=3)
+
+
+def test_a_backbone_is_written_where_there_is_one_and_nowhere_else() -> None:
+    draft = prepare().draft
+    described = replace(draft.spec, token="in-sequence", backbone=Backbone(registers=4))
+    network = draft.model_copy(update={"network": geometry_of(described)})
+    sealed = encode(network, version=3)
+    assert json.loads(sealed)["network"]["backbone"] == {
+        "registers": 4,
+        "rotary": False,
+        "activation": "gelu",
+        "pre_norm": False,
+        "qk_norm": False,
+        "hidden_norm": 0,
+        "pooling": "token",
+    }
+    assert decode("x", sealed, version=3).spec.backbone == Backbone(registers=4)
+    for wrong in (None, {}, {"registers": 4}, {**asdict(Backbone(registers=4)), "more": 1}):
+        body = json.loads(encode(draft, version=3))
+        del body["digest"]
+        body["network"]["backbone"] = wrong
+        with pytest.raises(RecordInvalid):
+            decode("x", seal(body), version=3)
 
 
 def test_token_and_attention_heads_are_those_of_the_spec() -> None:
@@ -136,6 +162,8 @@ def _set(path: str, value: object) -> Any:
         _set("tasks.0.expert.bytes", -1),
         _set("tasks.0.expert.bytes", 1 << 60),
         _set("tasks.0.expert.path", "/etc/passwd"),
+        _set("tasks.0.expert", None),
+        _set("deepened", ["unheard of"]),
         _set("classifier.kind", "expert"),
         _set("memory.0.class", "unheard of"),
         _set("memory.0.shard.kind", "held-out"),
@@ -169,6 +197,51 @@ def test_the_delta_of_a_child_is_one_expert_and_the_classifier() -> None:
     assert [ref.kind for ref in delta_of(child, parent)] == ["expert", "classifier"]
     assert expert_refs(child)[0] == expert_refs(parent)[0]
     assert delta_of(parent, None) == parent.model_shards
+
+
+def _quick(*names: str) -> dict[str, Any]:
+    """Describe tasks that have no expert, after the first one."""
+    body = _body()
+    quick: dict[str, Any] = {"heads": 0, "attention_heads": 0, "expert": None, "training": {}}
+    body["tasks"] += [{**quick, "name": name, "classes": [f"{name}-0"]} for name in names]
+    return {**body, "parent": 2, "parent_digest": "0" * 64}
+
+
+def test_a_task_without_an_expert_has_no_shard_of_its_own() -> None:
+    manifest = decode("x", seal(_quick("b", "c")), version=3)
+    assert [task.expert is None for task in manifest.tasks] == [False, True, True]
+    assert [ref.kind for ref in manifest.model_shards] == ["expert", "classifier"]
+    assert b'"deepened"' not in seal(_quick("b"))
+    assert manifest.new_classes == ("c-0",)
+
+
+def _deepened(names: list[str], *, at: int, extended: tuple[str, ...] = ()) -> dict[str, Any]:
+    body = {**_quick("b", "c"), "deepened": names, "extended": list(extended)}
+    shard = {"kind": "expert", "sha256": "1" * 64, "bytes": 5}
+    body["tasks"][at] |= {"heads": 1, "attention_heads": 1, "expert": shard}
+    return body
+
+
+def test_a_version_may_learn_an_expert_for_its_newest_tasks() -> None:
+    manifest = decode("x", seal(_deepened(["b", "c"], at=2)), version=3)
+    assert manifest.new_classes == ()
+    assert change(manifest, None) == "learnt an expert for b, c"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(_deepened(["b"], at=2), id="not-the-newest"),
+        pytest.param(_deepened(["c", "b"], at=2), id="in-another-order"),
+        pytest.param(_deepened(["b", "c"], at=1), id="the-expert-is-not-the-last-task's"),
+        pytest.param(_deepened(["c"], at=2, extended=("b-0",)), id="extends-as-well"),
+        pytest.param({**_deepened(["c"], at=2), "parent": None, "parent_digest": None}, id="first"),
+        pytest.param({**_quick("b"), "deepened": ["b"]}, id="without-an-expert"),
+    ],
+)
+def test_deepened_tasks_that_make_no_sense_are_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(RecordInvalid):
+        decode("x", seal(body), version=3)
 
 
 def test_a_shard_that_is_named_twice_counts_once() -> None:

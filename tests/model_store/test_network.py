@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,13 +14,13 @@ from model_store.network.device import choose_device
 from model_store.network.gated import GatedAttention, local_start, offsets
 from model_store.network.layers import TaskAttention
 from model_store.network.network import Network
-from model_store.spec import NetworkSpec
+from model_store.spec import Backbone, ExpertSpec, NetworkSpec
 from tests.model_store import paper
-from tests.model_store.networks import GATED, GEOMETRY, IN_SEQUENCE, grown, images, task
+from tests.model_store.networks import BACKBONES, GATED, GEOMETRY, IN_SEQUENCE, grown, images, task
 
 
 @pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
-@pytest.mark.parametrize("heads", [[2], [2, 1], [3, 1, 2]])
+@pytest.mark.parametrize("heads", [[2], [2, 1], [3, 1, 2], [2, 0, 1, 0]])
 def test_the_network_agrees_with_the_papers_equations_in_plain_loops(
     heads: list[int], geometry: NetworkSpec
 ) -> None:
@@ -284,6 +286,16 @@ def test_devices_are_chosen_in_one_place() -> None:
         ({"attention": "loud"}, "attention 'loud' is not one of plain, gated"),
         ({"attention": "gated", "token": "in-sequence"}, "no place for a token"),
         ({"attention": "gated", "image_size": 1024}, "among 65536 patches is too large"),
+        ({"backbone": Backbone()}, "plain in all is not described"),
+        ({"backbone": Backbone(registers=1)}, "token pooling does not go with token 'class-att"),
+        (
+            {"backbone": Backbone(pooling="attention"), "attention": "gated"},
+            "attention pooling does not go with token 'class-attention' and gated attention",
+        ),
+        (
+            {"backbone": Backbone(pooling="attention"), "token": "in-sequence"},
+            "attention pooling does not go with token 'in-sequence'",
+        ),
     ],
 )
 def test_a_geometry_that_cannot_be_built_fails_with_the_reason(
@@ -294,6 +306,48 @@ def test_a_geometry_that_cannot_be_built_fails_with_the_reason(
         NetworkSpec(**sizes)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ({"registers": -1}, "registers must be between 0 and 1024"),
+        ({"registers": 1025}, "registers must be between 0 and 1024"),
+        ({"hidden_norm": -1}, "hidden_norm must be 0 or more"),
+        ({"activation": "relu"}, "activation 'relu' is not one of gelu, quick-gelu"),
+        ({"pooling": "max"}, "pooling 'max' is not one of token, mean, attention"),
+        ({"pooling": "attention", "rotary": True}, "attention pooling has no registers, no rotary"),
+    ],
+)
+def test_a_backbone_that_cannot_be_built_fails_with_the_reason(
+    kind: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(SpecInvalid, match=reason):
+        Backbone(**kind)
+
+
+def test_rotary_heads_have_pairs_of_channels() -> None:
+    geometry = replace(IN_SEQUENCE, head_width=3, backbone=Backbone(rotary=True))
+    with pytest.raises(SpecInvalid, match="an even number of channels"):
+        geometry.expand(task("a", heads=1))
+
+
+def test_a_norm_has_no_more_channels_than_there_are() -> None:
+    geometry = replace(IN_SEQUENCE, backbone=Backbone(hidden_norm=17))
+    geometry.expand(task("a", heads=2))
+    with pytest.raises(SpecInvalid, match="hidden_norm is more than the hidden channels"):
+        geometry.expand(task("a", heads=1))
+
+
+@pytest.mark.parametrize("geometry", BACKBONES)
+def test_the_tensors_of_a_backbone_are_those_that_the_spec_names(geometry: NetworkSpec) -> None:
+    network = grown([2, 1], geometry=geometry)
+    shapes = {name: tuple(one.shape) for name, one in network.state_dict().items()}
+    named = network.spec.classifier_tensors()
+    for index in (0, 1):
+        named |= network.spec.expert_tensors(index)
+    assert shapes == named
+    assert network.spec.parameters == sum(one.numel() for one in network.parameters())
+
+
 def test_tasks_that_cannot_be_learnt_fail_with_the_reason() -> None:
     with pytest.raises(SpecInvalid, match="'a-0' is there twice"):
         GEOMETRY.expand(task("a", heads=1)).expand(
@@ -302,8 +356,49 @@ def test_tasks_that_cannot_be_learnt_fail_with_the_reason() -> None:
             )
         )
     with pytest.raises(SpecInvalid, match="heads of an expert"):
-        task("a", heads=0)
+        ExpertSpec(heads=0)
+    with pytest.raises(SpecInvalid, match="the first task has no expert"):
+        GEOMETRY.expand(task("a", heads=0))
+    with pytest.raises(SpecInvalid, match="task 'a' has an expert"):
+        GEOMETRY.expand(task("a", heads=1)).deepen(ExpertSpec(heads=1))
     with pytest.raises(SpecInvalid, match="no classes"):
         task("a", heads=1, classes=0)
     with pytest.raises(SpecInvalid, match="printable"):
         task("a\nb", heads=1)
+
+
+def test_a_task_without_an_expert_adds_a_head_and_nothing_else() -> None:
+    network = grown([2, 1])
+    batch = images(2)
+    with torch.no_grad():
+        before = network(batch)
+        network.expand(task("quick", heads=0))
+        assert torch.equal(network(batch)[:, : before.shape[1]], before)
+    assert len(network.experts) == 2
+    assert network.learnable() == list(network.heads.parameters())
+    assert network.spec.expert_tensors(1) == grown([2, 1]).spec.expert_tensors(1)
+
+
+def test_an_expert_that_comes_later_changes_no_logit_before_it_learns() -> None:
+    network = grown([2, 1, 0, 0])
+    batch = images(2)
+    with torch.no_grad():
+        before = network(batch)
+        network.deepen(ExpertSpec(heads=1))
+        assert torch.equal(network(batch), before)
+    spec = network.spec
+    assert [one.expert is not None for one in spec.tasks] == [True, True, False, True]
+    assert [one.name for one in spec.tasks_of_newest_expert] == ["task2", "task3"]
+    assert network.auxiliary_head().out_features == 1 + 4
+    assert spec.tasks_without_expert == ()
+    assert network.learnable()[0] is next(network.newest.parameters())
+
+
+def test_a_spec_is_cut_after_an_expert() -> None:
+    spec = grown([2, 0, 1, 0, 2]).spec
+    assert [len(spec.until(count).tasks) for count in range(4)] == [0, 1, 3, 5]
+    assert [one.name for one in spec.until(2).tasks] == ["task0", "task1", "task2"]
+    assert [one.name for one in grown([2, 0, 1, 0, 0]).spec.tasks_without_expert] == [
+        "task3",
+        "task4",
+    ]

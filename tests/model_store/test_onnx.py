@@ -21,7 +21,7 @@ from model_store.onnx.quantise import quantise
 from model_store.onnx.session import Session
 from model_store.spec import NetworkSpec
 from model_store.store.store import Store
-from tests.model_store.networks import GATED, GEOMETRY, IN_SEQUENCE, grown, images, task
+from tests.model_store.networks import BACKBONES, GATED, GEOMETRY, IN_SEQUENCE, grown, images, task
 from tests.model_store.test_codec import version_of
 
 
@@ -75,6 +75,9 @@ SPECS = [
     ([3, 2, 2, 1, 1, 2], GEOMETRY),
     ([2, 1, 3], IN_SEQUENCE),
     ([4, 1, 1, 2], GATED),
+    ([2, 0, 1, 0, 0], IN_SEQUENCE),
+    *(([2, 1, 1, 2], geometry) for geometry in BACKBONES),
+    *(([2], geometry) for geometry in BACKBONES),
     (
         [2, 1],
         NetworkSpec(image_size=6, patch_size=2, depth=1, head_width=4, mlp_ratio=3, qkv_bias=False),

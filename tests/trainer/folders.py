@@ -10,8 +10,9 @@ import numpy as np
 from PIL import Image
 
 from tests.machine import know_machine
-from trainer.add_task import Outcome, add_task
+from trainer.add_task import add_task
 from trainer.data.folders import LabelledImages
+from trainer.one_version import Outcome
 from trainer.presets import NetworkShape
 from trainer.progress import Phase
 from trainer.request import AddTask, Effort

@@ -64,14 +64,14 @@ def test_the_answer_is_the_one_the_design_promises(
         *("version", "parent", "tasks", "classes", "new_classes", "accuracy", "promoted"),
         *("refused", "delta_bytes", "total_bytes", "memory_bytes", "seconds"),
         *("calibration", "unknown", "gate"),
-        *("extended", "forecast", "judged", "verdict", "notes"),
+        *("extended", "forecast", "judged", "verdict", "notes", "deepened", "deeper"),
     }
     assert (facts["version"], facts["parent"]) == (2, 1)
     assert (facts["tasks"], facts["classes"], facts["new_classes"]) == (2, 5, ["0", "1", "2"])
     assert set(facts["accuracy"]) == {"all", "old", "new", "parent_old"}
     assert None not in facts["accuracy"].values()
-    assert facts["delta_bytes"] == manifest.tasks[1].expert.bytes + manifest.classifier.bytes
-    assert facts["total_bytes"] == facts["delta_bytes"] + manifest.tasks[0].expert.bytes
+    assert facts["delta_bytes"] == manifest.experts[1].bytes + manifest.classifier.bytes
+    assert facts["total_bytes"] == facts["delta_bytes"] + manifest.experts[0].bytes
     assert facts["memory_bytes"] == total_bytes(manifest.image_shards)
     assert facts["seconds"] > 0
 

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import copy
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +15,6 @@ from trainer.learning.classifier import (
     UNSEEN_L2_PENALTY,
     Problem,
     fit_classifier,
-    former_weights,
     solve,
 )
 from trainer.learning.losses import CLASSIFICATIONS, cross_entropy
@@ -151,38 +154,61 @@ def test_strength_is_chosen_on_the_oldest_slice_alone() -> None:
     assert plain == boasted
 
 
-def test_a_class_is_drawn_to_the_weights_it_had() -> None:
-    one = problem([20, 20])
-    towards = torch.randn(2, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    free, _ = solve(one, l2_penalty=1e3)
-    drawn, _ = solve(one, l2_penalty=1e3, towards_CW=towards)
-    assert free.abs().max() < 0.1
-    assert (drawn - towards).abs().max() < 0.1
-
-
-def test_former_weights_count_as_far_as_they_are_trusted_and_new_classes_begin_at_zero() -> None:
-    heads = grown([2]).heads  # two classes on 16 channels
-    former = former_weights(heads, width=24, trust_C=[0.5, 1.0, 0.7])
-    weight = heads[0].get_parameter("weight").detach()
-    assert torch.equal(former[0, :16], 0.5 * weight[0])
-    assert torch.equal(former[1, :16], weight[1])
-    assert not former[:, 16:].any()
-    assert not former[2].any()
-
-
-def test_few_exemplars_do_not_undo_what_many_images_taught() -> None:
-    tokens, labels = clouds([100] * 4, spread=2.5, seed=7)
-    first, second = np.arange(len(labels)) % 100 < 50, np.arange(len(labels)) % 100 >= 50
+def test_former_rows_follow_the_others_where_a_class_has_no_tokens() -> None:
+    """A vector that all former rows have in common does not matter."""
+    tokens, labels = clouds([60] * 4, seed=3)
+    seen, unseen = np.arange(len(labels)) % 2 == 0, np.arange(len(labels)) % 2 == 1
     network = grown([2, 1])
-    fit_classifier(network, tokens[first], labels[first], answered=range(4), loss=cross_entropy)
-    former = former_weights(network.heads, width=24, trust_C=[0.96] * 4)
-    few = np.arange(len(labels)) % 100 < 2
-    accuracies = []
-    for known in (None, former):
-        again = grown([2, 1])
+    fit_classifier(network, tokens[seen], labels[seen], answered=range(4), loss=cross_entropy)
+    before = logits_of(network.heads, tokens[unseen])
+    with torch.no_grad():
+        for head in network.heads:
+            head.get_parameter("weight").add_(3.0)
+            head.get_parameter("bias").sub_(5.0)
+    rest = seen & (labels != 1)
+    fit_classifier(
+        network,
+        tokens[rest],
+        labels[rest],
+        answered=range(4),
+        loss=cross_entropy,
+        former=copy.deepcopy(network.heads),
+    )
+    after = logits_of(network.heads, tokens[unseen])
+    assert (after.argmax(dim=1) == before.argmax(dim=1)).float().mean() > 0.95
+
+
+def test_channels_that_are_not_given_get_no_weight() -> None:
+    network = grown([2, 1])  # slices of 16 and 8 channels
+    tokens, labels = clouds([40] * 4, seed=3)
+    fit_classifier(network, tokens[:, :16], labels, answered=range(4), loss=cross_entropy)
+    assert not any(head.get_parameter("weight")[:, 16:].any() for head in network.heads)
+    assert (logits_of(network.heads, tokens).argmax(dim=1).numpy() == labels).mean() > 0.9
+
+
+def test_only_images_that_are_judged_choose_the_penalty() -> None:
+    """The judged classes lie far apart, and the others are noise."""
+    tokens, labels = clouds([40] * 4, spread=0.3)
+    noise = labels > 1
+    tokens[noise] = np.random.default_rng(1).normal(size=tokens[noise].shape)
+    fitted = [
         fit_classifier(
-            again, tokens[few], labels[few], answered=range(4), loss=cross_entropy, former_CW=known
+            grown([2, 1]), tokens, labels, answered=range(4), loss=cross_entropy, judged_N=judged
         )
-        guesses = logits_of(again.heads, tokens[second]).argmax(dim=1).numpy()
-        accuracies.append((guesses == labels[second]).mean())
-    assert accuracies[1] > accuracies[0] + 0.03
+        for judged in (None, ~noise)
+    ]
+    assert fitted[1].l2_penalty < fitted[0].l2_penalty
+
+
+def test_a_fit_does_not_load_the_compiler_of_torch() -> None:
+    code = (
+        "import sys, torch\n"
+        "from trainer.learning.classifier import Problem, solve\n"
+        "from trainer.learning.losses import cross_entropy\n"
+        "tokens, labels = torch.eye(4).double(), torch.tensor([0, 0, 1, 1])\n"
+        "problem = Problem(tokens_NW=tokens, labels_N=labels, count=2, loss=cross_entropy)\n"
+        "solve(problem, l2_penalty=0.1)\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -10,6 +10,7 @@ from model_store.records.signing import new_signer
 from model_store.store.store import Store
 from tests.trainer.command import Command
 from tests.trainer.folders import write_classes
+from trainer.cli import main
 
 
 def test_two_tasks_answer_with_one_json_object_each(
@@ -174,7 +175,7 @@ def test_evaluate_answers_with_the_figures_of_the_design(dne_train: Command, let
     report = json.loads(dne_train.out)
     assert set(report) == {
         *("version", "images", "accuracy", "per_class", "confusion", "calibration_error"),
-        *("calibration", "unknown"),
+        *("calibration", "unknown", "levels"),
     }
     assert (report["version"], report["images"]) == (1, 24)
     assert dne_train("evaluate", "--data", letters) == 0
@@ -284,3 +285,23 @@ def test_evaluate_tells_how_unknown_images_are_told(
     assert 0 <= told["false_accept_rate"] <= 1
     assert dne_train(*arguments) == 0
     assert "unknown images (24): AUROC" in dne_train.out
+
+
+@pytest.mark.parametrize("size", ["few", "1.5", "Statistics"])
+def test_memory_is_a_number_or_the_word_statistics(
+    size: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["add-task", "--data", str(tmp_path), "--memory", size])
+    assert ended.value.code == 2
+    assert "neither a number of exemplars nor the word statistics" in capsys.readouterr().err
+
+
+def test_memory_statistics_without_a_pre_trained_start_is_wrong_usage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write_classes(tmp_path / "letters", ["a", "b"])
+    store = ["--store", str(tmp_path / "models")]
+    assert main(["add-task", "--data", str(data), "--memory", "statistics", *store]) == 2
+    assert "is for a model with a pre-trained start" in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()

@@ -89,7 +89,7 @@ def test_only_the_version_itself_is_timed_and_only_its_own_work_counts(
 def test_operations_are_those_of_the_form_that_is_served() -> None:
     network = grown([1])
     spec = network.spec
-    width, patches, heads = spec.width_of(0), spec.patches, spec.tasks[0].expert.attention_heads
+    width, patches, heads = spec.width_of(0), spec.patches, spec.experts[0].attention_heads
     embed = patches * width * 3 * spec.patch_size**2
     linear = 2 * width * spec.mlp_ratio * width
     block = patches * (4 * width**2 + 2 * patches * width + linear)

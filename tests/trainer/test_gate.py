@@ -10,10 +10,9 @@ import pytest
 
 from benchmarks import gate as simulation
 from model_store.errors import WrongUsage
-from model_store.records.manifest import Scalar
 from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
-from trainer.add_task import Outcome, add_task
+from trainer.add_task import add_task
 from trainer.evaluation.gate import (
     Candidate,
     at_least,
@@ -25,6 +24,8 @@ from trainer.evaluation.gate import (
 )
 from trainer.evaluation.judged import Judged
 from trainer.learning.learn import learn
+from trainer.learning.student import Learnt
+from trainer.one_version import Outcome
 from trainer.presets import NetworkShape
 from trainer.request import Effort, GateLimits
 
@@ -270,12 +271,12 @@ def learnt(learnt_once: Path, tmp_path: Path) -> Path:
 
 
 def sabotage_old_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def learn_and_spoil(*arguments: object, **named: object) -> dict[str, Scalar]:
-        training = learn(*arguments, **named)  # type: ignore[arg-type]
+    def learn_and_spoil(*arguments: object, **named: object) -> Learnt:
+        learnt = learn(*arguments, **named)  # type: ignore[arg-type]
         arguments[0].network.heads[0].weight.mul_(-1)  # type: ignore[attr-defined]
-        return training
+        return learnt
 
-    monkeypatch.setattr("trainer.add_task.learn", learn_and_spoil)
+    monkeypatch.setattr("trainer.one_version.learn", learn_and_spoil)
 
 
 def test_a_version_whose_old_accuracy_was_sabotaged_is_published_and_not_promoted(

@@ -5,7 +5,15 @@ import pytest
 
 from model_store.records.manifest import Preprocessing, ShardRef
 from tests.trainer.folders import SIZE, labelled
-from trainer.data.exemplars import held_out_count, herding_order, keep, recall, set_aside, shrink
+from trainer.data.exemplars import (
+    held_out_count,
+    held_out_share,
+    herding_order,
+    keep,
+    recall,
+    set_aside,
+    shrink,
+)
 
 
 def plain_herding(features: list[list[float]], count: int) -> list[int]:
@@ -57,6 +65,23 @@ def test_a_tenth_is_held_out_within_bounds(images: int, held_out: int) -> None:
     assert held_out_count(images) == held_out
 
 
+@pytest.mark.parametrize(
+    ("counts", "already", "share"),
+    [
+        pytest.param([40] * 5, 0, 0.2, id="few-images-in-all"),
+        pytest.param([100] * 15, 0, 0.1 * 200 / 150, id="no-more-than-it-takes"),
+        pytest.param([100] * 20, 0, 0.1, id="enough"),
+        pytest.param([40] * 5, 180, 0.1, id="older-classes-count-too"),
+        pytest.param([5] * 5, 0, 0.1, id="none-can-be-held-out"),
+    ],
+)
+def test_more_is_held_out_where_the_gate_would_be_blind(
+    counts: list[int], already: int, share: float
+) -> None:
+    images = {str(place): count for place, count in enumerate(counts)}
+    assert held_out_share(images, already=already) == pytest.approx(share)
+
+
 def test_held_out_images_are_never_trained_on() -> None:
     images = labelled([40, 9, 25])
     training, held_out = set_aside(images, seed=3)
@@ -64,7 +89,7 @@ def test_held_out_images_are_never_trained_on() -> None:
     aside = {pixels.tobytes() for pixels in held_out.pixels_NHWC}
     assert not seen & aside
     assert seen | aside == {pixels.tobytes() for pixels in images.pixels_NHWC}
-    assert np.bincount(held_out.labels_N, minlength=3).tolist() == [4, 0, 2]
+    assert np.bincount(held_out.labels_N, minlength=3).tolist() == [8, 0, 5]
 
 
 def test_the_same_seed_sets_the_same_images_aside() -> None:

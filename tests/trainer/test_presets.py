@@ -19,7 +19,7 @@ def lineage(shape: NetworkShape) -> NetworkSpec:
 )
 def test_presets_are_those_of_the_design(preset: str, sizes: tuple[int, ...]) -> None:
     spec = lineage(NetworkShape(preset=preset))
-    heads = spec.tasks[0].expert.heads
+    heads = spec.experts[0].heads
     assert (spec.image_size, spec.patch_size, spec.depth, heads) == sizes
     assert spec.head_width == 32
 
@@ -27,7 +27,14 @@ def test_presets_are_those_of_the_design(preset: str, sizes: tuple[int, ...]) ->
 def test_small_is_the_default_and_each_number_can_be_given_instead() -> None:
     assert lineage(NetworkShape()) == lineage(NetworkShape(preset="small"))
     spec = lineage(NetworkShape(preset="tiny", depth=3, heads=2))
-    assert (spec.depth, spec.image_size, spec.tasks[0].expert.heads) == (3, 16, 2)
+    assert (spec.depth, spec.image_size, spec.experts[0].heads) == (3, 16, 2)
+
+
+@pytest.mark.parametrize(("side", "attention"), [(8, "gated"), (15, "gated"), (16, "plain")])
+def test_a_new_network_is_gated_if_it_can_grow_so(side: int, attention: str) -> None:
+    spec = NetworkShape(preset="small", image_size=8 * side).first_network()
+    assert (spec.patches, spec.attention) == (side**2, attention)
+    assert spec.qkv_bias == (attention == "plain")
 
 
 @pytest.mark.parametrize(

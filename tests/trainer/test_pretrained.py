@@ -15,8 +15,8 @@ from torch import Tensor
 from model_store.errors import DataRejected, WrongUsage
 from model_store.network.network import Network
 from model_store.spec import TaskSpec
-from tests.trainer.vit import REAL, class_token, made_up, resampled, write_vit
-from trainer.learning.pretrained import Pretrained, read_pretrained
+from tests.trainer.vit import REAL, REAL_DINOV2, class_token, made_up, resampled, write_vit
+from trainer.backbones.pretrained import HALF, IMAGENET, Pretrained, read_pretrained
 
 TOLERANCE = 1e-4
 
@@ -45,6 +45,7 @@ def pictures(size: int, *, count: int = 3) -> Tensor:
         (made_up(width=192, depth=3, mlp_ratio=4), 3),
         (made_up(width=96, image_size=12, qkv_bias=False, classes=0), 3),
         (made_up(patch_size=8, image_size=16), 2),
+        (made_up(layer_scale=True), 2),
     ],
 )
 def test_our_forward_is_that_of_the_file(tmp_path: Path, tensors: Tensors, heads: int) -> None:
@@ -66,6 +67,37 @@ def test_our_forward_is_that_of_a_real_file(size: int) -> None:
     pretrained = read_pretrained(REAL)
     assert pretrained.geometry.image_size == 224
     assert (token_of(pretrained, images) - expected).abs().max() < TOLERANCE
+
+
+@pytest.mark.skipif(not REAL_DINOV2.exists(), reason=f"SKIPPED: no {REAL_DINOV2.name}")
+def test_our_forward_is_that_of_a_real_dinov2() -> None:
+    tensors = {name: one.float() for name, one in load_file(REAL_DINOV2).items()}
+    pretrained = read_pretrained(REAL_DINOV2)
+    assert (pretrained.geometry.image_size, pretrained.geometry.patch_size) == (224, 14)
+    assert pretrained.normalisation == IMAGENET
+    tensors["pos_embed"] = resampled(tensors["pos_embed"], side=16)
+    expected = class_token(tensors, pictures(224, count=2), heads=6)
+    assert (token_of(pretrained, pictures(224, count=2)) - expected).abs().max() < TOLERANCE
+
+
+def test_the_normalisation_is_the_custom_of_the_family(tmp_path: Path) -> None:
+    for layer_scale, custom in ((False, HALF), (True, IMAGENET)):
+        tensors = made_up(layer_scale=layer_scale)
+        path = write_vit(tmp_path / str(layer_scale), tensors)
+        assert read_pretrained(path).normalisation == custom
+
+
+def test_positions_for_518_pixels_are_used_for_224(tmp_path: Path) -> None:
+    """DINOv2 files are: other files keep their own size."""
+    for layer_scale, size in ((False, 518), (True, 224)):
+        tensors = made_up(image_size=518, patch_size=14, layer_scale=layer_scale)
+        pretrained = read_pretrained(write_vit(tmp_path / str(size), tensors))
+        assert pretrained.geometry.image_size == size
+
+
+def test_a_token_of_hidden_patches_makes_no_difference(tmp_path: Path) -> None:
+    tensors = made_up(layer_scale=True) | {"mask_token": torch.ones(1, 64)}
+    assert "mask_token" not in read_pretrained(write_vit(tmp_path / "vit", tensors)).tensors
 
 
 @pytest.mark.parametrize("size", [4, 12, 20])
@@ -135,17 +167,17 @@ def huge_in_float16(tensors: Tensors) -> None:
     [
         (
             {"model.layers.0.weight": torch.zeros(2, 2)},
-            "expected patch_embed.proj.weight with 4 dimensions, and it is not among model.layers",
+            "expected one of patch_embed.proj.weight, .*, and none is among model.layers.0.weight",
         ),
-        ({}, "it is not among no tensors"),
+        ({}, "none is among no tensors"),
         (
             changed(lambda t: t.pop("cls_token")),
-            "expected cls_token with 3 dimensions, and it is not among blocks.0",
+            r"expected cls_token \[1, 1, 64\], and there is none",
         ),
         (changed(lambda t: t.pop("norm.bias")), r"expected norm.bias \[64\], and there is none"),
         (
-            changed(lambda t: t.pop("blocks.0.mlp.fc1.weight")),
-            "expected blocks.0.mlp.fc1.weight with 2 dimensions",
+            changed(lambda t: t.pop("blocks.0.mlp.fc2.weight")),
+            "expected blocks.0.mlp.fc2.weight with 2 dimensions, and it is not among blocks.0",
         ),
         (
             changed(lambda t: t.update({"blocks.1.attn.proj.weight": torch.zeros(64, 32)})),
@@ -157,8 +189,8 @@ def huge_in_float16(tensors: Tensors) -> None:
             r"expected norm.weight \[64\] of .*, found I64 \[64\]",
         ),
         (
-            changed(lambda t: t.update({"pos_embed": torch.zeros(1, 4, 64)})),
-            "expected pos_embed for a square of patches and one class token, found 4 positions",
+            changed(lambda t: t.update({"pos_embed": torch.zeros(1, 7, 64)})),
+            "expected pos_embed for a square of patches and one class token, found 7 positions",
         ),
         (
             changed(lambda t: t.update({"pos_embed": torch.zeros(1, 0, 64)})),
@@ -167,15 +199,19 @@ def huge_in_float16(tensors: Tensors) -> None:
         (made_up(width=48), "expected a multiple of 32 channels, found 48"),
         (
             changed(lambda t: t.update({"blocks.0.mlp.fc1.weight": torch.zeros(100, 64)})),
-            "expected a hidden layer of a multiple of 64 channels, found 100",
+            r"expected blocks.0.mlp.fc1.weight \[128, 64\] of .*, found F32 \[100, 64\]",
         ),
         (
             changed(lambda t: t.update({"blocks.0.ls1.gamma": torch.zeros(64)})),
-            "not a plain vision transformer: found blocks.0.ls1.gamma",
+            r"expected blocks.0.ls2.gamma \[64\], and there is none",
         ),
         (
-            changed(lambda t: t.update({"reg_token": torch.zeros(1, 4, 64)})),
-            "not a plain vision transformer: found reg_token",
+            changed(lambda t: t.update({"blocks.1.ls1.gamma": torch.zeros(64)})),
+            "not a vision transformer of a known family: found blocks.1.ls1.gamma",
+        ),
+        (
+            changed(lambda t: t.update({"reg_token": torch.zeros(4, 64)})),
+            r"expected reg_token \[1, 0, 64\] of .*, found F32 \[4, 64\]",
         ),
         (
             changed(lambda t: t.update({"blocks.9999.norm1.weight": torch.zeros(64)})),
@@ -202,16 +238,17 @@ def test_a_file_that_is_something_else_is_told_what_was_expected_and_found(
     "data",
     [
         b"",
-        b"PK\x03\x04 a zip, such as torch.save writes",
         struct.pack("<Q", 1 << 62) + b"{}",
         struct.pack("<Q", 2 << 20) + b" " * (2 << 20),
         struct.pack("<Q", 100_000) + b"[" * 100_000,
     ],
 )
 def test_bytes_that_are_no_safetensors_are_refused(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "model.pth"
+    path = tmp_path / "model.tensors"
     path.write_bytes(data)
-    with pytest.raises(DataRejected, match=r"model.pth is not a safetensors file of weights: it"):
+    with pytest.raises(
+        DataRejected, match=r"model.tensors is not a safetensors file of weights: it"
+    ):
         read_pretrained(path)
 
 

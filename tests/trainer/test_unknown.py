@@ -13,39 +13,34 @@ from tests.tiny_versions import promote, publish_tiny
 from tests.trainer.folders import Listening, asked, pixels_of, write_classes
 from trainer.add_task import add_task
 from trainer.evaluation.evaluate import evaluate
-from trainer.evaluation.unknown import auroc, fit_threshold, max_logit, tell_apart
+from trainer.evaluation.unknown import auroc, fit_threshold, tell_apart
 from trainer.request import Evaluate
 
 
-def logits(scores: list[float]) -> np.ndarray:
-    """Logits of two classes whose score is the one asked for."""
-    return np.array([[score, -score] for score in scores], dtype=np.float32)
-
-
 def test_about_the_rate_of_known_images_falls_below_the_threshold() -> None:
-    known = np.random.default_rng(0).normal(size=(199, 5)).astype(np.float32)
-    detector = fit_threshold(known, rate=0.05)
+    known = np.random.default_rng(0).normal(size=199)
+    detector = fit_threshold(known, score="log-odds", rate=0.05)
     assert detector is not None
-    assert (max_logit(known) < detector.threshold).sum() == 10
-    assert (detector.rate, detector.images) == (0.05, 199)
-    others = np.random.default_rng(1).normal(size=(20_000, 5)).astype(np.float32)
-    assert (max_logit(others) < detector.threshold).mean() == pytest.approx(0.05, abs=0.02)
+    assert (known < detector.threshold).sum() == 10
+    assert (detector.score, detector.rate, detector.images) == ("log-odds", 0.05, 199)
+    others = np.random.default_rng(1).normal(size=20_000)
+    assert (others < detector.threshold).mean() == pytest.approx(0.05, abs=0.02)
 
 
 def test_the_threshold_lies_between_two_scores() -> None:
-    detector = fit_threshold(logits([float(one) for one in range(1, 20)]), rate=0.05)
+    detector = fit_threshold(np.arange(1.0, 20.0), score="max-logit", rate=0.05)
     assert detector is not None
     assert detector.threshold == pytest.approx(1.5)
 
 
 def test_with_too_few_images_for_the_rate_none_of_them_is_refused() -> None:
-    detector = fit_threshold(logits([3.0, 1.0, 2.0]), rate=0.05)
+    detector = fit_threshold(np.array([3.0, 1.0, 2.0]), score="max-logit", rate=0.05)
     assert detector is not None
     assert detector.threshold == pytest.approx(1.0)
 
 
 def test_with_nothing_held_out_there_is_no_threshold() -> None:
-    assert fit_threshold(np.zeros((0, 2), dtype=np.float32), rate=0.05) is None
+    assert fit_threshold(np.zeros(0), score="max-logit", rate=0.05) is None
 
 
 def test_auroc_counts_pairs() -> None:
@@ -56,13 +51,13 @@ def test_auroc_counts_pairs() -> None:
 
 def test_what_is_told_apart_and_what_cannot_be_said() -> None:
     detector = Unknown(score="max-logit", threshold=1.5, rate=0.05, images=9)
-    told = tell_apart(logits([1.0, 2.0]), logits([0.5, 1.0, 1.2, 9.0]), detector=detector)
+    told = tell_apart(np.array([1.0, 2.0]), np.array([0.5, 1.0, 1.2, 9.0]), detector=detector)
     assert told["refused_known"] == 0.5
     assert told["false_accept_rate"] == 0.25
     assert told["images"] == 4
-    bare = tell_apart(logits([1.0]), logits([0.5]), detector=None)
+    bare = tell_apart(np.array([1.0]), np.array([0.5]), detector=None)
     assert (bare["auroc"], bare["false_accept_rate"], bare["refused_known"]) == (1.0, None, None)
-    assert tell_apart(logits([1.0]), None, detector=detector)["auroc"] is None
+    assert tell_apart(np.array([1.0]), None, detector=detector)["auroc"] is None
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, float("nan")])

@@ -39,6 +39,9 @@ def test_the_power_of_the_evidence_is_told(dne_train: Command, tmp_path: Path) -
     assert dne_train.add(write_classes(tmp_path / "letters", ["a", "b", "c"])) == 0
     assert dne_train.add(write_classes(tmp_path / "digits", ["0", "1"])) == 0
     assert "6 of old ones; they notice a fall of 5 points hardly ever" in dne_train.err
+    signs = write_classes(tmp_path / "signs", ["plus", "minus"])
+    assert dne_train.add(signs, "--max-drop", 30) == 0
+    assert "they notice" not in dne_train.err  # measured at the default limit only
 
 
 def test_an_extension_is_announced_as_judged_by_images_of_all_classes(

@@ -13,8 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-REAL = Path(__file__).resolve().parents[3] / "shared/data/vit_tiny_patch16_224.safetensors"
-"""Not part of the project: tests that need it are skipped where it is not."""
+_SHARED = next(
+    (one for one in (up / "shared/data" for up in Path(__file__).parents) if one.is_dir()),
+    Path("shared/data"),
+)
+REAL = _SHARED / "vit_tiny_patch16_224.safetensors"
+REAL_DINOV2 = _SHARED / "dinov2_vits14.fp16.safetensors"
+"""Not part of the project: tests that need them are skipped where they are not."""
 
 
 def made_up(
@@ -26,6 +31,7 @@ def made_up(
     mlp_ratio: int = 2,
     qkv_bias: bool = True,
     classes: int = 3,
+    layer_scale: bool = False,
     seed: int = 0,
 ) -> dict[str, Tensor]:
     """The tensors of a small vision transformer by timm's names, far from any special value."""
@@ -51,6 +57,8 @@ def made_up(
         for layer in ("norm1", "norm2"):
             shapes[f"blocks.{block}.{layer}.weight"] = (width,)
             shapes[f"blocks.{block}.{layer}.bias"] = (width,)
+        if layer_scale:
+            shapes |= {f"blocks.{block}.{layer}.gamma": (width,) for layer in ("ls1", "ls2")}
     if classes:
         shapes |= {"head.weight": (classes, width), "head.bias": (classes,)}
     draw = torch.Generator().manual_seed(seed)
@@ -87,9 +95,9 @@ def class_token(tensors: Mapping[str, Tensor], images: Tensor, *, heads: int) ->
         q, k, v = qkv.reshape(batch, positions, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
         attention = (q @ k.transpose(-2, -1) * (width // heads) ** -0.5).softmax(dim=-1)
         read = (attention @ v).transpose(1, 2).reshape(batch, positions, width)
-        x = x + linear(read, f"{here}.attn.proj")
+        x = x + linear(read, f"{here}.attn.proj") * tensors.get(f"{here}.ls1.gamma", 1)
         hidden = F.gelu(linear(norm(x, f"{here}.norm2"), f"{here}.mlp.fc1"))
-        x = x + linear(hidden, f"{here}.mlp.fc2")
+        x = x + linear(hidden, f"{here}.mlp.fc2") * tensors.get(f"{here}.ls2.gamma", 1)
         block += 1
     return norm(x, "norm")[:, 0]
 

@@ -11,19 +11,33 @@ from model_store.codec import decode_images, encode_images
 from model_store.preprocess import encode_png, read_pixels
 from model_store.records.manifest import ClassImages, Preprocessing, ShardKind, ShardRef
 from model_store.store.shard import check_shard, shard_ref
-from trainer.data.folders import LabelledImages
+from trainer.data.folders import LabelledImages, in_threads
 
-HELD_OUT_SHARE = 0.1
+HELD_OUT_SHARES = (0.1, 0.2)
+"""The share of a class's images that is held out, and the share where too few would be."""
+ENOUGH_HELD_OUT = 200
+"""Held-out images by which the gate notices nine of ten falls of five points; see ADR 49."""
 HELD_OUT_BOUNDS = (2, 20)
 FEWEST_FOR_HELD_OUT = 10
 
 
-def held_out_count(images: int) -> int:
+def held_out_count(images: int, *, share: float = HELD_OUT_SHARES[0]) -> int:
     """Return how many of a class's images are held out."""
     if images < FEWEST_FOR_HELD_OUT:
         return 0
     low, high = HELD_OUT_BOUNDS
-    return min(max(round(images * HELD_OUT_SHARE), low), high)
+    return min(max(round(images * share), low), high)
+
+
+def held_out_share(images_by_class: Mapping[str, int], *, already: int) -> float:
+    """Choose the share to hold out: more than the least where all classes together have too few
+    images to judge by, and no more than that takes."""
+    least, most = HELD_OUT_SHARES
+    usual = sum(held_out_count(images) for images in images_by_class.values())
+    lacking = ENOUGH_HELD_OUT - already - usual
+    if lacking <= 0 or not usual:
+        return least
+    return min(most, least * (1 + lacking / usual))
 
 
 def set_aside(
@@ -34,11 +48,14 @@ def set_aside(
     `already` counts the images of a class that were held out before: a class has a limit in all.
     """
     draw = np.random.default_rng(seed)
+    before = already or {}
+    share = held_out_share(images.images_by_class, already=sum(before.values()))
     held: list[int] = []
     for name in images.classes:
         rows = images.rows_of(name)
-        room = max(0, HELD_OUT_BOUNDS[1] - (already or {}).get(name, 0))
-        held += draw.permutation(rows)[: min(held_out_count(len(rows)), room)].tolist()
+        room = max(0, HELD_OUT_BOUNDS[1] - before.get(name, 0))
+        count = min(held_out_count(len(rows), share=share), room)
+        held += draw.permutation(rows)[:count].tolist()
     chosen = np.zeros(len(images), dtype=bool)
     chosen[held] = True
     return images.take(np.flatnonzero(~chosen)), images.take(np.flatnonzero(chosen))
@@ -102,16 +119,22 @@ def recall(
     preprocessing: Preprocessing,
 ) -> LabelledImages:
     """Read the images of `entries` from the store, and label them among `classes`."""
-    size = preprocessing.image_size
-    pixels, labels = [np.zeros((0, size, size, 3), dtype=np.uint8)], []
+    encoded: list[bytes] = []
+    labels: list[int] = []
     for entry in entries:
         data = read(entry.shard)
         check_shard(entry.shard, data, expected=None)
         images = decode_images(data, count=entry.count)
-        pixels += [read_pixels(image, preprocessing)[None] for image in images]
+        encoded += images
         labels += [classes.index(entry.class_name)] * len(images)
+    size = preprocessing.image_size
+    pixels = np.zeros((len(encoded), size, size, 3), dtype=np.uint8)
+
+    def place(row: int) -> None:
+        pixels[row] = read_pixels(encoded[row], preprocessing)
+
+    for _ in in_threads(place, len(encoded)):
+        pass
     return LabelledImages(
-        classes=classes,
-        pixels_NHWC=np.concatenate(pixels),
-        labels_N=np.array(labels, dtype=np.int64),
+        classes=classes, pixels_NHWC=pixels, labels_N=np.array(labels, dtype=np.int64)
     )

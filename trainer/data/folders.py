@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,7 @@ IMAGE_SUFFIXES = frozenset(
         ".webp",
     ]
 )
+Placed = TypeVar("Placed")
 SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
@@ -215,7 +217,7 @@ def read_images(
         return None
 
     with progress.phase("reading images", total=len(files)) as phase:
-        for row, reason in enumerate(_map_in_threads(place, len(files))):
+        for row, reason in enumerate(in_threads(place, len(files))):
             if reason is not None:
                 good[row] = False
                 bad.append(f"{shown(files[row].relative_to(listing.folder))} ({reason})")
@@ -233,7 +235,8 @@ def shown(path: Path) -> str:
     return text if is_shown(text) else repr(text)
 
 
-def _map_in_threads(place: Callable[[int], str | None], count: int) -> Iterator[str | None]:
+def in_threads(place: Callable[[int], Placed], count: int) -> Iterator[Placed]:
+    """Call `place` with each number below `count`, and yield its results in order."""
     pool = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decode")
     try:
         yield from pool.map(place, range(count))

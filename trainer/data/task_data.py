@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from model_store.records.manifest import ClassImages, Manifest, Preprocessing
+from model_store.errors import DataRejected
+from model_store.records.hierarchy import Hierarchy
+from model_store.records.manifest import ClassImages, ClassTokens, Preprocessing
 from trainer.base import Base
 from trainer.data.checks import (
     note_not_judged,
@@ -28,7 +30,15 @@ from trainer.data.folders import (
     read_images,
 )
 from trainer.progress import Progress
-from trainer.request import AddTask
+from trainer.request import AddTask, Learning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptStatistics:
+    """Statistics of the tokens of one class, as they are in the store."""
+
+    entry: ClassTokens
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +55,12 @@ class TaskData:
     source: Literal["held-out", "validation"]
     retired: tuple[str, ...] = ()
     """Classes that are never answered, and so need no images."""
-    learnt_from: Mapping[str, float] = field(default_factory=dict)
-    """The number of images that each of the parent's classes was learnt from, where it is known."""
-
-    def forgotten(self, class_name: str) -> float:
-        """Return the share of a class's images that is lost since the class was learnt."""
-        once, left = self.learnt_from.get(class_name, 0), len(self.for_training.rows_of(class_name))
-        return max(0.0, 1 - left / once) if once else 0.0
+    statistics: tuple[KeptStatistics, ...] = ()
+    """The parent's, of exemplars and of images that were dropped."""
+    hierarchy: Hierarchy | None = None
+    """The groups above the classes."""
+    digest: str | None = None
+    """The digest of the images of the folder, as they are read; None without a folder."""
 
     @property
     def exemplars(self) -> int:
@@ -66,6 +75,7 @@ def read_task_data(
     classes: tuple[str, ...],
     preprocessing: Preprocessing,
     progress: Progress,
+    hierarchy: Hierarchy | None = None,
 ) -> TaskData:
     def remembered(entries: tuple[ClassImages, ...]) -> LabelledImages:
         return recall(entries, classes=classes, read=base.read_shard, preprocessing=preprocessing)
@@ -102,18 +112,78 @@ def read_task_data(
         judged_by=judged_by,
         source="held-out" if request.val_data is None else "validation",
         retired=base.parent.retired if base.parent else (),
-        learnt_from=_learnt_from(base.parent),
+        statistics=_kept_statistics(base),
+        hierarchy=hierarchy,
+        digest=_digest(images),
     )
 
 
-def _learnt_from(parent: Manifest | None) -> dict[str, float]:
-    """Divide the images of each task's record evenly among the task's classes."""
-    counts: dict[str, float] = {}
-    for task in parent.tasks if parent else ():
-        images = task.training.get("images")
-        if isinstance(images, int):
-            counts |= dict.fromkeys(task.classes, images / len(task.classes))
-    return counts
+def read_again(listing: Listing, *, base: Base, request: AddTask, progress: Progress) -> TaskData:
+    """Read the folder of a task that the parent has, with what the store keeps of other classes."""
+    assert base.parent is not None
+    return read_task_data(
+        listing,
+        base=base.without_images_of(listing.names),
+        request=request,
+        classes=base.parent.spec.classes,
+        preprocessing=base.parent.preprocessing,
+        progress=progress,
+        hierarchy=base.parent.hierarchy,
+    )
+
+
+def recall_task_data(
+    base: Base, *, names: tuple[str, ...], request: Learning, progress: Progress
+) -> TaskData:
+    """Take the images of all classes from the store; those of `names` count as new."""
+    assert base.parent is not None
+    classes, preprocessing = base.parent.spec.classes, base.parent.preprocessing
+    memory, held_out = (
+        recall(entries, classes=classes, read=base.read_shard, preprocessing=preprocessing)
+        for entries in (base.memory, base.held_out)
+    )
+    missing = [
+        name for name in names if name not in base.parent.retired and not len(memory.rows_of(name))
+    ]
+    if missing:
+        raise DataRejected(
+            f"the store keeps no images of {', '.join(map(repr, missing[:20]))} to learn an expert "
+            "from"
+        )
+    judged_by = held_out
+    if request.val_data is not None:
+        judged_by = _validation(
+            request.val_data,
+            classes=classes,
+            retired=base.parent.retired,
+            preprocessing=preprocessing,
+            skip_bad=request.skip_bad,
+            progress=progress,
+        )
+    return TaskData(
+        for_training=memory,
+        new_images=sum(len(memory.rows_of(name)) for name in names),
+        new_held_out=held_out,
+        judged_by=judged_by,
+        source="held-out" if request.val_data is None else "validation",
+        retired=base.parent.retired,
+        statistics=_kept_statistics(base),
+        hierarchy=base.parent.hierarchy,
+    )
+
+
+def _digest(images: LabelledImages) -> str:
+    """Digest pixels and classes, in the order of the folder."""
+    digest = hashlib.sha256("\n".join(images.classes).encode())
+    digest.update(images.labels_N.tobytes())
+    digest.update(images.pixels_NHWC.tobytes())
+    return digest.hexdigest()
+
+
+def _kept_statistics(base: Base) -> tuple[KeptStatistics, ...]:
+    return tuple(
+        KeptStatistics(entry=entry, data=base.read_shard(entry.shard)) for entry in base.statistics
+    )
 
 
 def _of_classes(images: LabelledImages, names: tuple[str, ...]) -> LabelledImages:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from model_store.codec import load_network
+import numpy as np
+import torch
+
+from model_store.codec import load_doubt, load_network
 from model_store.errors import ChannelNotFound
-from model_store.inference.forward import FoldedNetwork
+from model_store.inference.doubt import Doubt
+from model_store.inference.forward import Lineage
 from model_store.network.device import choose_device
 from model_store.network.network import Network
 from model_store.records.manifest import Manifest
@@ -21,10 +25,16 @@ from trainer.data.folders import (
     note_ignored,
     read_images,
 )
-from trainer.evaluation.judged import Floats, in_batches, judge
-from trainer.evaluation.unknown import tell_apart
+from trainer.evaluation.judged import judged_by
+from trainer.evaluation.levels import measure_levels
+from trainer.evaluation.unknown import Scores, scores_of, tell_apart
 from trainer.progress import Progress
 from trainer.request import Evaluate
+from trainer.tokens.cache import TokenCache
+from trainer.tokens.passes import Floats
+
+IMAGES_A_PART = 64
+"""Images between two reports of progress."""
 
 
 def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
@@ -35,7 +45,15 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
     if request.unknown_data is not None:
         strangers = _read_strangers(request.unknown_data, request, manifest, progress)
     network = load_network(store.read_shard, manifest).to(choose_device(request.device))
-    judged = judge(network, known, preprocessing=manifest.preprocessing, retired=manifest.retired)
+    doubt = load_doubt(store.read_shard, manifest)
+    cache = TokenCache(
+        network,
+        Lineage.of(network).token,
+        preprocessing=manifest.preprocessing,
+        folder=request.tokens if manifest.spec.is_pretrained else None,
+    )
+    token_NW, logits_NC = _read_out(network, known, cache, progress)
+    judged = judged_by(logits_NC, known, retired=manifest.retired)
     newest = manifest.spec.tasks[-1].classes
     older = [name for name in manifest.spec.classes if name not in newest]
     parts = {"all": manifest.spec.classes, "old": older, "new": newest}
@@ -52,19 +70,46 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
         "confusion": judged.confusion(),
         "calibration_error": errors["after"]["all"],
         "calibration": {"temperature": temperature, **errors},
+        "levels": measure_levels(judged, manifest.hierarchy, temperature=temperature),
         "unknown": tell_apart(
-            judged.logits_NC,
-            _answered_logits(network, strangers, manifest) if strangers else None,
+            scores_of(judged.logits_NC, token_NW, doubt=doubt),
+            _scores(network, strangers, manifest, cache, progress, doubt=doubt)
+            if strangers
+            else None,
             detector=manifest.unknown,
         ),
     }
 
 
-def _answered_logits(network: Network, images: LabelledImages, manifest: Manifest) -> Floats:
-    """Compute the logits of the classes that are answered, for images of no class."""
-    folded = FoldedNetwork.of(network)
-    logits = in_batches(network, images, folded, preprocessing=manifest.preprocessing)
-    return logits[:, list(manifest.places)]
+def _scores(
+    network: Network,
+    images: LabelledImages,
+    manifest: Manifest,
+    cache: TokenCache,
+    progress: Progress,
+    *,
+    doubt: Doubt | None,
+) -> Scores:
+    """Score images of no class by the classes that are answered."""
+    token_NW, logits_NC = _read_out(network, images, cache, progress)
+    return scores_of(logits_NC[:, list(manifest.places)], token_NW, doubt=doubt)
+
+
+def _read_out(
+    network: Network, images: LabelledImages, cache: TokenCache, progress: Progress
+) -> tuple[Floats, Floats]:
+    """Compute the oldest slice of the token, and the logits, in one pass over the images."""
+    with progress.phase("reading tokens", total=len(images)) as phase:
+        for start in range(0, len(images), IMAGES_A_PART):
+            part = images.take(np.arange(start, min(start + IMAGES_A_PART, len(images))))
+            cache.tokens(part)
+            phase.advance(len(part))
+    found_NW = cache.tokens(images)
+    cache.save()
+    with torch.inference_mode():
+        token = torch.from_numpy(found_NW).to(network.device)
+        logits_NC: Floats = network.classify([token]).cpu().numpy()
+    return found_NW[:, : network.spec.doubt_width], logits_NC
 
 
 def _read_known(request: Evaluate, manifest: Manifest, progress: Progress) -> LabelledImages:

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
-from model_store.codec import encode_classifier, encode_expert
+from model_store.codec import encode_classifier, encode_doubt, encode_expert
 from model_store.inference.forward import FoldedNetwork, Lineage
 from model_store.network.flops import folded_flops
 from model_store.network.network import Network
@@ -70,7 +71,7 @@ class Forecast:
         old, new = self.parent, self.version
         if old is None:
             return ""
-        if new.gflop == old.gflop:
+        if new.gflop < 1.005 * old.gflop:  # a few more rows of the classifier
             return f" as now ({_mib(old.bytes)} MiB)"
         return f", {new.gflop / old.gflop:.2g} times what it takes now ({_mib(old.bytes)} MiB)"
 
@@ -82,21 +83,35 @@ class Before:
     spec: NetworkSpec
     expert_bytes: int
     classifier_bytes: int
+    doubt_bytes: int = 0
 
     @property
     def cost(self) -> Cost:
-        return Cost(bytes=self.expert_bytes + self.classifier_bytes, gflop=_gflop(self.spec))
+        total = self.expert_bytes + self.classifier_bytes + self.doubt_bytes
+        return Cost(bytes=total, gflop=_gflop(self.spec))
 
 
-def forecast(network: Network, *, experts: Lineage, images: int, parent: Before | None) -> Forecast:
+def forecast(
+    network: Network,
+    *,
+    experts: Lineage,
+    images: int,
+    parent: Before | None,
+    doubts: bool = False,
+) -> Forecast:
     """Forecast the version that `network` becomes by learning its newest task from `images`.
 
-    `experts` are those of `network`, folded.
+    `experts` are those of `network`, folded. `doubts`: tokens tell unknown images.
     """
     spec = network.spec
-    extends = parent is not None and len(parent.spec.tasks) == len(spec.tasks)
-    expert_bytes = 0 if extends else len(encode_expert(network, len(spec.tasks) - 1))
+    older = len(parent.spec.experts) if parent else 0
+    newest = len(spec.experts) - 1
+    expert_bytes = len(encode_expert(network, newest)) if newest >= older else 0
+    adds_task = parent is None or len(spec.tasks) > len(parent.spec.tasks)
     delta_bytes = expert_bytes + len(encode_classifier(network))
+    if doubts:
+        empty = {name: np.zeros(shape, np.float32) for name, shape in spec.doubt_tensors().items()}
+        delta_bytes += len(encode_doubt(empty))
     version = Cost(
         bytes=(parent.expert_bytes if parent else 0) + delta_bytes,
         gflop=_gflop(spec),
@@ -106,7 +121,7 @@ def forecast(network: Network, *, experts: Lineage, images: int, parent: Before 
         version=version,
         delta_bytes=delta_bytes,
         parent=parent.cost if parent else None,
-        following=None if extends else _following(version, spec, images=images),
+        following=_following(version, spec, images=images) if adds_task else None,
     )
 
 

@@ -28,7 +28,7 @@ FEWEST_TO_CALL_A_GUESS = 12
 """The fewest new images that tell guesses from bad luck."""
 FEWEST: dict[Side, int] = {"old": HANDFUL + 1, "new": FEWEST_TO_CALL_A_GUESS}
 """The fewest images by which a side is judged: fewer could not refuse a version."""
-NOTICED = {0: 0.0, 50: 0.14, 100: 0.62, 200: 0.90, 400: 0.97, 800: 1.0}
+NOTICED = {0: 0.0, 50: 0.14, 100: 0.62, 200: 0.90, 400: 0.97}
 """The share of falls of five points on old classes that are refused, by the number of their images;
 see ADR 49."""
 MAX_TOLD = 200
@@ -44,6 +44,8 @@ class Candidate:
     older: tuple[str, ...]
     newest: tuple[str, ...]
     model_bytes: int
+    deepens: bool = False
+    """True for an expert that is added to classes which the parent answers without it."""
     latency_ms: float | None = None
 
     @property
@@ -66,16 +68,15 @@ def decide(candidate: Candidate, *, limits: GateLimits) -> Gate:
     """Give the verdict, every reason against the version, and the classes that got worse."""
     judged = candidate.judged
     old_images = candidate.images_of("old")
-    worse, better, p_value = 0, 0, None
+    flips, p_value = (0, 0), None
     if candidate.parent is not None and old_images:
         old = np.flatnonzero(judged.is_of(candidate.older))
         before, after = candidate.parent.take(old), judged.take(old)
-        worse = int((before.right_N & ~after.right_N).sum())
-        better = int((~before.right_N & after.right_N).sum())
-        p_value = chance_of_a_fall(before, after)
+        flips, p_value = count_flips(before, after), chance_of_a_fall(before, after)
     reasons = (
-        *_old_reasons(candidate, limits=limits, p_value=p_value, flips=(worse, better)),
-        *_new_reasons(candidate, limits=limits),
+        *_old_reasons(candidate, limits=limits, p_value=p_value, flips=flips),
+        *(() if candidate.deepens else _new_reasons(candidate, limits=limits)),
+        *(_earning_reasons(candidate, limits=limits) if candidate.deepens else ()),
         *_budget_reasons(candidate, limits=limits),
     )
     return Gate(
@@ -86,8 +87,8 @@ def decide(candidate: Candidate, *, limits: GateLimits) -> Gate:
         not_judged=candidate.not_judged(),
         old_images=old_images,
         new_images=candidate.images_of("new"),
-        got_worse=worse,
-        got_better=better,
+        got_worse=flips[0],
+        got_better=flips[1],
         p_value=p_value,
         latency_ms=candidate.latency_ms,
         worse=_worse_classes(candidate),
@@ -108,12 +109,17 @@ def chance_of_a_fall(before: Judged, after: Judged) -> float:
     beats its best rival: it weighs how sure an answer was, where a flip counts the same whether
     it was near or far. The other is on the flips.
     """
-    worse = int((before.right_N & ~after.right_N).sum())
-    better = int((~before.right_N & after.right_N).sum())
+    worse, better = count_flips(before, after)
     fall_N = _beats_its_rival(before) - _beats_its_rival(after)
     by_probability = sign_flip_test(fall_N) / BY_PROBABILITY
     by_flips = sign_test(worse=worse, better=better) / (1 - BY_PROBABILITY)
     return min(1.0, by_probability, by_flips)
+
+
+def count_flips(before: Judged, after: Judged) -> tuple[int, int]:
+    """Count the answers that got worse, and those that got better."""
+    worse_N, better_N = before.right_N & ~after.right_N, ~before.right_N & after.right_N
+    return int(worse_N.sum()), int(better_N.sum())
 
 
 def _beats_its_rival(judged: Judged) -> NDArray[np.float64]:
@@ -127,7 +133,7 @@ def _beats_its_rival(judged: Judged) -> NDArray[np.float64]:
     scaled[rows, judged.labels_N] = -np.inf
     # Without another class there is no rival, and the answer is certain.
     margin_N = own_N - scaled.max(axis=1)
-    return np.asarray(1 / (1 + np.exp(-margin_N)))
+    return np.asarray(0.5 * (1 + np.tanh(margin_N / 2)))
 
 
 def sign_flip_test(fall_N: NDArray[np.float64]) -> float:
@@ -192,6 +198,23 @@ def _old_reasons(
         f"accuracy on old classes fell from {percent(before)} to {percent(after)}, more than "
         f"--max-drop {100 * limits.max_drop:g} allows ({counted(flips[0], 'image')} got worse, "
         f"{flips[1]} better, p = {p_value:.2g})",
+    )
+
+
+def _earning_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]:
+    """Refuse an expert that does not make the version better, beyond chance."""
+    after = candidate.judged.accuracy()
+    before = candidate.parent.accuracy() if candidate.parent else None
+    if candidate.parent is None or before is None or after is None:
+        return ("the expert was not judged, so nothing shows that it earns its cost",)
+    worse, better = count_flips(candidate.parent, candidate.judged)
+    p_value = chance_of_a_fall(candidate.judged, candidate.parent)
+    if after - before >= limits.min_gain - 1e-9 and p_value <= SIGNIFICANCE:
+        return ()
+    return (
+        f"the expert does not earn its cost: accuracy went from {percent(before)} to "
+        f"{percent(after)}, and --min-gain {100 * limits.min_gain:g} asks for more beyond chance "
+        f"({counted(better, 'image')} got better, {worse} worse, p = {p_value:.2g})",
     )
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from model_store.inference.forward import FoldedNetwork
 from model_store.network.network import Network
-from model_store.preprocess import normalise
 from model_store.records.manifest import Preprocessing
 from trainer.data.folders import LabelledImages
+from trainer.tokens.passes import Floats, in_batches
 
-BATCH = 64
 CALIBRATION_BINS = 15
 IMAGES_A_BIN = 20
 """The fewest images a bin: few images in many bins look badly calibrated."""
-
-Floats = NDArray[np.float32]
 
 
 def calibration_bins(images: int) -> int:
@@ -107,7 +102,7 @@ def judge(
     retired: Collection[str] = (),
 ) -> Judged:
     folded = FoldedNetwork.of(network)
-    logits = in_batches(network, images, folded, preprocessing=preprocessing)
+    logits = in_batches(network, images.pixels_NHWC, folded, preprocessing=preprocessing)
     return judged_by(logits, images, retired=retired)
 
 
@@ -118,19 +113,3 @@ def judged_by(
     if len(logits_NC):
         logits_NC[:, [images.classes.index(name) for name in retired]] = -np.inf
     return Judged(classes=images.classes, labels_N=images.labels_N, logits_NC=logits_NC)
-
-
-def in_batches(
-    network: Network,
-    images: LabelledImages,
-    read: Callable[[Tensor], Tensor],
-    *,
-    preprocessing: Preprocessing,
-) -> Floats:
-    """Apply `read` to all images in batches, without gradients: one row an image."""
-    rows = []
-    with torch.inference_mode():
-        for start in range(0, len(images), BATCH):
-            batch = normalise(images.pixels_NHWC[start : start + BATCH], preprocessing)
-            rows.append(read(torch.from_numpy(batch).to(network.device)).cpu().numpy())
-    return np.concatenate(rows) if rows else np.zeros((0, 1), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Tell images of no known class by their max-logit score, and measure how well that works."""
+"""Tell images of no known class by their score, and measure how well that works."""
 
 from __future__ import annotations
 
@@ -8,41 +8,42 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.records.quality import Unknown
+from model_store.inference.doubt import Doubt
+from model_store.records.quality import ScoreName, Unknown
 
 Floats = NDArray[np.float32]
+Scores = NDArray[np.float64]
 
 
-def max_logit(logits_NC: Floats) -> NDArray[np.float64]:
-    """Score each image by its largest logit, as the server does."""
-    return np.asarray(logits_NC.max(axis=1), dtype=np.float64)
+def scores_of(logits_NC: Floats, token_NW: Floats, *, doubt: Doubt | None) -> Scores:
+    """Score each image as the server does: by its token, or else by its largest logit."""
+    scores = logits_NC.max(axis=1) if doubt is None else doubt.log_odds(token_NW)
+    return np.asarray(scores, dtype=np.float64)
 
 
-def fit_threshold(logits_NC: Floats, *, rate: float) -> Unknown | None:
+def fit_threshold(scores_N: Scores, *, score: ScoreName, rate: float) -> Unknown | None:
     """Find the score that about `rate` of known images fall below; None without images.
 
     With n images the share of the next ones below the k-th smallest score is k / (n + 1) on
     average. Fewer than 1 / rate - 1 images allow no k: then the smallest score is the threshold.
     """
-    if not len(logits_NC):
+    if not len(scores_N):
         return None
-    scores = np.sort(max_logit(logits_NC))
+    scores = np.sort(scores_N)
     refused = math.floor(rate * (len(scores) + 1) + 1e-9)
     # Lies between two scores, so that another machine's rounding does not decide about an image.
     threshold = float(scores[refused - 1 : refused + 1].mean()) if refused else float(scores[0])
-    return Unknown(score="max-logit", threshold=threshold, rate=rate, images=len(scores))
+    return Unknown(score=score, threshold=threshold, rate=rate, images=len(scores))
 
 
 def tell_apart(
-    known_NC: Floats, unknown_NC: Floats | None, *, detector: Unknown | None
+    known: Scores, unknown: Scores | None, *, detector: Unknown | None
 ) -> dict[str, Any]:
     """Measure how known and unknown images are told apart, as `dne-train evaluate` reports it.
 
     Refused means called unknown; accepted means not. A figure is null where there is no threshold
     or no unknown image.
     """
-    known = max_logit(known_NC)
-    unknown = None if unknown_NC is None else max_logit(unknown_NC)
     threshold = detector.threshold if detector else None
     return {
         "score": detector.score if detector else None,
@@ -57,7 +58,7 @@ def tell_apart(
     }
 
 
-def auroc(known: NDArray[np.float64], unknown: NDArray[np.float64]) -> float:
+def auroc(known: Scores, unknown: Scores) -> float:
     """Return how often a known image scores higher than an unknown one; ties count half."""
     ordered = np.sort(unknown)
     below = np.searchsorted(ordered, known, side="left")

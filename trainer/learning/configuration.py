@@ -13,11 +13,11 @@ from trainer.data.folders import LabelledImages
 from trainer.learning.checkpoint import Configuration
 from trainer.learning.plan import Plan
 from trainer.learning.student import Student
-from trainer.request import AddTask
+from trainer.request import Learning
 
 
 def configuration_of(
-    student: Student, *, images: LabelledImages, plan: Plan | None, request: AddTask
+    student: Student, *, images: LabelledImages, plan: Plan | None, request: Learning
 ) -> Configuration:
     """Describe a run by digests of its start and its images, not by paths: a folder may move."""
     network = student.network
@@ -28,9 +28,10 @@ def configuration_of(
         "augment": request.augment,
         "flip": request.flip,
         "seed": request.seed,
-        "extend": request.extend,
+        "aim": student.aim,
         "classes": len(network.spec.classes),
-        "heads": network.spec.tasks[-1].expert.heads,
+        "heads": network.spec.experts[-1].heads,
+        "experts": len(network.spec.experts),
         "learnt parameters": sum(one.numel() for one in network.learnable()),
         "images": _digest_of_images(images, student),
         "start": _digest(network.state_dict().values()),

@@ -117,6 +117,6 @@ class Objective:
     def token_slices(self, network: Network, images_BCHW: Tensor) -> list[Tensor]:
         if self.frozen is None:
             return network.token_slices(images_BCHW)
-        if len(self.frozen.spec.tasks) == len(network.spec.tasks):
+        if len(self.frozen.spec.experts) == len(network.spec.experts):
             return [self.frozen.token(images_BCHW)]
         return network.token_slices(images_BCHW, self.frozen.frozen_context(images_BCHW))

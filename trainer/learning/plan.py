@@ -21,7 +21,7 @@ PRETRAINED_MIN_EPOCHS = 3
 PRETRAINED_BATCH = 16
 PRETRAINED_TUNING_SHARE = 0.2
 TUNING_SHARE = 0.35
-"""The steps of balanced tuning for each step of learning; see ADR 46."""
+"""The steps of balanced tuning for each step of learning; see ADR 48."""
 TUNING_RATE_SHARE = 0.3
 
 

@@ -6,10 +6,13 @@ The first student is a network of a preset's sizes, or one around a pre-trained 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from model_store.codec import load_network
@@ -24,33 +27,35 @@ from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing, Scalar
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from model_store.tables import counted
+from trainer.backbones.pretrained import HALF, IMAGENET, Pretrained, read_pretrained
+from trainer.backbones.settings import Triple
 from trainer.base import Base
 from trainer.data.folders import Listing
 from trainer.learning.losses import Teacher
-from trainer.learning.pretrained import Pretrained, read_pretrained
 from trainer.presets import NetworkShape
 from trainer.progress import Progress
-from trainer.request import AddTask, PretrainedFile
+from trainer.request import AddTask, Learning, PretrainedFile
+from trainer.tokens.statistics import ClassStatistics
 
-Triple = tuple[float, float, float]
+Aim = Literal["expert", "head", "extension", "deepening"]
+"""A student adds one of these: a task with its expert; a task with a head only; more images of
+known classes; an expert for tasks that have none."""
 
-NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {
-    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-}
+NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {"half": HALF, "imagenet": IMAGENET}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Student:
-    """The network that learns. Its teacher is the parent: the older experts and the old heads."""
+    """The network that learns."""
 
     network: Network
-    teacher: Teacher | None
+    aim: Aim
     preprocessing: Preprocessing
     new_classes: tuple[str, ...]
-    """The classes to learn; in an extension, known classes with more images."""
-    extends: bool = False
-    """True for a student without a new expert, whose classifier alone is tuned again."""
+    """The classes to learn; in an extension, known classes with more images; in a deepening, the
+    classes of the tasks that get an expert."""
+    before: nn.ModuleList | None = None
+    """The parent's heads; None for a first version."""
     origin: dict[str, Scalar] = field(default_factory=dict)
     """The source of the newest expert's weights, for the record; empty for random weights."""
     frozen: tuple[FoldedExpert, ...] = ()
@@ -58,8 +63,30 @@ class Student:
 
     @property
     def on_pretrained(self) -> bool:
-        """Tell whether the first expert was pre-trained: only then is the token in the sequence."""
-        return self.network.spec.token == "in-sequence"
+        return self.network.spec.is_pretrained
+
+    @property
+    def knows_all(self) -> bool:
+        """Tell whether the parent answers every class: then each has to be as good as before."""
+        return self.aim in ("extension", "deepening")
+
+    @property
+    def adds_expert(self) -> bool:
+        return self.aim in ("expert", "deepening")
+
+    @property
+    def teacher(self) -> Teacher | None:
+        """Return the part of the parent that an expert has to agree with: its older classes."""
+        if self.before is None:
+            return None
+        spec = self.network.spec
+        taught = spec.tasks[: len(self.before)]
+        if self.aim == "deepening":
+            taught = spec.tasks[: -len(spec.tasks_of_newest_expert)]
+        return Teacher(
+            heads=self.before[: len(taught)],
+            classes=sum(len(task.classes) for task in taught),
+        )
 
     @property
     def given(self) -> list[nn.Parameter]:
@@ -68,20 +95,36 @@ class Student:
 
     @property
     def learns_by_steps(self) -> bool:
-        """Tell whether an expert learns, and not the classifier alone."""
-        newest = self.network.newest
-        return bool(newest.learnable()) and not (self.extends and self.on_pretrained)
+        """Tell whether an expert learns, or heads on features that no convex fit is made for."""
+        if self.adds_expert:
+            return bool(self.network.newest.learnable())
+        return not self.on_pretrained
 
     def lineage(self) -> Lineage:
         """Fold the experts that learn, as they are, and put them after the frozen ones."""
         spec, begin = self.network.spec, len(self.frozen)
-        return _lineage(spec, (*self.frozen, *_fold(self.network, begin, len(spec.tasks))))
+        return _lineage(spec, (*self.frozen, *_fold(self.network, begin, len(spec.experts))))
 
     def frozen_lineage(self) -> Lineage | None:
         """Stack the frozen experts, if there are any: they answer alike in every step."""
         if not self.frozen:
             return None
         return _lineage(self.network.spec.until(len(self.frozen)), self.frozen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """The outcome of learning, besides the weights."""
+
+    training: Mapping[str, Scalar] = field(default_factory=dict)
+    """The figures of the run, for the record."""
+    statistics: Mapping[str, ClassStatistics] = field(default_factory=dict)
+    """Those of the classes that have new images; empty without a pre-trained start."""
+    tokens_NW: NDArray[np.float32] | None = None
+    """The tokens that the classifier was fitted to, stand-ins included, and their classes."""
+    labels_N: NDArray[np.int64] | None = None
+    fitted_on: int = 0
+    """The number of images that gave the classifier a temperature of its own; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,18 +153,38 @@ def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progre
     request.shape.check_agrees(base.parent.spec)
     network = load_network(base.read_shard, base.parent)
     # The old experts stay in the network, so the old heads are all that is left to keep.
-    teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))
-    expert = ExpertSpec(heads=request.shape.heads_of_later(images=images))
+    before, expert = network.heads, None
+    if not network.spec.is_pretrained or base.lacks_images:
+        expert = ExpertSpec(heads=request.shape.heads_of_later(images=images))
     torch.manual_seed(request.seed)
     network.expand(TaskSpec(name=_task_name(base, request), classes=new_classes, expert=expert))
     network.to(choose_device(request.device))
-    teacher.heads.to(network.device)
     return Student(
         network=network,
-        teacher=teacher,
+        aim="expert" if expert else "head",
+        before=before.to(network.device),
         preprocessing=base.parent.preprocessing,
         new_classes=new_classes,
-        frozen=_fold(network, 0, len(base.parent.tasks)),
+        frozen=_fold(network, 0, len(base.parent.experts)),
+    )
+
+
+def make_deepening(base: Base, *, heads: int, request: Learning) -> Student:
+    """Load the parent's network, and give its tasks without an expert one of so many heads."""
+    assert base.parent is not None
+    network = load_network(base.read_shard, base.parent)
+    before, device = network.heads, choose_device(request.device)
+    torch.manual_seed(request.seed)
+    network.deepen(ExpertSpec(heads=heads))
+    network.begin_heads_of_newest()
+    network.to(device)
+    return Student(
+        network=network,
+        aim="deepening",
+        before=before.to(device),
+        preprocessing=base.parent.preprocessing,
+        new_classes=network.spec.classes_of_newest_expert,
+        frozen=_fold(network, 0, len(base.parent.experts)),
     )
 
 
@@ -135,7 +198,7 @@ def _make_first(
     start.give(network.newest)
     return Student(
         network=network.to(choose_device(request.device)),
-        teacher=None,
+        aim="expert",
         preprocessing=start.preprocessing,
         new_classes=classes,
         origin=_origin(start),
@@ -157,15 +220,15 @@ def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -
     request.shape.check_agrees(base.parent.spec)
     device = choose_device(request.device)
     network = load_network(base.read_shard, base.parent).to(device)
-    teacher = Teacher(heads=copy.deepcopy(network.heads), classes=len(network.spec.classes))
+    before = copy.deepcopy(network.heads)
     network.heads.requires_grad_(True)
     return Student(
         network=network,
-        teacher=teacher,
+        aim="extension",
+        before=before,
         preprocessing=base.parent.preprocessing,
         new_classes=classes,
-        extends=True,
-        frozen=_fold(network, 0, len(network.spec.tasks)),
+        frozen=_fold(network, 0, len(network.spec.experts)),
     )
 
 
@@ -216,8 +279,10 @@ def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: P
         raise WrongUsage(
             f"--preset {shape.preset} does not go with --pretrained: the file has its own sizes"
         )
-    mean, std = normalisation_named(asked.normalise)
+    # A wrong option is refused before a large file is read.
+    normalisation = None if asked.normalise is None else normalisation_named(asked.normalise)
     weights = read_pretrained(asked.file, attention_heads=asked.attention_heads)
+    mean, std = normalisation or weights.normalisation
     geometry = weights.geometry
     if shape.image_size is not None:  # position embeddings can be resized
         geometry = replace(geometry, image_size=shape.image_size)
@@ -231,7 +296,7 @@ def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: P
     progress.note(
         f"starting from {asked.file}: {counted(geometry.depth, 'block')}, {weights.width} "
         f"channels, {heads}, images of {geometry.image_size} pixels, normalised with "
-        f"{asked.normalise}"
+        f"{_named_normalisation(mean, std)}"
     )
     return Start(
         geometry=geometry,
@@ -254,6 +319,14 @@ def _refuse_other_sizes(shape: NetworkShape, geometry: NetworkSpec, expert: Expe
         if asked is not None and asked != value:
             option = f"--{name.replace('_', '-')} {asked}"
             raise WrongUsage(f"{option} does not fit: the pre-trained file has fixed it at {value}")
+
+
+def _named_normalisation(mean: Triple, std: Triple) -> str:
+    """Give the value of --normalise for these numbers."""
+    for name, known in NORMALISATIONS.items():
+        if known == (mean, std):
+            return name
+    return "/".join(",".join(f"{one:g}" for one in part) for part in (mean, std))
 
 
 def normalisation_named(text: str) -> tuple[Triple, Triple]:

@@ -68,6 +68,7 @@ def page(report: dict[str, Any]) -> str:
         _classes(report),
         _confusion(report["confusion"]),
         _calibration(report["calibration"]),
+        *([_levels(report["levels"])] if report["levels"] else []),
         _growth(report["growth"]),
     ]
     colours = "".join(
@@ -202,6 +203,19 @@ def _calibration(calibration: dict[str, Any]) -> str:
         "Shows how often answers of a confidence are right. On the dashed line the two agree; "
         "below it answers are too sure. Large dots stand for many images.",
         f'<div class="side">{plot}<div>{table}</div></div>',
+    )
+
+
+def _levels(levels: dict[str, Any]) -> str:
+    facts = [
+        ("answered by a group", percent(levels["answered_by_groups"])),
+        ("right of these", percent(levels["right_of_these"])),
+        ("right at any level", percent(levels["right_at_any_level"])),
+    ]
+    return _section(
+        "Groups",
+        "Where every class is in doubt and a group of classes is not, the group is the answer.",
+        _table(("", ""), facts),
     )
 
 

@@ -27,11 +27,13 @@ from model_store.records.manifest import ClassImages, Manifest
 from model_store.store.store import Store
 from trainer.data.exemplars import recall
 from trainer.data.folders import LabelledImages
-from trainer.evaluation.judged import Judged, calibration_bins, in_batches, judged_by
+from trainer.evaluation.judged import Judged, calibration_bins, judged_by
+from trainer.evaluation.levels import measure_levels
 from trainer.progress import Progress
 from trainer.report.history import growth, lineage_of
 from trainer.report.html import page
 from trainer.request import Report
+from trainer.tokens.passes import in_batches
 
 CONFUSIONS_NAMED = 20
 
@@ -88,6 +90,9 @@ def make_report(
         "confusion": _confusion(manifest, counts),
         "forgetting": _forgetting(manifest, lineage, judged_in),
         "calibration": _calibration(manifest, judged),
+        "levels": measure_levels(
+            judged, manifest.hierarchy, temperature=manifest.calibration.temperature
+        ),
         "growth": growth(store, lineage),
     }
 
@@ -105,7 +110,9 @@ def _held_out(store: Store, manifest: Manifest) -> tuple[LabelledImages, list[st
     named = {entry.class_name for entry in manifest.held_out}
     without = [name for name in manifest.classes if name not in named]
     if without:
-        notes.append(f"Nothing was held out of {', '.join(without)}: too few images.")
+        bare = not manifest.image_shards and manifest.statistics
+        why = "it keeps statistics and no pictures" if bare else "too few images"
+        notes.append(f"Nothing is held out of {', '.join(without)}: {why}.")
     images = recall(
         there,
         classes=manifest.spec.classes,
@@ -135,7 +142,9 @@ def _judge_all(
         return whole_token(images_BCHW)
 
     with progress.phase("judging", total=len(images)) as phase:
-        token_NW = in_batches(network, images, token, preprocessing=newest.preprocessing)
+        token_NW = in_batches(
+            network, images.pixels_NHWC, token, preprocessing=newest.preprocessing
+        )
     found = {}
     for one in lineage:
         # The bank has the experts of all versions, so only the classifier is read.

@@ -8,7 +8,7 @@ from typing import Any
 from model_store.records.describe import verdict
 from model_store.records.quality import Calibration, Gate, Unknown
 from model_store.tables import counted, percent
-from trainer.add_task import Outcome
+from trainer.one_version import Outcome
 
 MAX_LINES = 10
 
@@ -37,6 +37,9 @@ def tell_outcome(outcome: Outcome) -> None:
         print(f"promoted by force, against the gate: {'; '.join(gate.reasons)}", file=sys.stderr)
     if gate and gate.passed:
         print(f"the gate: {verdict(manifest)}")
+    if outcome.deeper is not None:
+        print("with an expert:")
+        tell_outcome(outcome.deeper)
 
 
 def tell_evaluation(report: dict[str, Any]) -> None:
@@ -48,6 +51,7 @@ def tell_evaluation(report: dict[str, Any]) -> None:
         f"  calibration error: {report['calibration_error']:.3f} (with temperature "
         f"{calibration['temperature']:.2f}; without: {calibration['before']['all']:.3f})"
     )
+    tell_levels(report["levels"])
     unknown = report["unknown"]
     print(f"  known images answered as unknown: {percent(unknown['refused_known'])}")
     if unknown["images"]:
@@ -58,6 +62,15 @@ def tell_evaluation(report: dict[str, Any]) -> None:
     width = max(map(len, report["per_class"]))
     for name, value in report["per_class"].items():
         print(f"    {name:{width}}  {percent(value)}")
+
+
+def tell_levels(levels: dict[str, Any] | None) -> None:
+    if levels is not None:
+        print(
+            f"  answered by a group: {percent(levels['answered_by_groups'])}, right "
+            f"{percent(levels['right_of_these'])}; right at any level: "
+            f"{percent(levels['right_at_any_level'])}"
+        )
 
 
 def _tell_accuracy(accuracy: dict[str, float | None]) -> None:

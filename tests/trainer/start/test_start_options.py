@@ -9,44 +9,16 @@ import pytest
 import torch
 
 from model_store.errors import DataRejected, WrongUsage
-from tests.trainer.folders import write_classes
-from tests.trainer.pretrained_start import (
-    LETTERS,
-    choose_quickly,
+from tests.trainer.start.pretrained_start import (
     first,
     later,
     run,
 )
-from tests.trainer.vit import write_vit
+from tests.trainer.vit import made_up, write_vit
 from trainer.learning.student import normalisation_named
 from trainer.presets import NetworkShape
 
 HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
-
-
-@pytest.fixture(autouse=True)
-def _chooses_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose_quickly(monkeypatch)
-
-
-@pytest.fixture
-def vit(tmp_path: Path) -> Path:
-    return write_vit(tmp_path / "vit.safetensors")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "models"
-
-
-@pytest.fixture
-def letters(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "letters", LETTERS)
-
-
-@pytest.fixture
-def digits(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "digits", ["0", "1"])
 
 
 def test_the_forecast_is_what_the_version_then_has(
@@ -76,6 +48,13 @@ def test_the_normalisation_goes_into_the_version(
 ) -> None:
     preprocessing = run(first(store, letters, vit, normalise=given)).manifest.preprocessing
     assert (preprocessing.mean, preprocessing.std) == (mean, std)
+
+
+def test_the_normalisation_is_that_of_the_family_unless_said(
+    store: Path, letters: Path, tmp_path: Path
+) -> None:
+    scaled = write_vit(tmp_path / "scaled", made_up(layer_scale=True))
+    assert run(first(store, letters, scaled)).manifest.preprocessing.mean == IMAGENET
 
 
 @pytest.mark.parametrize(

@@ -13,61 +13,15 @@ from model_store.records.manifest import Manifest, delta_of
 from model_store.store.store import Store
 from tests.machine import run_folder
 from tests.trainer.folders import Listening, write_classes
-from tests.trainer.pretrained_start import (
-    LETTERS,
+from tests.trainer.start.pretrained_start import (
     choose_quickly,
     first,
     later,
     network_of,
     run,
 )
-from tests.trainer.vit import class_token, made_up, write_vit
-from trainer.base import base_of
-from trainer.data.folders import list_classes
-from trainer.data.task_data import read_task_data
+from tests.trainer.vit import class_token, made_up
 from trainer.request import Effort
-
-
-@pytest.fixture(autouse=True)
-def _chooses_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose_quickly(monkeypatch)
-
-
-@pytest.fixture
-def vit(tmp_path: Path) -> Path:
-    return write_vit(tmp_path / "vit.safetensors")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "models"
-
-
-@pytest.fixture
-def letters(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "letters", LETTERS)
-
-
-@pytest.fixture
-def digits(tmp_path: Path) -> Path:
-    return write_classes(tmp_path / "digits", ["0", "1"])
-
-
-@pytest.fixture(scope="module")
-def begun_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("begun")
-    data = write_classes(folder / "letters", LETTERS)
-    with pytest.MonkeyPatch.context() as patch:
-        choose_quickly(patch)
-        patch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))
-        run(first(folder / "models", data, write_vit(folder / "vit.safetensors")))
-    return folder / "models"
-
-
-@pytest.fixture
-def begun(begun_once: Path, store: Path) -> Path:
-    """A store whose version 1 is the file, and knows the letters."""
-    return Path(shutil.copytree(begun_once, store))
 
 
 def test_the_first_expert_is_the_file_and_only_the_classifier_is_fitted(
@@ -144,22 +98,19 @@ def test_what_came_from_a_file_learns_at_a_tenth_of_the_rate(
     assert seen[0] == {slow: block + norm, fast: len(list(network.heads.parameters()))}
 
 
-def test_a_later_task_adds_a_narrow_expert_and_leaves_the_first_alone(
-    begun: Path, digits: Path
-) -> None:
+def test_a_later_task_adds_a_classifier_and_nothing_else(begun: Path, digits: Path) -> None:
     parent = Store.open(str(begun)).manifest(1)
     progress = Listening()
-    child = run(later(begun, digits), progress=progress).manifest
-    assert [ref.kind for ref in delta_of(child, parent)] == ["expert", "classifier"]
+    outcome = run(later(begun, digits), progress=progress)
+    child = outcome.manifest
+    assert outcome.promoted
+    assert outcome.deeper is None
+    assert [ref.kind for ref in delta_of(child, parent)] == ["classifier", "doubt"]
     assert child.tasks[0] == parent.tasks[0]
-    assert [task.heads for task in child.tasks] == [2, 1]
+    assert [task.heads for task in child.tasks] == [2, 0]
+    assert child.new_classes == ("0", "1")
     assert child.preprocessing == parent.preprocessing
-    assert progress.phases == [
-        *("reading images", "learning", "balancing", "reading tokens"),
-    ]
-    network = network_of(begun, child)
-    assert network.spec.token == "in-sequence"
-    assert [one.shape[1] for one in network.token_slices(torch.zeros(1, 3, 8, 8))] == [64, 32]
+    assert progress.phases == ["reading images", "reading tokens"]
     assert child.metrics.accuracy.all == 1.0
 
 
@@ -168,7 +119,8 @@ def test_an_epoch_of_a_later_task_does_not_grow_with_what_was_learnt_before(
 ) -> None:
     run(first(store, write_classes(tmp_path / "many", [f"m{i}" for i in range(8)]), vit))
     progress = Listening()
-    run(later(store, letters, effort=Effort(epochs=1, batch_size=10)), progress=progress)
+    effort = Effort(epochs=1, batch_size=10)
+    run(later(store, letters, quick=False, effort=effort), progress=progress)
     # 30 new images and 30 of the 80 exemplars, then 5 of each class in one balanced epoch.
     assert len(progress.losses) == 6 + 6
 
@@ -195,29 +147,43 @@ def test_an_extension_fits_the_classifier_and_no_expert_changes(
     child = run(later(begun, tmp_path / "more", extend=True), progress=progress).manifest
     assert child.extended == ("b",)
     assert child.tasks == parent.tasks
-    assert [ref.kind for ref in delta_of(child, parent)] == ["classifier"]
+    assert [ref.kind for ref in delta_of(child, parent)] == ["classifier", "doubt"]
     assert "reading tokens" in progress.phases
     assert "extending" not in progress.phases
 
 
-def test_without_exemplars_a_later_task_is_learnt_all_the_same(
+def test_without_exemplars_a_later_task_is_learnt_from_statistics(
     store: Path, letters: Path, digits: Path, vit: Path
 ) -> None:
     run(first(store, letters, vit, memory=0))
     progress = Listening()
-    manifest = run(later(store, digits, memory=0), progress=progress).manifest
+    manifest = run(later(store, digits, memory=0, quick=True), progress=progress).manifest
     assert manifest.version == 2
-    assert any("the classifier is not fitted again" in note for note in progress.notes)
-    assert progress.phases == ["reading images", "learning"]
+    assert manifest.tasks[-1].expert is None
+    assert progress.phases == ["reading images", "reading tokens"]
+    assert manifest.metrics.accuracy.all == 1.0
+
+
+def test_an_expert_is_not_read_where_a_class_has_no_image_left(
+    store: Path, letters: Path, digits: Path, vit: Path
+) -> None:
+    run(first(store, letters, vit, memory=0))
+    progress = Listening()
+    outcome = run(later(store, digits, memory=0, quick=False), progress=progress)
+    assert outcome.deeper is not None
+    assert any("reads the pre-trained expert only" in note for note in progress.notes)
+    network = network_of(store, outcome.deeper.manifest)
+    assert not any(head.get_parameter("weight")[:, 64:].any() for head in network.heads)
+    assert outcome.deeper.manifest.statistics == outcome.manifest.statistics
 
 
 IN_SMALL_BATCHES = Effort(epochs=2, batch_size=5)
-IMAGES_A_PART = "trainer.learning.token_cache.IMAGES_A_PART"
+IMAGES_A_PART = "trainer.learning.token_reading.IMAGES_A_PART"
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(begun_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    """The second version of a run that nothing stops."""
+    """The version with an expert of a run that nothing stops."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     data = write_classes(folder / "digits", ["0", "1"])
     shutil.copytree(begun_once, folder / "models")
@@ -225,7 +191,10 @@ def uninterrupted(begun_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
         choose_quickly(patch)
         patch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))
         patch.setattr(IMAGES_A_PART, 16)
-        return run(later(folder / "models", data, effort=IN_SMALL_BATCHES)).manifest
+        request = later(folder / "models", data, quick=False, effort=IN_SMALL_BATCHES)
+        deeper = run(request).deeper
+        assert deeper is not None
+        return deeper.manifest
 
 
 @pytest.mark.parametrize(
@@ -233,8 +202,6 @@ def uninterrupted(begun_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
     [
         ("learning", 11, "epoch 1 of learning"),
         ("balancing", 2, "epoch 2 of learning"),
-        ("reading tokens", 1, "epoch 1 of balancing"),
-        ("reading tokens", 2, "part 1 of reading tokens"),
     ],
 )
 def test_an_interrupted_run_goes_on_to_the_same_bits(
@@ -248,10 +215,16 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(IMAGES_A_PART, 16)
-    request = later(begun, digits, checkpoint=tmp_path / "kept", effort=IN_SMALL_BATCHES)
+    request = later(
+        begun, digits, quick=False, checkpoint=tmp_path / "kept", effort=IN_SMALL_BATCHES
+    )
     with pytest.raises(Interrupted, match=f"goes on after {reached}"):
         run(request, progress=Listening(interrupt_in=phase, after=after))
+    head = Store.open(str(begun)).head("production")
+    assert head is not None
+    assert head.target == 2  # the quick one serves meanwhile
     assert run(request).manifest.shards == uninterrupted.shards
+    assert Store.open(str(begun)).versions() == [1, 2, 3]
     assert not (tmp_path / "kept").exists()
 
 
@@ -273,21 +246,3 @@ def test_a_store_that_has_versions_takes_no_pre_trained_file(
         with pytest.raises(WrongUsage, match="--pretrained is for the first task of a store"):
             run(first(begun, digits, vit, extend=extend))
     assert Store.open(str(begun)).versions() == [1]
-
-
-def test_the_share_that_is_forgotten_is_what_the_classifier_trusts_its_former_self_by(
-    store: Path, letters: Path, digits: Path, vit: Path
-) -> None:
-    """10 images a class were learnt from, and 4 are left of each old one."""
-    run(first(store, letters, vit, memory=12))
-    request = later(store, digits)
-    base, listing = base_of(request), list_classes(digits)
-    data = read_task_data(
-        listing,
-        base=base,
-        request=request,
-        classes=("a", "b", "c", "0", "1"),
-        preprocessing=Store.open(str(store)).manifest(1).preprocessing,
-        progress=Listening(),
-    )
-    assert [data.forgotten(name) for name in ("a", "c", "0")] == [pytest.approx(0.6)] * 2 + [0]

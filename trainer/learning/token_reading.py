@@ -2,34 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from model_store.inference.forward import Lineage
 from model_store.network.network import Network
+from model_store.records.quality import Reduced
 from trainer.data.folders import LabelledImages
-from trainer.evaluation.judged import in_batches
+from trainer.evaluation.precision_agreement import REDUCED_BATCH, Read, ReadTokens
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.student import Student
 from trainer.progress import Progress
+from trainer.tokens.cache import TokenCache
+from trainer.tokens.passes import Floats
 
 PHASE = "reading tokens"
 IMAGES_A_PART = 128
 """Images between two checkpoints."""
 
 
+def cache_of(student: Student, experts: Lineage, *, folder: Path | None) -> TokenCache:
+    """Open the tokens of a student whose `experts` are final.
+
+    Experts from scratch are other ones in every version, so theirs are not worth a file.
+    """
+    return TokenCache(
+        student.network,
+        experts.token,
+        preprocessing=student.preprocessing,
+        folder=folder if student.on_pretrained else None,
+    )
+
+
+def reduced_tokens_of(student: Student, *, folder: Path | None) -> ReadTokens:
+    """Make a reader of tokens in reduced precisions, which keeps them as `cache_of` does."""
+
+    def read(precision: Reduced, make: Callable[[], Read], images: LabelledImages) -> Floats:
+        made: list[Read] = []  # a session takes a second, and is not needed if all is known
+
+        def compute(images_BCHW: Tensor) -> Tensor:
+            if not made:
+                made.append(make())
+            return made[0](images_BCHW)
+
+        cache = TokenCache(
+            student.network,
+            compute,
+            preprocessing=student.preprocessing,
+            folder=folder if student.on_pretrained else None,
+            precision=precision,
+            batch_size=REDUCED_BATCH,
+        )
+        tokens_NW = cache.tokens(images)
+        cache.save()
+        return tokens_NW
+
+    return read
+
+
 def read_tokens(
     student: Student,
     images: LabelledImages,
     *,
+    folder: Path | None,
     progress: Progress,
     checkpoint: Checkpoint | None = None,
-) -> NDArray[np.float32]:
-    """Compute [N, W], the token of each image without augmentation. See ADR 14."""
+) -> Floats:
+    """Compute [N, W], the token of each image without augmentation. See ADR 14.
+
+    Tokens that an earlier run has left in `folder` are not computed again.
+    """
     network = student.network
     parts = [
         np.arange(start, min(start + IMAGES_A_PART, len(images)))
@@ -38,14 +85,15 @@ def read_tokens(
     state = _Read(network=network, tokens_NW=torch.zeros(len(images), network.spec.token_width))
     done = checkpoint.restore(PHASE, state) if checkpoint is not None else 0
     # Folded after the checkpoint has put the learnt weights back.
-    read = student.lineage().token
+    cache = cache_of(student, student.lineage(), folder=folder)
     with progress.phase(PHASE, total=sum(map(len, parts[done:]))) as phase:
         for number, rows in enumerate(parts[done:], start=done + 1):
-            part = in_batches(network, images.take(rows), read, preprocessing=student.preprocessing)
+            part = cache.tokens(images.take(rows))
             state.tokens_NW[rows[0] : rows[-1] + 1] = torch.from_numpy(part)
             phase.advance(len(rows))
             if checkpoint is not None:
                 checkpoint.save(PHASE, number, state, last=number == len(parts), unit="part")
+    cache.save()
     return state.tokens_NW.numpy()
 
 

@@ -1,0 +1,98 @@
+"""A classifier is fitted to images where all are left, and to stand-ins where some are gone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trainer.tokens.gathered import Gathered, gather
+from trainer.tokens.statistics import ClassStatistics, accumulate
+
+FIRST, WIDTH = 4, 6
+CLASSES = ("old", "new")
+
+
+def tokens_of(count: int, *, seed: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(size=(count, WIDTH)).astype(np.float32)
+
+
+OLD, NEW = tokens_of(9, seed=0), tokens_of(5, seed=1)
+
+
+def gathered(*, left: int, known: bool = True, new: int = 5) -> Gathered:
+    """Gather five images of a new class, and those that are left of nine of an old one."""
+    tokens = np.concatenate([NEW, OLD[:left]])
+    labels = np.array([1] * len(NEW) + [0] * left)
+    found = {"old": accumulate(OLD[:, :FIRST])} if known else {}
+    return gather(tokens, labels, classes=CLASSES, new=new, width=FIRST, known=found)
+
+
+def same(one: ClassStatistics, tokens: NDArray[np.float32]) -> bool:
+    other = accumulate(tokens[:, :FIRST])
+    return (
+        one.count == other.count
+        and np.allclose(one.mean_W, other.mean_W, atol=1e-5)
+        and np.allclose(one.scatter_WW, other.scatter_WW, atol=1e-4)
+    )
+
+
+def test_images_are_used_as_they_are_where_none_is_lost() -> None:
+    found = gathered(left=9)
+    assert found.real_N.all()
+    assert np.array_equal(found.tokens_NV, np.concatenate([NEW, OLD]))
+    assert list(found.changed) == ["new"]
+
+
+@pytest.mark.parametrize("left", [0, 1, 8])
+def test_stand_ins_take_the_place_of_a_class_that_lost_images(left: int) -> None:
+    found = gathered(left=left)
+    old = found.tokens_NV[found.labels_N == 0]
+    assert len(old) == 9
+    assert same(accumulate(old[:, :FIRST]), OLD)
+    assert np.array_equal(found.real_N, found.labels_N == 1)
+    assert found.narrow == (left == 0)
+    assert found.tokens_NV.shape[1] == (FIRST if left == 0 else WIDTH)
+
+
+def test_channels_of_younger_experts_come_from_the_images_that_are_left() -> None:
+    found = gathered(left=2)
+    younger = found.tokens_NV[found.labels_N == 0, FIRST:]
+    assert np.array_equal(younger, OLD[[0, 1, 0, 1, 0, 1, 0, 1, 0], FIRST:])
+
+
+def test_exemplars_of_a_class_without_statistics_make_some() -> None:
+    found = gathered(left=3, known=False)
+    assert found.real_N.all()
+    assert same(found.changed["old"], OLD[:3])
+
+
+def test_more_images_of_a_class_are_added_to_its_statistics_and_exemplars_are_not() -> None:
+    more = tokens_of(4, seed=2)
+    tokens = np.concatenate([more, OLD[:3]])
+    found = gather(
+        tokens,
+        np.zeros(7, dtype=np.int64),
+        classes=("old",),
+        new=4,
+        width=FIRST,
+        known={"old": accumulate(OLD[:, :FIRST])},
+    )
+    assert same(found.changed["old"], np.concatenate([OLD, more]))
+    assert found.real_N.sum() == 4
+    assert len(found.labels_N) == 4 + 9
+
+
+def test_images_that_were_counted_before_change_no_statistics() -> None:
+    assert gathered(left=9, new=0).changed.keys() == {"new"}
+    counted = {"old": accumulate(OLD[:, :FIRST]), "new": accumulate(NEW[:, :FIRST])}
+    tokens, labels = np.concatenate([NEW, OLD]), np.array([1] * 5 + [0] * 9)
+    found = gather(tokens, labels, classes=CLASSES, new=0, width=FIRST, known=counted)
+    assert found.changed == {}
+    assert found.real_N.all()
+
+
+def test_retired_classes_are_left_out() -> None:
+    found = gathered(left=0).without(["old"])
+    assert set(found.labels_N.tolist()) == {1}
+    assert found.real_N.all()

@@ -1,0 +1,58 @@
+"""Learn an expert for tasks that were added without one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from model_store.errors import WrongUsage
+from model_store.records.manifest import Manifest
+from trainer.base import Base, base_of
+from trainer.data.task_data import TaskData, recall_task_data
+from trainer.learning.student import Student, make_deepening
+from trainer.one_version import Outcome, learn_version
+from trainer.presets import heads_for
+from trainer.progress import Progress
+from trainer.request import AddTask, Deepen
+
+
+def deepen(request: Deepen, *, progress: Progress) -> Outcome:
+    """Learn one expert for all tasks since the newest expert, from the exemplars of their classes.
+
+    The version is promoted if the expert earns its cost.
+    """
+    base = base_of(request)
+    if base.parent is None:
+        raise WrongUsage(f"there is no version in {request.store} to deepen")
+    data = recall_task_data(
+        base, names=_classes_to_deepen(base.parent), request=request, progress=progress
+    )
+    return deepen_with(base, data=data, request=request, progress=progress)
+
+
+def deepen_with(
+    base: Base, *, data: TaskData, request: AddTask | Deepen, progress: Progress
+) -> Outcome:
+    """Learn the expert from these images, which are labelled among the classes of the base."""
+    assert base.parent is not None
+    names = _classes_to_deepen(base.parent)
+    images = sum(len(data.for_training.rows_of(name)) for name in names)
+    asked = request.heads if isinstance(request, Deepen) else request.shape.heads
+
+    def prepare() -> tuple[Student, TaskData]:
+        student = make_deepening(
+            base, heads=heads_for(images) if asked is None else asked, request=request
+        )
+        return student, replace(data, new_images=images)
+
+    outcome, _ = learn_version(base, request=request, progress=progress, prepare=prepare)
+    return outcome
+
+
+def _classes_to_deepen(parent: Manifest) -> tuple[str, ...]:
+    names = tuple(name for task in parent.spec.tasks_without_expert for name in task.classes)
+    if not names:
+        raise WrongUsage(
+            f"version {parent.version} has no task without an expert; `dne-train add-task --quick` "
+            "adds one after a pre-trained start"
+        )
+    return names

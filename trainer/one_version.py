@@ -1,0 +1,236 @@
+"""Learn, judge and publish one version, and promote it if the gate lets it pass.
+
+Nothing of the version can be seen before it is published.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from model_store.errors import Interrupted, OutcomeUnknown, StoreError
+from model_store.records.describe import verdict
+from model_store.records.manifest import Manifest, delta_of, total_bytes
+from model_store.store.channel_moves import promote_or_explain
+from model_store.store.store import Store
+from trainer.assess import can_doubt, say_evidence
+from trainer.base import Base
+from trainer.data.folders import shown
+from trainer.data.task_data import TaskData
+from trainer.evaluation.forecast import Before, Forecast, forecast
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.configuration import configuration_of
+from trainer.learning.learn import learn, plan_of
+from trainer.learning.plan import Plan
+from trainer.learning.student import Student
+from trainer.progress import Progress
+from trainer.request import Learning
+from trainer.version_draft import draft_version
+
+MAX_REASON = 2000
+"""Characters that a channel record takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of a run. `refused` says why a version was published and not promoted."""
+
+    manifest: Manifest
+    parent: Manifest | None
+    promoted: bool
+    refused: str | None
+    forecast: Forecast
+    seconds: float
+    notes: tuple[str, ...] = ()
+    """Warnings about the names of the classes."""
+    deeper: Outcome | None = None
+    """The version with an expert that the run published after this one."""
+
+    @property
+    def any_refused(self) -> str | None:
+        """Say why this version, or the one after it, was not promoted."""
+        return self.refused or (self.deeper.refused if self.deeper else None)
+
+    def as_json(self) -> dict[str, Any]:
+        manifest = self.manifest
+        gate = manifest.metrics.gate
+        return {
+            "version": manifest.version,
+            "parent": manifest.parent,
+            "tasks": len(manifest.tasks),
+            "classes": len(manifest.classes),
+            "new_classes": list(manifest.new_classes),
+            "extended": list(manifest.extended),
+            "deepened": list(manifest.deepened),
+            "accuracy": manifest.metrics.accuracy.model_dump(),
+            "calibration": manifest.calibration.model_dump(),
+            "unknown": manifest.unknown and manifest.unknown.model_dump(),
+            "gate": gate and gate.model_dump(by_alias=True),
+            "judged": {"old": gate.old_images, "new": gate.new_images} if gate else None,
+            "verdict": verdict(manifest),
+            "promoted": self.promoted,
+            "refused": self.refused,
+            "notes": list(self.notes),
+            "delta_bytes": total_bytes(delta_of(manifest, self.parent)),
+            "total_bytes": total_bytes(manifest.model_shards),
+            "memory_bytes": total_bytes(manifest.image_shards),
+            "forecast": self.forecast.as_json(),
+            "seconds": round(self.seconds, 3),
+            "deeper": self.deeper and self.deeper.as_json(),
+        }
+
+
+def learn_version(
+    base: Base,
+    *,
+    request: Learning,
+    progress: Progress,
+    prepare: Callable[[], tuple[Student, TaskData]],
+) -> tuple[Outcome, TaskData]:
+    """Learn what `prepare` returns, and publish it. The base's shards are announced meanwhile.
+
+    Return the images too: a version that follows learns from them again.
+    """
+    started = time.monotonic()
+    transaction = uuid.uuid4().hex
+    _announce(base, transaction)
+    checkpoint = None
+    try:
+        student, data = prepare()
+        expected = _forecast(student, base, data)
+        progress.note(str(expected))
+        say_evidence(student, data=data, limits=request.limits, progress=progress)
+        plan = plan_of(student, images=data.for_training, request=request)
+        checkpoint = _checkpoint(student, data, plan, request=request, progress=progress)
+        learnt = learn(
+            student,
+            data=data,
+            plan=plan,
+            request=request,
+            progress=progress,
+            checkpoint=checkpoint,
+        )
+        draft, shards = draft_version(
+            student,
+            base=base,
+            data=data,
+            request=request,
+            transaction=transaction,
+            learnt=learnt,
+        )
+        store = base.made_store()
+        manifest = store.publish(draft, shards=shards, signer=request.signer)
+        if checkpoint:
+            checkpoint.remove()
+        refused = _promote(store, manifest, base=base, request=request)
+    except OutcomeUnknown:
+        raise  # the version may be there, so its shards stay announced
+    except KeyboardInterrupt as error:
+        _withdraw(base, transaction)
+        raise Interrupted(_where_it_stopped(base, transaction, request, checkpoint)) from error
+    except Exception:
+        _withdraw(base, transaction)
+        raise
+    outcome = Outcome(
+        manifest=manifest,
+        parent=base.parent,
+        promoted=request.promote and refused is None,
+        refused=refused,
+        forecast=expected,
+        seconds=time.monotonic() - started,
+    )
+    return outcome, data
+
+
+def _announce(base: Base, transaction: str) -> None:
+    """Announce the shards that this run needs, so that no housekeeping removes them meanwhile."""
+    if base.store is not None and base.parent is not None:
+        digests = [ref.sha256 for ref in base.parent.shards]
+        base.store.announce(transaction, parent=base.parent.version, digests=digests)
+
+
+def _withdraw(base: Base, transaction: str) -> None:
+    with suppress(StoreError):  # an announcement expires; the fault of the run must be seen
+        store = base.store_now()
+        if store is not None:
+            store.withdraw(transaction)
+
+
+def _forecast(student: Student, base: Base, data: TaskData) -> Forecast:
+    before = None
+    if base.parent is not None:
+        before = Before(
+            spec=base.parent.spec,
+            expert_bytes=total_bytes(base.parent.experts),
+            classifier_bytes=base.parent.classifier.bytes,
+            doubt_bytes=base.parent.doubt.bytes if base.parent.doubt else 0,
+        )
+    return forecast(
+        student.network,
+        experts=student.lineage(),
+        images=data.new_images,
+        parent=before,
+        doubts=can_doubt(student, data),
+    )
+
+
+def _checkpoint(
+    student: Student, data: TaskData, plan: Plan | None, *, request: Learning, progress: Progress
+) -> Checkpoint | None:
+    """Open this run's checkpoint, which an interrupted run may have left."""
+    if request.checkpoint is None:
+        return None
+    configuration = configuration_of(student, images=data.for_training, plan=plan, request=request)
+    return Checkpoint(request.checkpoint, configuration=configuration, progress=progress)
+
+
+def _promote(store: Store, manifest: Manifest, *, base: Base, request: Learning) -> str | None:
+    """Promote the version, if that is asked for. Return the reason against it, if there is one."""
+    if not request.promote:
+        return None
+    return promote_or_explain(
+        store,
+        manifest,
+        head=base.head,
+        channel=request.channel,
+        actor=request.actor,
+        reason=_reason(manifest, request),
+    )
+
+
+def _reason(manifest: Manifest, request: Learning) -> str:
+    """Write the line of the channel's history; it tells of a gate that was overruled."""
+    reason = request.reason or _done(manifest)
+    gate = manifest.metrics.gate
+    if gate is None or not gate.forced:
+        return reason
+    return f"{reason} (forced: {'; '.join(gate.reasons)})"[:MAX_REASON]
+
+
+def _done(manifest: Manifest) -> str:
+    if manifest.deepened:
+        return f"an expert for {', '.join(manifest.deepened)}"[:MAX_REASON]
+    if manifest.extended:
+        return f"more images of {', '.join(manifest.extended)}"[:MAX_REASON]
+    return f"task {manifest.tasks[-1].name} was learnt"
+
+
+def _where_it_stopped(
+    base: Base, transaction: str, request: Learning, checkpoint: Checkpoint | None
+) -> str:
+    store = base.store_now()
+    newest = store.newest() if store else None
+    if store is None or newest is None or store.manifest(newest).transaction != transaction:
+        if checkpoint is None or checkpoint.reached is None:
+            return "interrupted: nothing was published"
+        return (
+            "interrupted: nothing was published; the same command goes on after "
+            f"{checkpoint.reached}, which is kept in {shown(checkpoint.folder)}"
+        )
+    head = store.head(request.channel)
+    promoted = "promoted" if head and head.target == newest else "not promoted"
+    return f"interrupted: version {newest} was published just before, and {promoted}"

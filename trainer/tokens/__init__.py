@@ -1,0 +1,1 @@
+"""Tokens of images on experts that are final: kept, and summed up."""
