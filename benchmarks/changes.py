@@ -15,7 +15,7 @@ from benchmarks.figures import Figure, at_most
 from benchmarks.load import FAILED, Seen, Traffic
 from benchmarks.servers import Running, Server, running
 from model_store.codec import encode_classifier, encode_expert, load_network
-from model_store.records.manifest import Draft, Manifest, TaskRecord, geometry_of
+from model_store.records.manifest import Draft, Manifest, geometry_of, task_record
 from model_store.records.sealing import timestamp
 from model_store.spec import ExpertSpec, TaskSpec
 from model_store.store.shard import shard_ref
@@ -167,25 +167,19 @@ def _child(parent: Manifest, store: Store, number: int) -> Prepared:
     network.expand(task)
     expert = encode_expert(network, len(parent.tasks))
     classifier = encode_classifier(network)
-    record = TaskRecord(
-        name=task.name,
-        classes=task.classes,
-        heads=1,
-        attention_heads=1,
-        expert=shard_ref("expert", expert),
-    )
+    ref = shard_ref("expert", expert)
     draft = Draft(
         parent=parent.version,
         parent_digest=parent.digest,
         transaction=uuid.uuid4().hex,
         network=geometry_of(network.spec),
         preprocessing=parent.preprocessing,
-        tasks=(*parent.tasks, record),
+        tasks=(*parent.tasks, task_record(task, expert=ref)),
         classifier=shard_ref("classifier", classifier),
         created=timestamp(),
         software="benchmarks",
     )
-    shards = {record.expert.sha256: expert, draft.classifier.sha256: classifier}
+    shards = {ref.sha256: expert, draft.classifier.sha256: classifier}
     return Prepared(draft=draft, shards=shards)
 
 

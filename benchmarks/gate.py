@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.evaluation.gate import Candidate, decide, sign_test
+from trainer.evaluation.gate import Candidate, count_flips, decide, sign_test
 from trainer.evaluation.judged import Judged
 from trainer.request import GateLimits
 
@@ -77,8 +77,7 @@ def refused_by_flips(candidate: Candidate) -> bool:
     """The rule before: a fall of more than two points, and a sign test on the flips."""
     parent, judged = candidate.parent, candidate.judged
     assert parent is not None
-    worse = int((parent.right_N & ~judged.right_N).sum())
-    better = int((~parent.right_N & judged.right_N).sum())
+    worse, better = count_flips(parent, judged)
     fell = (worse - better) / len(judged.labels_N)
     return fell > 0.02 and worse > 5 and sign_test(worse=worse, better=better) <= 0.05
 

@@ -10,7 +10,7 @@ import torch
 
 from model_store.codec import encode_classifier, encode_expert
 from model_store.network.network import Network
-from model_store.records.manifest import Draft, Manifest, Preprocessing, TaskRecord, geometry_of
+from model_store.records.manifest import Draft, Manifest, Preprocessing, geometry_of, task_record
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store.shard import shard_ref
 from model_store.store.store import Store
@@ -64,13 +64,7 @@ def _publish(store: Store, network: Network, count: int, *, parent: Manifest | N
     shards = {index: encode_expert(version, index) for index in range(len(inherited), count)}
     classifier = encode_classifier(version)
     records = tuple(
-        TaskRecord(
-            name=spec.tasks[index].name,
-            classes=spec.tasks[index].classes,
-            heads=spec.tasks[index].expert.heads,
-            attention_heads=spec.tasks[index].expert.attention_heads,
-            expert=shard_ref("expert", data),
-        )
+        task_record(spec.tasks[index], expert=shard_ref("expert", data))
         for index, data in shards.items()
     )
     draft = Draft(
@@ -84,7 +78,5 @@ def _publish(store: Store, network: Network, count: int, *, parent: Manifest | N
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         software="benchmarks",
     )
-    new = {
-        record.expert.sha256: data for record, data in zip(records, shards.values(), strict=True)
-    }
+    new = {shard_ref("expert", data).sha256: data for data in shards.values()}
     return store.publish(draft, shards={**new, draft.classifier.sha256: classifier})

@@ -41,6 +41,8 @@ def literal(network: Network) -> Network:
 
 def literal_flops(spec: NetworkSpec) -> int:
     """Count the floating-point operations of the literal form for one image, as `flops.py` does."""
+    if spec.backbone is not None:
+        raise ValueError("the paper has no backbone")
     in_sequence = spec.token == "in-sequence"
     positions, layers = spec.positions, spec.depth - in_sequence
     total = 2 * len(spec.classes) * spec.token_width
@@ -49,7 +51,7 @@ def literal_flops(spec: NetworkSpec) -> int:
         linear = _task_attention_flops(spec, index) if index else 4 * spec.mlp_ratio * width**2
         attention = 8 * positions * width**2 + 4 * positions**2 * width
         if spec.attention == "gated":
-            heads = spec.tasks[index].expert.attention_heads
+            heads = spec.experts[index].attention_heads
             attention += 2 * positions**2 * (width + 3 * heads)
         total += 2 * spec.patches * 3 * spec.patch_size**2 * width
         total += layers * (attention + positions * linear)
@@ -58,7 +60,7 @@ def literal_flops(spec: NetworkSpec) -> int:
 
 
 def _task_attention_flops(spec: NetworkSpec, index: int) -> int:
-    own, sources = spec.tasks[index].expert.heads, spec.source_heads(index)
+    own, sources = spec.experts[index].heads, spec.source_heads(index)
     narrow, wide = spec.head_width, spec.hidden_width
     total = 0
     for reads, writes in ((narrow, wide), (wide, narrow)):
