@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.campaigns import show_campaigns
-from tests.machine import run_folder, use_memory_for_files
+from tests.machine import compute_without_amx, run_folder, use_memory_for_files
 from tests.s3_server import moto, s3_location, seaweedfs  # noqa: F401 – fixtures for all
 from tests.trained_store import allow_for_the_making, trained_copy, trained_store  # noqa: F401 – fixtures for all
 
@@ -21,6 +21,7 @@ THREADS = int(os.environ.setdefault("OMP_NUM_THREADS", "1"))
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("nobody.pem"))
 os.environ.pop("SSL_CERT_DIR", None)
 use_memory_for_files()
+compute_without_amx()
 
 settings.register_profile("steady", deadline=None, derandomize=True)
 settings.load_profile("steady")

@@ -1,4 +1,4 @@
-"""Use this machine well: try each precision once a run, and keep files in memory."""
+"""Use this machine well: try each precision once a run, keep files in memory, outlive AMX."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from model_store.precision import REMEMBERED, try_out
 from model_store.records.quality import Reduced
 from model_store.store.cache import cache_folder
 
+LIMIT, WITHOUT_AMX = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"
 MEMORY = Path("/dev/shm")
 ROOM_BYTES = 8 << 30
 _KNOWN: set[Path] = set()
@@ -26,6 +27,22 @@ def use_memory_for_files() -> None:
     """Let pytest keep its files in memory where there is plenty: a disk takes its time to sync."""
     if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+def compute_without_amx() -> None:
+    """Keep AMX instructions out of this process: some virtual machines advertise them and kill it.
+
+    oneDNN reads the limit once, at its first product. Child processes have no limit, so the
+    product's own trial of a precision meets the machine as it is.
+    """
+    if LIMIT in os.environ:
+        return
+    import torch  # not before the caller has limited its threads
+
+    os.environ[LIMIT] = WITHOUT_AMX
+    square = torch.ones(64, 64, dtype=torch.bfloat16)
+    assert (square @ square)[0, 0] == 64
+    del os.environ[LIMIT]
 
 
 def run_folder(factory: pytest.TempPathFactory) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -130,16 +131,17 @@ def test_an_expert_learns_the_same_from_older_ones_in_folded_form(
 def test_many_tasks_whose_parameters_are_far_from_the_start_stay_as_close_to_the_truth(
     geometry: NetworkSpec,
 ) -> None:
-    reference, folded = [], []
+    # One network may be badly conditioned, where rounding alone decides which form is closer: the
+    # geometric mean weighs each network the same.
+    ratios = []
     for seed in range(8):
         network = grown([2, 1, 0, 1, 1, 2, 2, 1, 0, 4, 4], geometry=geometry, seed=seed)
         x = images(3, seed=seed)
         with torch.no_grad():
             found, plain = FoldedNetwork.of(network)(x), network(x)
             truth = network.double()(x.double())
-        reference.append(relative_error(plain, truth))
-        folded.append(relative_error(found, truth))
-    assert sum(folded) <= 1.5 * sum(reference)
+        ratios.append(relative_error(found, truth) / relative_error(plain, truth))
+    assert geometric_mean(ratios) <= 1.25
 
 
 def test_logits_of_a_network_that_was_trained_are_those_of_the_reference() -> None:
