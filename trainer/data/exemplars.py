@@ -90,11 +90,15 @@ def keep(
     for name, rows in rows_by_class.items():
         if not len(rows):
             continue
-        data = encode_images([encode_png(images.pixels_NHWC[row]) for row in rows])
+        data = encode_images(list(in_threads(_encoder(images, rows), len(rows))))
         ref = shard_ref(kind, data)
         shards[ref.sha256] = data
         entries.append(ClassImages(class_name=name, shard=ref, count=len(rows)))
     return tuple(entries), shards
+
+
+def _encoder(images: LabelledImages, rows: Sequence[int]) -> Callable[[int], bytes]:
+    return lambda place: encode_png(images.pixels_NHWC[rows[place]])
 
 
 def merged(old: Sequence[ClassImages], new: Sequence[ClassImages]) -> tuple[ClassImages, ...]:
