@@ -8,8 +8,7 @@ times is less than their noise, so growth is told in operations.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,9 +21,10 @@ from model_store.network.flops import folded_flops
 from model_store.network.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec
 from trainer.presets import heads_for
+from trainer.threads import one_thread
 
 FEWEST_RUNS, MOST_RUNS = 7, 100
-ENOUGH_S = 0.4
+ENOUGH_S = 0.15
 """Seconds of runs after which the least time hardly falls any more (ADR 34)."""
 MIB = 1 << 20
 
@@ -157,7 +157,7 @@ def _least_ms(network: Network, experts: Lineage) -> float:
     run = _one_image(network, experts)
     clock = time.thread_time if network.device.type == "cpu" else time.perf_counter
     least_s, spent_s = float("inf"), 0.0
-    with _one_thread():
+    with one_thread():
         run()
         for done in range(1, MOST_RUNS + 1):
             started_s = clock()
@@ -189,13 +189,3 @@ def _one_image(network: Network, experts: Lineage) -> Callable[[], None]:
             folded(image).cpu()  # waits for a GPU to finish
 
     return run
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

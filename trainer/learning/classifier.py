@@ -9,6 +9,7 @@ weights, C classes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +21,7 @@ from model_store.network.network import Network
 from trainer.evaluation.calibrate import fit_temperature, negative_log_likelihood
 from trainer.evaluation.judged import Judged
 from trainer.learning.losses import Classification
+from trainer.threads import one_thread
 
 L2_PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
 """The penalties to choose from, for tokens of variance 1; the largest first."""
@@ -27,6 +29,9 @@ UNSEEN_L2_PENALTY = 0.03
 """The penalty where no class has two images, and none can be left out to choose by."""
 LEAST_GAIN = 0.001
 """The gain in an image's log-likelihood that makes the next smaller penalty worth a try."""
+SMALL = 50_000_000
+"""Products of a pass (tokens × channels × classes) below which threads wait longer for each other
+than they compute."""
 FOLDS = 5
 IMAGES_TO_CHOOSE_BY = 4000
 ITERATIONS = 100
@@ -62,6 +67,11 @@ class Problem:
         return replace(self, tokens_NW=self.tokens_NW[:, :width])
 
     @property
+    def is_small(self) -> bool:
+        """Tell whether one thread is faster than several."""
+        return self.tokens_NW.numel() * self.count < SMALL
+
+    @property
     def images_C(self) -> Tensor:
         return torch.bincount(self.labels_N, minlength=self.count)
 
@@ -92,8 +102,9 @@ def fit_classifier(
         loss=loss,
     )
     oldest = problem.narrowed(network.spec.width_of(0))
-    fitted = choose(oldest, judged_N=None if judged_N is None else torch.from_numpy(judged_N))
-    narrow_CV, bias_C = solve(problem, l2_penalty=fitted.l2_penalty * variance_of(oldest))
+    with one_thread() if problem.is_small else nullcontext():
+        fitted = choose(oldest, judged_N=None if judged_N is None else torch.from_numpy(judged_N))
+        narrow_CV, bias_C = solve(problem, l2_penalty=fitted.l2_penalty * variance_of(oldest))
     weight_CW = torch.zeros(len(places), network.spec.token_width, dtype=torch.float64)
     # A penalty makes the classifier too unsure: the temperature of cross-validation undoes it.
     weight_CW[:, : narrow_CV.shape[1]] = narrow_CV / fitted.temperature
