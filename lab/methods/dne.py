@@ -7,16 +7,19 @@ from functools import partial
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from lab.batches import over_batches
 from lab.draws import constant, repeated
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
 from lab.variants.design import NETWORKS, NetworkName, make_network
 from lab.variants.guide import Guided, GuidedObjective
+from lab.variants.refit import TaskStatistics, keep_statistics, refit
 from model_store.inference.forward import Lineage
 from model_store.network.flops import folded_flops
 from model_store.spec import Attention, ExpertSpec, TaskSpec
+from trainer.data.folders import LabelledImages
 from trainer.data.sampling import balanced, evened
 from trainer.learning.fit import OptimiserFactory, adamw, normalisation_on
 from trainer.learning.losses import LossWeights, Objective, Teacher, classification_named
@@ -48,6 +51,9 @@ class DneOptions(Options):
     """How often an image comes in an epoch, changed anew, while fewer images come."""
     guide: Literal["none", "contrastive"] = "none"
     """`contrastive`: from the second task on a guide without labels, after TagFex."""
+    head: Literal["learnt", "fitted", "statistics"] = "learnt"
+    """`fitted`: logistic regression on the final tokens of new images and exemplars, after each
+    task. `statistics`: stand-ins for all images that are gone take the place of exemplars."""
 
 
 class Dne(Method):
@@ -64,11 +70,15 @@ class Dne(Method):
         )
         self.network = make_network(self.design, preset)
         self.teacher: Teacher | None = None
+        self.statistics = nn.ModuleList()
 
     @property
     def base(self) -> str:
         repeated = f", {self.options.repeats} repeats" if self.options.repeats > 1 else ""
         return f"{self.design.base}, {self.options.loss}, decay {self.options.decay}{repeated}"
+
+    def base_module(self) -> nn.Module:
+        return nn.ModuleDict({"network": self.network})
 
     def expand(self, new: tuple[str, ...]) -> None:
         known = self.network.spec
@@ -79,6 +89,9 @@ class Dne(Method):
         heads = self.options.k if known.tasks else self.preset.heads
         name = f"task {len(known.tasks) + 1}"
         self.network.expand(TaskSpec(name=name, classes=new, expert=ExpertSpec(heads=heads)))
+        if self.options.head == "statistics":
+            width = self.network.spec.token_width
+            self.statistics.append(TaskStatistics(classes=len(new), width=width))
 
     def learn(self, lesson: Lesson) -> None:
         self.network.heads.requires_grad_(True)
@@ -88,6 +101,25 @@ class Dne(Method):
         if self.teacher is not None and self.options.tuning != "none":
             self.network.newest.eval()
             self._tune(lesson)
+
+    def remember(self, exemplars: LabelledImages | None, lesson: Lesson) -> None:
+        """Fit the heads, where they are fitted; the first task has learnt its own with others."""
+        if self.options.head == "learnt":
+            return
+        images = lesson.images
+        tokens_NW = over_batches(
+            images.pixels_NHWC, self.features, preprocessing=lesson.preprocessing
+        )
+        kept = [one for one in self.statistics if isinstance(one, TaskStatistics)]
+        refit(
+            self.network,
+            tokens_NW,
+            images.labels_N,
+            known=[one for task in kept[:-1] for one in task.each()],
+            loss=classification_named(self.options.loss),
+        )
+        for newest in kept[-1:]:
+            keep_statistics(newest, tokens_NW, images.labels_N, old=lesson.old)
 
     def scores(self, images_BCHW: Tensor) -> Tensor:
         scores: Tensor = self.network(images_BCHW)

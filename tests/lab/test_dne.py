@@ -30,7 +30,7 @@ OPTIONS = (
     "k=2,loss=binary,weights=authors,tuning=authors,decay=authors",
 )
 
-ALL = "dne:attention=plain,drop_path=0.1,repeats=3,guide=contrastive"
+ALL = "dne:attention=plain,drop_path=0.1,repeats=3,guide=contrastive,head=statistics"
 
 
 def slow(options: str) -> object:
