@@ -354,7 +354,7 @@ def through_the_product(store: str, data: Path, test: Path) -> tuple[Tokens, Tok
         raise SystemExit(f"{store}: the channel names no version")
     manifest = opened.resolve(head)
     network = load_network(opened.read_shard, manifest)
-    experts, width = Lineage.of(network), network.spec.width_of(0)
+    experts, width = Lineage.of(network), network.spec.slice_width(0)
     names = list_classes(data).names
     found = []
     for folder in (data, test):

@@ -23,9 +23,10 @@ Attention = Literal["plain", "gated"]
 Activation = Literal["gelu", "quick-gelu", "tanh-gelu", "swiglu"]
 """The function between the linear layers of a block. `swiglu`: the first layer writes a gate g and
 a value v, and the second reads silu(g)·v."""
-Pooling = Literal["token", "mean", "attention"]
+Pooling = Literal["token", "mean", "token-and-mean", "attention"]
 """The slice of a backbone: its token after the last norm; the mean of its patches, then the norm;
-or the answer of a learnt query to its patches, in a class-attention block without a norm after."""
+its token and the mean of its patches side by side, both after the norm; or the answer of a learnt
+query to its patches, in a class-attention block without a norm after."""
 
 MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
 MAX_DEPTH = 1024
@@ -74,6 +75,11 @@ class Backbone:
                 "a backbone with attention pooling has no registers, no rotary positions, and no "
                 "norms of queries and keys or of hidden channels"
             )
+
+    @property
+    def pools_patches(self) -> bool:
+        """Tell whether the last block computes every row, because the slice has their mean."""
+        return self.pooling in ("mean", "token-and-mean")
 
 
 PLAIN = Backbone()
@@ -303,10 +309,17 @@ class NetworkSpec:
 
     @property
     def token_width(self) -> int:
-        return sum(expert.heads for expert in self.experts) * self.head_width
+        own = sum(expert.heads for expert in self.experts) * self.head_width
+        return own + (self.slice_width(0) - self.width_of(0) if self.tasks else 0)
 
     def width_of(self, index: int) -> int:
+        """Count the channels of an expert."""
         return self.experts[index].heads * self.head_width
+
+    def slice_width(self, index: int) -> int:
+        """Count the channels of an expert's slice of the token."""
+        doubled = index == 0 and self.first.pooling == "token-and-mean"
+        return self.width_of(index) * (2 if doubled else 1)
 
     def source_heads(self, index: int) -> int:
         """Count the heads that expert `index` reads: those of all older experts and its own."""
@@ -398,8 +411,8 @@ class NetworkSpec:
 
     @property
     def doubt_width(self) -> int:
-        """Count the channels that doubt is judged by: those of the oldest expert."""
-        return self.width_of(0)
+        """Count the channels that doubt is judged by: those of the oldest expert's slice."""
+        return self.slice_width(0)
 
     def doubt_tensors(self) -> dict[str, Shape]:
         """Give the name and shape of every tensor in a doubt shard."""

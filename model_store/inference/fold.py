@@ -199,7 +199,7 @@ def fold_blocks(
         if pooled and name == spec.blocks[-1]:
             block = replace(block, attention=_fold_pooling(block.attention, weights, name, heads))
         # The last block has one position an image, and no large product.
-        every_row = index == 0 and spec.first.pooling == "mean"
+        every_row = index == 0 and spec.first.pools_patches
         if matmul_dtype is None or (name == spec.blocks[-1] and not every_row):
             yield block
         else:

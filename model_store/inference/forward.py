@@ -125,15 +125,17 @@ class Lineage:
         if kept is not None:
             kept.append(_copied(views.block, images=len(images_BCHW)))
         streams[0] = self._pooled(streams[0])
-        slices = [_slices(run, x, eps=eps) for run, x in zip(self._runs, streams, strict=True)]
-        return torch.cat(slices, dim=-1)
+        normed = [_normed(run, x, eps=eps) for run, x in zip(self._runs, streams, strict=True)]
+        normed[0] = self._with_mean(normed[0])
+        # The slices of a run side by side: [B, S·C].
+        return torch.cat([x_SBPC.transpose(0, 1).flatten(1) for x_SBPC in normed], dim=-1)
 
     def _attend_last(self, place: int, run: RunWeights, x_SBPC: Tensor) -> Tensor:
         """Compute the token's attention, and all of the last block's that a backbone needs."""
-        eps, pooling = self.spec.layer_norm_eps, self.spec.first.pooling
-        if place == 0 and pooling == "attention":
+        eps, kind = self.spec.layer_norm_eps, self.spec.first
+        if place == 0 and kind.pooling == "attention":
             return attend_pooled(x_SBPC, run.attention(-1), eps=eps)
-        if place == 0 and pooling == "mean":
+        if place == 0 and kind.pools_patches:
             return attend(x_SBPC, run.attention(-1), eps=eps)
         if self.spec.token == "class-attention":
             x_SBPC = _with_token(run, x_SBPC)
@@ -144,6 +146,13 @@ class Lineage:
         if self.spec.first.pooling != "mean":
             return x_SBPC
         return x_SBPC[:, :, 1 : self.spec.positions].mean(dim=2, keepdim=True)
+
+    def _with_mean(self, normed_SBPC: Tensor) -> Tensor:
+        """Keep the row of the first expert's token, and add the mean of its patches to it."""
+        if self.spec.first.pooling != "token-and-mean":
+            return normed_SBPC
+        mean = normed_SBPC[:, :, 1 : self.spec.positions].mean(dim=2, keepdim=True)
+        return torch.cat((normed_SBPC[:, :, :1], mean), dim=2)
 
     def reserve(self, batch: int) -> None:
         """Reserve memory for passes of up to `batch` images."""
@@ -355,13 +364,13 @@ def _activated(x: Tensor, kind: Activation) -> Tensor:
     return activate(x, kind)
 
 
-def _slices(run: RunWeights, x_SBPC: Tensor, *, eps: float) -> Tensor:
-    """Normalise the token slices of a run and put them side by side: [B, S·C]."""
+def _normed(run: RunWeights, x_SBPC: Tensor, *, eps: float) -> Tensor:
+    """Apply the last norm of each expert of a run, where it has one."""
     if not run.has_norm:
-        return x_SBPC[:, :, 0].transpose(0, 1).flatten(1)
-    weight_S1C, bias_S1C = run.edge("norm_weight_C")[:, None], run.edge("norm_bias_C")[:, None]
-    normed_SBC = F.layer_norm(x_SBPC[:, :, 0], x_SBPC.shape[-1:], eps=eps)
-    return torch.addcmul(bias_S1C, normed_SBC, weight_S1C).transpose(0, 1).flatten(1)
+        return x_SBPC
+    weight_SC, bias_SC = run.edge("norm_weight_C"), run.edge("norm_bias_C")
+    normed_SBPC = F.layer_norm(x_SBPC, x_SBPC.shape[-1:], eps=eps)
+    return torch.addcmul(bias_SC[:, None, None], normed_SBPC, weight_SC[:, None, None])
 
 
 def _linear(layer: object) -> FoldedLinear:

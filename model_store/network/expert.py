@@ -67,8 +67,8 @@ class Block(nn.Module):
         self.activation = kind.activation
         self.hidden_norm = kind.hidden_norm
         self.eps = spec.layer_norm_eps
-        # The mean of the patches is the one slice for which the last block computes every row.
-        self.all_rows = kind.pooling == "mean" and layer == spec.depth - 1
+        # Only for the mean of the patches does the last block compute every row.
+        self.all_rows = kind.pools_patches and layer == spec.depth - 1
         self.shown = 1 if self.all_rows else spec.positions
         """The first rows, which younger experts read: not those of registers."""
         self.norm1 = nn.LayerNorm(width, eps=spec.layer_norm_eps)
@@ -194,10 +194,14 @@ class Expert(nn.Module):
         return embedded
 
     def pool(self, rows_BPC: Tensor) -> Tensor:
-        """Give the expert's slice of the token, [B, C], from the rows of its last block."""
+        """Give the expert's slice of the token, [B, C], from the rows of its last block; [B, 2·C]
+        with the mean of the patches beside it."""
+        patches = slice(1, rows_BPC.shape[1] - self.registers)
         if self.pooling == "mean":
-            patches_BPC = rows_BPC[:, 1 : rows_BPC.shape[1] - self.registers]
-            pooled: Tensor = self.norm(patches_BPC.mean(dim=1))
+            pooled: Tensor = self.norm(rows_BPC[:, patches].mean(dim=1))
+        elif self.pooling == "token-and-mean":
+            normed_BPC: Tensor = self.norm(rows_BPC)
+            pooled = torch.cat((normed_BPC[:, 0], normed_BPC[:, patches].mean(dim=1)), dim=-1)
         else:
             pooled = self.norm(rows_BPC.squeeze(1))
         return pooled

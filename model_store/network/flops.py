@@ -20,7 +20,7 @@ def folded_flops(spec: NetworkSpec) -> int:
             attention += 2 * positions**2 * width
         total += 2 * spec.patches * 3 * spec.patch_size**2 * width
         total += layers * (attention + positions * linear)
-        if index == 0 and spec.first.pooling == "mean":
+        if index == 0 and spec.first.pools_patches:
             total += attention + positions * linear
         else:
             total += _token_attention(spec, index) + linear

@@ -68,15 +68,17 @@ class GraphOf:
         kind = self._spec.first if run.is_first else PLAIN
         if kind.pooling == "attention":
             return self._attend_pooled(run, x)
-        if kind.rotary or kind.qk_norm or kind.pooling == "mean":
+        if kind.rotary or kind.qk_norm or kind.pools_patches:
             return self._attend(run, x, "blocks.last", token=kind.pooling == "token")
         return self._attend_first(run, x)
 
     def _pooled(self, x: str) -> str:
-        """Give what the last norm of the first expert reads: the mean of patches, or its row."""
+        """Give what the last norm of the first expert reads: the mean of patches, or its rows."""
+        return self._mean_of_patches(x) if self._spec.first.pooling == "mean" else x
+
+    def _mean_of_patches(self, x: str) -> str:
+        """Average the patches of each image in the first expert's rows: [B, C]."""
         w, spec = self._w, self._spec
-        if spec.first.pooling != "mean":
-            return x
         rows = w.reshape(x, -1, spec.positions_of(0), spec.width_of(0))
         ends = (w.integers(one) for one in (1, spec.positions, 1))
         return w.op("ReduceMean", w.op("Slice", rows, *ends), w.integers(1), keepdims=0)
@@ -233,6 +235,9 @@ class GraphOf:
         if run.is_first and self._spec.first.pooling == "attention":
             return x
         normed = self._normed(run, x, "norm")
+        if run.is_first and self._spec.first.pooling == "token-and-mean":
+            token = self._first_rows(normed, width=run.width, of=self._spec.positions_of(0), rows=1)
+            return self._w.join([token, self._mean_of_patches(normed)], axis=1)
         if run.is_first:
             return normed
         width = len(run.experts) * run.width
@@ -247,7 +252,7 @@ class GraphOf:
     def _shown(self, normed: str, hidden: str, block: str) -> tuple[str, str]:
         """Keep the rows of a backbone that younger experts read."""
         spec, last, width = self._spec, block == "blocks.last", self._spec.width_of(0)
-        if last and spec.first.pooling != "mean":
+        if last and not spec.first.pools_patches:
             return normed, hidden
         of, rows = spec.positions_of(0), 1 if last else spec.positions
         wide = width * spec.mlp_ratio

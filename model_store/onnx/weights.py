@@ -26,7 +26,7 @@ from model_store.inference.fold import (
     FoldedPlaces,
     FoldedTaskAttention,
 )
-from model_store.spec import Pooling, Token
+from model_store.spec import PLAIN, Backbone, Token
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
@@ -84,18 +84,18 @@ def _expert(expert: FoldedExpert, *, before: int) -> Iterator[tuple[str, Array]]
     *others, last = expert.blocks
     for number, block in enumerate(others):
         yield from _block(block, f"blocks.{number}", before, _attention(block.attention))
-    if last.attention.turned is not None or _pooling(expert) == "mean":
+    if last.attention.turned is not None or _kind(expert).pools_patches:
         reading = _attention(last.attention)
     else:
         reading = _last_attention(last.attention, heads=expert.attention_heads)
-    if _pooling(expert) == "attention":
+    if _kind(expert).pooling == "attention":
         del reading["query.weight"]  # the query is the same for all images
     yield from _block(last, "blocks.last", before, reading)
 
 
-def _pooling(expert: FoldedExpert) -> Pooling:
+def _kind(expert: FoldedExpert) -> Backbone:
     backbone = expert.edges.backbone
-    return "token" if backbone is None else backbone.kind.pooling
+    return PLAIN if backbone is None else backbone.kind
 
 
 def _backbone(backbone: FoldedBackbone) -> Iterator[tuple[str, Array]]:

@@ -51,7 +51,7 @@ def expected_tensors(manifest: Draft, ref: ShardRef) -> Mapping[str, Shape] | No
             return manifest.spec.expert_tensors(index)
     for entry in manifest.statistics:
         if ref == entry.shard:
-            width = manifest.spec.width_of(0)
+            width = manifest.spec.slice_width(0)
             return statistics_tensors(images=entry.count, width=width)
     return None
 

@@ -26,6 +26,8 @@ BACKBONES = (
         backbone=Backbone(registers=3, qk_norm=True, activation="quick-gelu", pre_norm=True),
     ),
     replace(IN_SEQUENCE, backbone=Backbone(registers=1), qkv_bias=False),
+    replace(IN_SEQUENCE, backbone=Backbone(pooling="token-and-mean")),
+    replace(IN_SEQUENCE, backbone=Backbone(registers=2, qk_norm=True, pooling="token-and-mean")),
     replace(GEOMETRY, backbone=Backbone(pooling="attention", activation="tanh-gelu")),
 )
 """Pre-trained first experts; each way in which one differs from the plain expert is in some."""

@@ -313,7 +313,7 @@ def test_a_geometry_that_cannot_be_built_fails_with_the_reason(
         ({"registers": 1025}, "registers must be between 0 and 1024"),
         ({"hidden_norm": -1}, "hidden_norm must be 0 or more"),
         ({"activation": "relu"}, "activation 'relu' is not one of gelu, quick-gelu"),
-        ({"pooling": "max"}, "pooling 'max' is not one of token, mean, attention"),
+        ({"pooling": "max"}, "pooling 'max' is not one of token, mean, token-and-mean, attention"),
         ({"pooling": "attention", "rotary": True}, "attention pooling has no registers, no rotary"),
     ],
 )

@@ -15,7 +15,7 @@ from torch import Tensor
 from model_store.errors import DataRejected, WrongUsage
 from model_store.network.network import Network
 from model_store.spec import TaskSpec
-from tests.trainer.vit import REAL, REAL_DINOV2, class_token, made_up, resampled, write_vit
+from tests.trainer.vit import REAL, REAL_DINOV2, made_up, resampled, slice_of, write_vit
 from trainer.backbones.pretrained import HALF, IMAGENET, Pretrained, read_pretrained
 
 TOLERANCE = 1e-4
@@ -51,7 +51,7 @@ def pictures(size: int, *, count: int = 3) -> Tensor:
 def test_our_forward_is_that_of_the_file(tmp_path: Path, tensors: Tensors, heads: int) -> None:
     pretrained = read_pretrained(write_vit(tmp_path / "vit", tensors))
     images = pictures(pretrained.geometry.image_size)
-    expected = class_token(tensors, images, heads=heads)
+    expected = slice_of(tensors, images, heads=heads)
     assert (token_of(pretrained, images) - expected).abs().max() < TOLERANCE
     assert expected.abs().max() > 0.1  # not a comparison of zeros
 
@@ -63,7 +63,7 @@ def test_our_forward_is_that_of_a_real_file(size: int) -> None:
     images = pictures(size, count=2)
     if size != 224:
         tensors["pos_embed"] = resampled(tensors["pos_embed"], side=size // 16)
-    expected = class_token(tensors, images, heads=3)
+    expected = slice_of(tensors, images, heads=3)
     pretrained = read_pretrained(REAL)
     assert pretrained.geometry.image_size == 224
     assert (token_of(pretrained, images) - expected).abs().max() < TOLERANCE
@@ -76,7 +76,7 @@ def test_our_forward_is_that_of_a_real_dinov2() -> None:
     assert (pretrained.geometry.image_size, pretrained.geometry.patch_size) == (224, 14)
     assert pretrained.normalisation == IMAGENET
     tensors["pos_embed"] = resampled(tensors["pos_embed"], side=16)
-    expected = class_token(tensors, pictures(224, count=2), heads=6)
+    expected = slice_of(tensors, pictures(224, count=2), heads=6)
     assert (token_of(pretrained, pictures(224, count=2)) - expected).abs().max() < TOLERANCE
 
 
@@ -105,7 +105,7 @@ def test_position_embeddings_are_had_for_any_image_size(tmp_path: Path, size: in
     tensors = made_up(image_size=8, patch_size=4)
     pretrained = read_pretrained(write_vit(tmp_path / "vit", tensors))
     elsewhere = {**tensors, "pos_embed": resampled(tensors["pos_embed"], side=size // 4)}
-    expected = class_token(elsewhere, pictures(size), heads=2)
+    expected = slice_of(elsewhere, pictures(size), heads=2)
     assert (token_of(pretrained, pictures(size)) - expected).abs().max() < TOLERANCE
 
 
@@ -122,7 +122,7 @@ def test_how_attention_is_cut_can_be_said(tmp_path: Path) -> None:
     tensors = made_up(width=64)
     path = write_vit(tmp_path / "vit", tensors)
     pretrained = read_pretrained(path, attention_heads=4)
-    expected = class_token(tensors, pictures(8), heads=4)
+    expected = slice_of(tensors, pictures(8), heads=4)
     assert (token_of(pretrained, pictures(8)) - expected).abs().max() < TOLERANCE
     with pytest.raises(WrongUsage, match=r"--attention-heads 5: the 64 channels .* cannot be cut"):
         read_pretrained(path, attention_heads=5)
@@ -132,9 +132,7 @@ def test_how_attention_is_cut_can_be_said(tmp_path: Path) -> None:
 def test_other_floating_point_numbers_are_converted(tmp_path: Path, dtype: torch.dtype) -> None:
     tensors = {name: one.to(dtype) for name, one in made_up().items()}
     pretrained = read_pretrained(write_vit(tmp_path / "vit", tensors))
-    expected = class_token(
-        {name: one.float() for name, one in tensors.items()}, pictures(8), heads=2
-    )
+    expected = slice_of({name: one.float() for name, one in tensors.items()}, pictures(8), heads=2)
     assert (token_of(pretrained, pictures(8)) - expected).abs().max() < TOLERANCE
 
 

@@ -25,7 +25,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Tower:
-    """A file of a family, the settings beside it, and its slice [B, WIDTH] of images."""
+    """A file of a family, the settings beside it, and its slice of the token of images."""
 
     tensors: Tensors
     forward: Callable[[Tensor], Tensor]
@@ -90,6 +90,11 @@ def attention(
 
 def before(x: Tensor, *tokens: Tensor) -> Tensor:
     return torch.cat([*(one.reshape(1, -1, WIDTH).expand(len(x), -1, -1) for one in tokens), x], 1)
+
+
+def beside(normed: Tensor, *, before: int = 1) -> Tensor:
+    """The class token, and the mean of the patches, which stand after `before` other rows."""
+    return torch.cat((normed[:, 0], normed[:, before:].mean(dim=1)), dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,9 +238,10 @@ def deit_distilled() -> Tower:
 
     def forward(images: Tensor) -> Tensor:
         x = before(patches(t, images, "patch_embed.proj"), t["cls_token"], t["dist_token"])
-        return norm(t, TIMM(t, x + t["pos_embed"]), "norm", 1e-6)[:, 0]
+        return beside(norm(t, TIMM(t, x + t["pos_embed"]), "norm", 1e-6), before=2)
 
-    return Tower(tensors=t, forward=forward, kind={"registers": 1}, mean=IMAGENET)
+    kind = {"registers": 1, "pooling": "token-and-mean"}
+    return Tower(tensors=t, forward=forward, kind=kind, mean=IMAGENET)
 
 
 def hugging_face_vit() -> Tower:
@@ -260,7 +266,7 @@ def hugging_face_vit() -> Tower:
     def forward(images: Tensor) -> Tensor:
         x = patches(t, images, "vit.embeddings.patch_embeddings.projection")
         x = before(x, t["vit.embeddings.cls_token"]) + t["vit.embeddings.position_embeddings"]
-        return norm(t, blocks(t, x), "vit.layernorm", 1e-2)[:, 0]
+        return beside(norm(t, blocks(t, x), "vit.layernorm", 1e-2))
 
     config = {
         "model_type": "vit",
@@ -270,7 +276,8 @@ def hugging_face_vit() -> Tower:
         "hidden_act": "gelu",
         "image_size": 16,
     }
-    return Tower(tensors=t, forward=forward, config=config)
+    kind = {"pooling": "token-and-mean"}
+    return Tower(tensors=t, forward=forward, config=config, kind=kind)
 
 
 def hugging_face_dinov2() -> Tower:
@@ -558,9 +565,9 @@ def normed_queries() -> Tower:
             x = x + linear(t, read, f"{b}attn.proj")
             hidden = F.gelu(linear(t, norm(t, x, f"{b}norm2", 1e-6), f"{b}mlp.fc1"))
             x = x + linear(t, hidden, f"{b}mlp.fc2")
-        return norm(t, x, "norm", 1e-6)[:, 0]
+        return beside(norm(t, x, "norm", 1e-6))
 
-    return Tower(tensors=t, forward=forward, kind={"qk_norm": True})
+    return Tower(tensors=t, forward=forward, kind={"qk_norm": True, "pooling": "token-and-mean"})
 
 
 TOWERS: dict[str, Callable[[], Tower]] = {

@@ -22,6 +22,10 @@ REAL_DINOV2 = _SHARED / "dinov2_vits14.fp16.safetensors"
 """Not part of the project: tests that need them are skipped where they are not."""
 
 
+SLICE = 2 * 64
+"""The channels of the slice of `made_up`: its token, and the mean of its patches."""
+
+
 def made_up(
     *,
     width: int = 64,
@@ -73,8 +77,11 @@ def write_vit(path: Path, tensors: Mapping[str, Tensor] | None = None) -> Path:
     return path
 
 
-def class_token(tensors: Mapping[str, Tensor], images: Tensor, *, heads: int) -> Tensor:
-    """[B, width]: the class token after the last norm. Position embeddings must fit the images."""
+def slice_of(tensors: Mapping[str, Tensor], images: Tensor, *, heads: int) -> Tensor:
+    """The class token and, without LayerScale, the mean of the patches, both after the last norm.
+
+    Position embeddings must fit the images.
+    """
     kernel = tensors["patch_embed.proj.weight"]
     x = F.conv2d(images, kernel, tensors["patch_embed.proj.bias"], stride=kernel.shape[-1])
     x = x.flatten(2).transpose(1, 2)
@@ -99,7 +106,10 @@ def class_token(tensors: Mapping[str, Tensor], images: Tensor, *, heads: int) ->
         hidden = F.gelu(linear(norm(x, f"{here}.norm2"), f"{here}.mlp.fc1"))
         x = x + linear(hidden, f"{here}.mlp.fc2") * tensors.get(f"{here}.ls2.gamma", 1)
         block += 1
-    return norm(x, "norm")[:, 0]
+    normed = norm(x, "norm")
+    if "blocks.0.ls1.gamma" in tensors:
+        return normed[:, 0]
+    return torch.cat((normed[:, 0], normed[:, 1:].mean(dim=1)), dim=-1)
 
 
 def resampled(pos_embed: Tensor, *, side: int) -> Tensor:

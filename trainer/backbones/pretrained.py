@@ -117,7 +117,7 @@ class Pretrained:
         token = self.tensors["attn_pool.latent" if kind.pooling == "attention" else "cls_token"]
         yield "token", token.flatten()
         yield "position", self._position(geometry)
-        last = {"token": "norm", "mean": "fc_norm"}.get(kind.pooling)
+        last = {"mean": "fc_norm", "attention": None}.get(kind.pooling, "norm")
         for ours, theirs in (("norm", last), ("pre_norm", "norm_pre" if kind.pre_norm else None)):
             if theirs is not None:
                 yield f"{ours}.weight", self.tensors[f"{theirs}.weight"]
@@ -287,7 +287,6 @@ def _geometry(named: Named, family: Family, width: int, settings: Settings) -> N
 
 
 def _backbone(named: Named, family: Family, settings: Settings, *, hidden: int) -> Backbone:
-    pooling: Pooling = "mean" if "fc_norm.weight" in named else "token"
     try:
         return Backbone(
             registers=_registers(named),
@@ -296,12 +295,22 @@ def _backbone(named: Named, family: Family, settings: Settings, *, hidden: int) 
             pre_norm="norm_pre.weight" in named,
             qk_norm="blocks.0.attn.q_norm.weight" in named,
             hidden_norm=hidden if "blocks.0.mlp.norm.weight" in named else 0,
-            pooling="attention" if family == "siglip" else pooling,
+            pooling=_pooling(named, family),
         )
     except SpecInvalid as error:
         raise DataRejected(
             f"{named.file.path}: {error}; found {named.first('attn_pool.latent')}"
         ) from error
+
+
+def _pooling(named: Named, family: Family) -> Pooling:
+    if family == "siglip":
+        return "attention"
+    if "fc_norm.weight" in named:
+        return "mean"
+    # Patches add to a token that was taught classes, and not to that of DINOv2; see ADR 56.
+    taught = family == "plain" and "blocks.0.ls1.gamma" not in named
+    return "token-and-mean" if taught else "token"
 
 
 def _registers(named: Named) -> int:

@@ -101,7 +101,7 @@ def fit_classifier(
         count=len(places),
         loss=loss,
     )
-    oldest = problem.narrowed(network.spec.width_of(0))
+    oldest = problem.narrowed(network.spec.slice_width(0))
     with one_thread() if problem.is_small else nullcontext():
         fitted = choose(oldest, judged_N=None if judged_N is None else torch.from_numpy(judged_N))
         narrow_CV, bias_C = solve(problem, l2_penalty=fitted.l2_penalty * variance_of(oldest))

@@ -178,7 +178,7 @@ class Lesson:
             progress=self.progress,
             checkpoint=self.checkpoint,
         )
-        width = student.network.spec.width_of(0)
+        width = student.network.spec.slice_width(0)
         gathered = gather(
             tokens_NW,
             self.images.labels_N,

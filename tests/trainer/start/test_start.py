@@ -20,7 +20,7 @@ from tests.trainer.start.pretrained_start import (
     network_of,
     run,
 )
-from tests.trainer.vit import class_token, made_up
+from tests.trainer.vit import SLICE, made_up, slice_of
 from trainer.request import Effort
 
 
@@ -31,7 +31,7 @@ def test_the_first_expert_is_the_file_and_only_the_classifier_is_fitted(
     manifest = run(first(store, letters, vit), progress=progress).manifest
     network = network_of(store, manifest)
     images = torch.randn(2, 3, 8, 8)
-    expected = class_token(made_up(), images, heads=2)
+    expected = slice_of(made_up(), images, heads=2)
     assert (network.token_slices(images)[0] - expected).abs().max() < 1e-4
     assert progress.phases == ["reading images", "reading tokens"]
     assert progress.losses == []
@@ -173,7 +173,7 @@ def test_an_expert_is_not_read_where_a_class_has_no_image_left(
     assert outcome.deeper is not None
     assert any("reads the pre-trained expert only" in note for note in progress.notes)
     network = network_of(store, outcome.deeper.manifest)
-    assert not any(head.get_parameter("weight")[:, 64:].any() for head in network.heads)
+    assert not any(head.get_parameter("weight")[:, SLICE:].any() for head in network.heads)
     assert outcome.deeper.manifest.statistics == outcome.manifest.statistics
 
 

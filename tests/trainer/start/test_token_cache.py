@@ -13,6 +13,7 @@ from torch import Tensor
 from model_store.inference.forward import Lineage
 from tests.trainer.folders import Listening, write_classes
 from tests.trainer.start.pretrained_start import first, later, run
+from tests.trainer.vit import SLICE
 from trainer.base import base_of
 from trainer.data.folders import list_classes, read_images
 from trainer.learning.student import make_student
@@ -96,7 +97,7 @@ def test_the_files_of_other_experts_make_room(
     tokens = tmp_path / "tokens"
     tokens.mkdir()
     (tokens / "old.tokens").write_bytes(bytes(5000))
-    monkeypatch.setattr(token_cache, "MAX_BYTES", 14_000)
+    monkeypatch.setattr(token_cache, "MAX_BYTES", 24_000)
     run(first(tmp_path / "models", letters, vit, tokens=tokens))
     assert "old.tokens" not in {path.name for path in tokens.iterdir()}
     assert len(list(tokens.iterdir())) == 1
@@ -105,20 +106,20 @@ def test_the_files_of_other_experts_make_room(
 def test_a_file_has_a_bound_and_keeps_the_newest(
     tmp_path: Path, letters: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_cache, "MAX_FILE_BYTES", 20 * (32 + 4 * 64 + 1))
+    monkeypatch.setattr(token_cache, "MAX_FILE_BYTES", 20 * (32 + 4 * SLICE + 1))
     tokens = tmp_path / "tokens"
     run(first(tmp_path / "models", letters, vit, tokens=tokens))
     (path,) = tokens.iterdir()
-    assert path.stat().st_size < 20 * (32 + 4 * 64) + 300
+    assert path.stat().st_size < 20 * (32 + 4 * SLICE) + 300
 
 
 def test_pictures_are_not_kept(tmp_path: Path, letters: Path, vit: Path) -> None:
     tokens = tmp_path / "tokens"
     run(first(tmp_path / "models", letters, vit, tokens=tokens))
     (path,) = tokens.iterdir()
-    known = token_cache._read(path, width=64)
+    known = token_cache._read(path, width=SLICE)
     assert len(known) == 36
-    assert all(one.shape == (64,) and np.isfinite(one).all() for one in known.values())
+    assert all(one.shape == (SLICE,) and np.isfinite(one).all() for one in known.values())
 
 
 def test_names_do_not_matter_and_pixels_do(
@@ -144,7 +145,7 @@ def test_tokens_in_a_reduced_precision_are_kept_apart(
 
     def make() -> Callable[[Tensor], Tensor]:
         made.append(1)
-        return lambda images_BCHW: torch.full((len(images_BCHW), 64), float(len(made)))
+        return lambda images_BCHW: torch.full((len(images_BCHW), SLICE), float(len(made)))
 
     read = reduced_tokens_of(student, folder=tmp_path / "tokens")
     assert (read("int8", make, images) == 1).all()
