@@ -72,6 +72,7 @@ def assess(
             model_bytes=model_bytes + len(shard or b""),
             deepens=student.aim == "deepening",
             latency_ms=_latency_ms(student, experts) if limits.max_latency_ms else None,
+            hierarchy=data.hierarchy,
         ),
         limits=limits,
     )

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import gate as simulation
 from model_store.errors import WrongUsage
+from model_store.records.hierarchy import Hierarchy
 from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
@@ -71,6 +72,19 @@ def test_a_large_fall_on_old_classes_is_refused_with_what_got_worse() -> None:
     assert [(one.class_name, one.taken_for, one.count) for one in gate.confused] == [("a", "c", 6)]
     flip = gate.flipped[0]
     assert (flip.class_name, flip.before, flip.after, flip.count) == ("a", "a", "c", 6)
+
+
+def test_images_that_got_worse_inside_their_group_are_told_and_refused_all_the_same() -> None:
+    case = candidate([0] * 8 + [1] * 2, before=[0] * 8 + [1] * 2, after=[2] * 6 + [3] * 2 + [1] * 2)
+    groups = Hierarchy(parents={"a": "vowels", "c": "vowels", "b": "others", "d": "others"})
+    gate = decide(replace(case, hierarchy=groups), limits=GateLimits())
+    assert (
+        gate.notes[-1]
+        == "8 images of old classes got worse, 6 of them inside a group of their class"
+    )
+    assert gate.reasons == decide(case, limits=GateLimits()).reasons
+    same = candidate([0, 1], before=[0, 1], after=[0, 1])
+    assert "group" not in str(decide(replace(same, hierarchy=groups), limits=GateLimits()).notes)
 
 
 def test_a_handful_of_images_is_noise() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.records.hierarchy import Hierarchy
 from model_store.records.quality import ClassChange, Confusion, Flip, Gate, Side
 from model_store.tables import counted, percent
 from trainer.evaluation.calibrate import fit_temperature
@@ -47,6 +48,7 @@ class Candidate:
     deepens: bool = False
     """True for an expert that is added to classes which the parent answers without it."""
     latency_ms: float | None = None
+    hierarchy: Hierarchy | None = None
 
     @property
     def extends(self) -> bool:
@@ -279,7 +281,29 @@ def _notes(candidate: Candidate) -> tuple[str, ...]:
         missing = [name for name in candidate.older if not judged.is_of([name]).any()]
         if missing:
             notes.append(f"not judged, for want of images to judge by: {_named(missing)}")
-    return tuple(notes)
+    return (*notes, *_group_notes(candidate))
+
+
+def _group_notes(candidate: Candidate) -> tuple[str, ...]:
+    """Say how many of the images that got worse are still answered in a group of their class.
+
+    The verdict is on classes alone: a group makes no version look better than it is.
+    """
+    judged, parent, hierarchy = candidate.judged, candidate.parent, candidate.hierarchy
+    if parent is None or hierarchy is None:
+        return ()
+    worse_N = judged.is_of(candidate.older) & parent.right_N & ~judged.right_N
+    answers = [answer for answer, worse in zip(_answers(judged), worse_N, strict=True) if worse]
+    if not answers:
+        return ()
+    inside = sum(
+        not set(hierarchy.above(label)).isdisjoint(hierarchy.above(guess))
+        for label, guess in answers
+    )
+    return (
+        f"{counted(len(answers), 'image')} of old classes got worse, {inside} of them inside a "
+        "group of their class",
+    )
 
 
 def _too_few(candidate: Candidate, side: Side) -> str:
