@@ -16,7 +16,8 @@ from model_store.errors import DataRejected, WrongUsage
 from model_store.network.network import Network
 from model_store.spec import TaskSpec
 from tests.trainer.vit import REAL, REAL_DINOV2, made_up, resampled, slice_of, write_vit
-from trainer.backbones.pretrained import HALF, IMAGENET, Pretrained, read_pretrained
+from trainer.backbones.pretrained import Pretrained, read_pretrained
+from trainer.backbones.shapes import HALF, IMAGENET
 
 TOLERANCE = 1e-4
 

@@ -27,8 +27,9 @@ from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing, Scalar
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from model_store.tables import counted
-from trainer.backbones.pretrained import HALF, IMAGENET, Pretrained, read_pretrained
+from trainer.backbones.pretrained import Pretrained, read_pretrained
 from trainer.backbones.settings import Triple
+from trainer.backbones.shapes import HALF, IMAGENET
 from trainer.base import Base
 from trainer.data.folders import Listing
 from trainer.learning.losses import Teacher
