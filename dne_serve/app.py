@@ -74,6 +74,6 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
         origins=listed(settings.allowed_origins),
     )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, room=room)
-    app.add_middleware(Observed, metrics=serving.metrics)
+    app.add_middleware(Observed, metrics=serving.metrics, drains=lambda: serving.drains)
     app.add_middleware(ErrorForm)
     return app

@@ -113,20 +113,23 @@ def serve(settings: Settings, *, as_json: bool) -> int:
     with listener:
         # After the port is ours, because these imports take seconds and the port may be taken.
         choosing = _begin_choosing(settings)  # measures beside the imports that follow
-        import uvicorn
-
         from dne_serve.app import create_app
+        from dne_serve.wire.draining import DrainingServer
         from dne_serve.wire.uvicorn_config import server_config
 
         engine = _engine(settings, choosing)
-        config = server_config(create_app(settings, engine=engine), settings)
+        app = create_app(settings, engine=engine)
+        config = server_config(app, settings)
+        server = DrainingServer(
+            config, drain_s=settings.drain_seconds, on_drain=app.state.serving.drain
+        )
         # A client that reads the announcement may connect at once: the kernel holds it until we
         # accept.
         listener.listen(config.backlog)
         _announce(settings, listener, engine, as_json=as_json)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _already_handled)
-        uvicorn.Server(config).run(sockets=[listener])
+        server.run(sockets=[listener])
     log.info("stopped")
     return EXIT_OK
 

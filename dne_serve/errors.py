@@ -82,6 +82,10 @@ class NotReady(Refused):
     """No version is served."""
 
 
+class TooOld(Refused):
+    """The client asks for a younger version than the served one."""
+
+
 class NotMoved(Refused):
     """The channel stays, because its new version cannot be loaded."""
 

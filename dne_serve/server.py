@@ -32,6 +32,7 @@ STORE_READS = 4
 """Requests that read the store at a time."""
 STORE_MOVES = 2
 """Requests that move the channel, or load and unload, at a time."""
+DRAINS = "this server is about to stop; ask another one"
 MAX_WAITING = 64
 """Requests of either kind that wait; more are answered with 503."""
 
@@ -42,6 +43,7 @@ class Serving:
     def __init__(self, settings: Settings, *, engine: Engine) -> None:
         self.settings = settings
         self.engine = engine
+        self.drains = False
         self.metrics = Metrics()
         self.statistics = Statistics()
         self.door = Door(TokenSource(settings), rate=settings.rate_limit)
@@ -135,6 +137,10 @@ class Serving:
         self.batcher.stop()
         self.answers.stop()
         self.audit.close()
+
+    def drain(self) -> None:
+        """Say that no new client should come. Requests are still answered."""
+        self.drains = True
 
     @property
     def error(self) -> str | None:

@@ -138,6 +138,11 @@ class Settings(BaseSettings):
     grace_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         15, description="time that requests under way get when the server is told to stop"
     )
+    drain_seconds: Annotated[float, Field(ge=0, le=3600)] = Field(
+        0.0,
+        description="time between SIGTERM, from which on GET /readyz is 503, and the end of taking "
+        "requests; longer than a load balancer needs to notice",
+    )
     max_body_bytes: Positive = Field(32 << 20, description="bytes of a request body at most")
     max_images: Positive = Field(64, description="images in a request at most")
     max_pixels: Positive = Field(40_000_000, description="pixels of an image at most")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -145,11 +146,18 @@ class Packed(GZipMiddleware):
 
 
 class Observed:
-    """Middleware that counts and logs every request, and answers unexpected errors with 500."""
+    """Middleware that counts and logs every request, and answers unexpected errors with 500.
 
-    def __init__(self, app: ASGIApp, *, metrics: Metrics) -> None:
+    While the server `drains`, each answer is the last one of its connection: a client that goes on
+    with a connection would lose a request when the server stops.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, drains: Callable[[], bool] = lambda: False
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._drains = drains
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -163,7 +171,10 @@ class Observed:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Content-Type-Options"] = "nosniff"
+                headers = MutableHeaders(scope=message)
+                headers["X-Content-Type-Options"] = "nosniff"
+                if self._drains():
+                    headers["Connection"] = "close"
                 _tell(scope, status, time.perf_counter() - began, note)  # before anybody asks
             await send(message)
 

@@ -51,6 +51,7 @@ ANSWERS: dict[type[DneError], Answer] = {
     errors.Stopped: Answer(503, retry=True),
     errors.DecoderUnavailable: Answer(503, retry=True),
     errors.NotReady: Answer(503, retry=True),
+    errors.TooOld: Answer(503, retry=True),
     errors.NotMoved: Answer(503, logged=True),
     errors.NotServed: Answer(503, logged=True),
     errors.NoRoom: Answer(503),

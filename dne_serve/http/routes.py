@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from dne_serve.access.permission import Permission
 from dne_serve.errors import NotReady, TypeNotAccepted
 from dne_serve.http import versions
+from dne_serve.http.at_least import AT_LEAST_PARAMETER, at_least_of
 from dne_serve.http.openapi import IMAGES_SCHEMA, problems
 from dne_serve.http.problems import problem
 from dne_serve.http.schemas import (
@@ -32,7 +33,7 @@ from dne_serve.http.uploads import FIELD, read_uploads
 from dne_serve.inference.answers import MAX_TOP_K, prediction_json, work_of
 from dne_serve.inference.deadline import ARRIVED
 from dne_serve.rollout.promote import Moved
-from dne_serve.server import Serving
+from dne_serve.server import DRAINS, Serving
 from model_store.records.fields import MAX_VERSION
 
 DEFAULT_TOP_K = 5
@@ -41,6 +42,7 @@ MAX_LISTED = 1000
 JSON = "application/json"
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 PREDICT_BODY = {
+    "parameters": [AT_LEAST_PARAMETER],
     "requestBody": {
         "required": True,
         "content": {
@@ -58,7 +60,7 @@ PREDICT_BODY = {
             "image/*": BINARY,
             "application/octet-stream": BINARY,
         },
-    }
+    },
 }
 
 
@@ -121,7 +123,7 @@ async def predict(
 ) -> Response:
     """Classify one or many images: a form's `files`, base64 in JSON, or one as the raw body."""
     serving.predictor.expect_room()
-    chosen = await serving.predictor.resolve(version)
+    chosen = await serving.predictor.resolve(version, at_least=at_least_of(request))
     uploads = await read_uploads(request, max_images=serving.settings.max_images)
     scored = await serving.predictor.score(
         chosen, pictures=uploads, since=request.scope.get(ARRIVED)
@@ -223,8 +225,11 @@ async def healthz() -> HealthAnswer:
 
 @health.get("/readyz", response_model=ReadyAnswer, responses=problems(503))
 async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
-    """Say whether a version is served. `error` says why it is not the channel's head."""
+    """Say whether a version is served, and the server takes new clients. `error` says why the
+    version is not the channel's head."""
     served, record = serving.residents.served, serving.reloader.record
+    if serving.drains:
+        return problem(503, detail=DRAINS, kind="draining", headers={"Retry-After": "1"})
     if served is None:
         detail = serving.error or f"channel {serving.settings.channel} names no version yet"
         return problem(503, detail=detail, kind="not-ready", headers={"Retry-After": "1"})

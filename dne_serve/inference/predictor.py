@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from dne_serve.engines.base import Answer, Answers, Query, Resident, joined
-from dne_serve.errors import NotReady
+from dne_serve.errors import Malformed, NotReady, TooOld
 from dne_serve.inference.answers import Scored
 from dne_serve.inference.deadline import Deadline
 from dne_serve.inference.decoding import Decoder, Picture
@@ -56,13 +56,21 @@ class Predictor:
         self._comparing: set[asyncio.Task[None]] = set()
         self._decoding = 0  # touched on the event loop only
 
-    async def resolve(self, version: int | None) -> Chosen:
-        """Choose the one version that answers a request, whatever the channel does meanwhile."""
+    async def resolve(self, version: int | None, *, at_least: int | None = None) -> Chosen:
+        """Choose the one version that answers a request, whatever the channel does meanwhile.
+        `at_least` is the oldest that may."""
         if version is None:
             served = self._residents.served
             if served is None:
                 raise NotReady("no version is served yet")
-            return self._companions.choose(served)
+            if at_least is not None and served.version < at_least:
+                raise TooOld(
+                    f"version {served.version} is served here, and version {at_least} or a younger "
+                    "one was asked for"
+                )
+            return self._companions.choose(served, at_least=at_least or 0)
+        if at_least is not None and version < at_least:
+            raise Malformed(f"version {version} was asked for, and at least version {at_least}")
         found = self._residents.find_version(version)
         if found is None:
             found = await self._loads.get(version, deadline=Deadline(self._max_wait_s))

@@ -24,7 +24,7 @@ from dne_serve.protocol_v2.schemas import (
     TensorAnswer,
 )
 from dne_serve.rollout.statistics import Duration
-from dne_serve.server import Serving
+from dne_serve.server import DRAINS, Serving
 from model_store import __version__
 from model_store.errors import DneError
 from model_store.records.manifest import Manifest
@@ -156,6 +156,8 @@ def _row(serving: Serving, store: Store, version: int) -> IndexRow:
 def check_ready(serving: Serving, version: int | None) -> None:
     """Raise the reason why a request cannot be answered at once. Looks at memory only: anybody may
     ask, as often as they like, and learns nothing of the store."""
+    if serving.drains:
+        raise NotReady(DRAINS)
     if serving.reloader.withdrawn or (version is None and serving.residents.served is None):
         raise why_not_ready(serving)
     if version is None or any(one.version == version for one in serving.residents.manifests):

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from dne_serve.access.permission import Permission
 from dne_serve.engines.base import Resident
+from dne_serve.http.at_least import at_least_of
 from dne_serve.http.scoped_route import Parts
 from dne_serve.inference.answers import SCORE_WORK, Scored, work_of
 from dne_serve.inference.deadline import ARRIVED
@@ -81,7 +82,7 @@ class _Body:
 
 async def _infer(request: Request, serving: Serving, *, version: int | None) -> Response:
     serving.predictor.expect_room()
-    chosen = await _resolve(serving, version)
+    chosen = await _resolve(serving, version, at_least=at_least_of(request))
     resident = chosen.resident
     body = _Body(
         data=b"".join([chunk async for chunk in request.stream()]),
@@ -99,10 +100,10 @@ async def _infer(request: Request, serving: Serving, *, version: int | None) -> 
     return await serving.answers.build(build, work=work)
 
 
-async def _resolve(serving: Serving, version: int | None) -> Chosen:
+async def _resolve(serving: Serving, version: int | None, *, at_least: int | None) -> Chosen:
     if serving.reloader.withdrawn or (version is None and serving.residents.served is None):
         raise describe.why_not_ready(serving)
-    return await serving.predictor.resolve(version)
+    return await serving.predictor.resolve(version, at_least=at_least)
 
 
 async def _read(

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from dne_serve.http.at_least import AT_LEAST_PARAMETER
 from dne_serve.protocol_v2.schemas import (
     ErrorAnswer,
     IndexRequest,
@@ -60,7 +61,10 @@ def _with_nulls(node: dict[str, Any]) -> dict[str, Any]:
 
 INDEX_BODY = body_of(IndexRequest, required=False)
 LOAD_BODY = body_of(LoadRequest, required=False)
-INFER_BODY = body_of(InferenceRequest, required=True, binary=True)
+INFER_BODY = {
+    "parameters": [AT_LEAST_PARAMETER],
+    **body_of(InferenceRequest, required=True, binary=True),
+}
 INFER_ANSWER: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The outputs; binary when they were asked for so.",

@@ -81,11 +81,14 @@ class Companions:
                 one.retry_at = self.clock() + RETRY_S
                 log.error("cannot load version %s as %s: %s", one.version, one.name, error)
 
-    def choose(self, served: Resident) -> Chosen:
+    def choose(self, served: Resident, *, at_least: int = 0) -> Chosen:
         """Choose the version for a request that names none. The canary's share is counted, not
-        drawn by chance: of n requests it answers share × n, rounded down."""
+        drawn by chance: of n requests it answers share × n, rounded down. A canary older than
+        `at_least` is passed over."""
         canary = self._canary.resident if self._canary else None
-        if canary is not None and canary.version != served.version and self._is_due():
+        if canary is not None and (canary.version == served.version or canary.version < at_least):
+            canary = None
+        if canary is not None and self._is_due():
             return Chosen(resident=canary, by="canary")
         shadow = self._shadow.resident if self._shadow else None
         if shadow is not None and shadow.version == served.version:

@@ -1,0 +1,73 @@
+"""SIGTERM: not ready at once, requests answered until the end, and nothing lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import httpx
+
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
+from tests.dne_serve.test_cli import running
+from tests.dne_serve.v2_requests import assert_error
+from tests.live_server import Live, assert_problem, png, wait_for
+
+
+def test_a_server_that_drains_is_not_ready_and_answers(live: Live) -> None:
+    live.serving.drain()
+    answer = live.http.get("/readyz")
+    assert_problem(answer, 503, says="about to stop")
+    assert answer.json()["type"] == "urn:dne-serve:problem:draining"
+    for path in ("/v2/health/ready", "/v2/models/dne/ready"):
+        assert_error(live.http.get(path), 503, says="about to stop")
+    assert live.http.get("/healthz").status_code == 200
+    answered = live.predict(png())
+    assert answered.status_code == 200
+    assert answered.headers["connection"] == "close"  # the next request goes to another server
+
+
+def test_sigterm_under_load_fails_no_request_of_a_balancer(store: Store, digits: Manifest) -> None:
+    """The clients do as a balancer does: they ask while the server was ready a moment ago."""
+    failed: list[str] = []
+    answered = 0
+    with running("--store", store.location, "--drain-seconds", "1") as (process, url):
+        in_rotation = threading.Event()
+        in_rotation.set()
+
+        def check() -> None:
+            while httpx.get(f"{url}/readyz").status_code == 200:
+                time.sleep(0.05)
+            in_rotation.clear()
+
+        def ask() -> None:
+            nonlocal answered
+            with httpx.Client(base_url=url) as client:
+                while in_rotation.is_set():
+                    try:
+                        answer = client.post("/predict", content=png())
+                    except httpx.TransportError as error:
+                        failed.append(repr(error))
+                    else:
+                        answered += answer.status_code == 200
+                        failed.extend([answer.text] if answer.status_code != 200 else [])
+
+        threads = [threading.Thread(target=one) for one in (check, ask, ask)]
+        for one in threads:
+            one.start()
+        wait_for(lambda: answered > 20)
+        process.send_signal(signal.SIGTERM)
+        for one in threads:
+            one.join()
+        assert process.wait(timeout=20) == 0
+    assert failed == []
+
+
+def test_a_second_signal_and_ctrl_c_do_not_wait(store: Store, digits: Manifest) -> None:
+    for signals in ([signal.SIGTERM, signal.SIGTERM], [signal.SIGINT]):
+        with running("--store", store.location, "--drain-seconds", "300") as (process, _):
+            for number in signals:
+                process.send_signal(number)
+                time.sleep(0.3)
+            assert process.wait(timeout=20) == 0
