@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from tests.model_store.networks import grown
 from trainer.learning.classifier import (
+    SMALL,
     UNSEEN_L2_PENALTY,
     Problem,
+    choose,
     fit_classifier,
     solve,
 )
@@ -212,3 +215,26 @@ def test_a_fit_does_not_load_the_compiler_of_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_a_temperature_of_a_sample_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit to all tokens is surer than one to a sample, and needs another temperature."""
+    asked = problem([40, 40, 40], spread=2.0)
+    assert not choose(asked).by_sample
+    monkeypatch.setattr("trainer.learning.classifier.IMAGES_TO_CHOOSE_BY", 60)
+    assert choose(asked).by_sample
+
+
+def test_small_fits_take_one_thread_and_leave_the_others_alone() -> None:
+    tokens, labels = clouds([10, 10])
+    network = grown([3], noise=0.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fit_classifier(network, tokens, labels, answered=[0, 1], loss=cross_entropy)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert problem([10, 10]).is_small
+    many = torch.zeros(1, 1, dtype=torch.float64).expand(SMALL, 1)
+    assert not replace(problem([1]), tokens_NW=many).is_small

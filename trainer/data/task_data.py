@@ -176,7 +176,7 @@ def _digest(images: LabelledImages) -> str:
     """Digest pixels and classes, in the order of the folder."""
     digest = hashlib.sha256("\n".join(images.classes).encode())
     digest.update(images.labels_N.tobytes())
-    digest.update(images.pixels_NHWC.tobytes())
+    digest.update(np.ascontiguousarray(images.pixels_NHWC).data)
     return digest.hexdigest()
 
 

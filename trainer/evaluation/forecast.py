@@ -23,7 +23,7 @@ from model_store.spec import ExpertSpec, NetworkSpec
 from trainer.presets import heads_for
 from trainer.threads import one_thread
 
-FEWEST_RUNS, MOST_RUNS = 7, 100
+FEWEST_RUNS, MOST_RUNS = 3, 100
 ENOUGH_S = 0.4
 """Seconds of runs after which the least time hardly falls any more (ADR 34)."""
 MIB = 1 << 20

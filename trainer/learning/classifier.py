@@ -48,6 +48,8 @@ class Fitted:
 
     l2_penalty: float
     temperature: float
+    by_sample: bool = False
+    """True if a part of the tokens gave the temperature: a fit to all of them is surer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +241,8 @@ def choose(problem: Problem, *, judged_N: Tensor | None = None) -> Fitted:
             break  # it gets worse from here, or hardly better
         # More images need a smaller penalty.
         scaled = penalty * len(sample.labels_N) / len(problem.labels_N)
-        best = found, Fitted(l2_penalty=scaled, temperature=temperature)
+        by_sample = len(sample.labels_N) < len(problem.labels_N)
+        best = found, Fitted(l2_penalty=scaled, temperature=temperature, by_sample=by_sample)
     assert best is not None
     return best[1]
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict
 
+import numpy as np
 from torch import Tensor
 
 from model_store import __version__
@@ -42,7 +43,7 @@ def _digest(tensors: Iterable[Tensor]) -> str:
     """Digest the parent's weights and the first weights of a new expert, which the seed decides."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()
 
 
@@ -50,5 +51,5 @@ def _digest_of_images(images: LabelledImages, student: Student) -> str:
     digest = hashlib.sha256(student.preprocessing.model_dump_json().encode())
     digest.update("\n".join(images.classes).encode())
     digest.update(images.labels_N.tobytes())
-    digest.update(images.pixels_NHWC.tobytes())
+    digest.update(np.ascontiguousarray(images.pixels_NHWC).data)
     return digest.hexdigest()

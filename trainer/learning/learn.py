@@ -209,7 +209,7 @@ class Lesson:
             statistics=gathered.changed,
             tokens_NW=gathered.tokens_NV,
             labels_N=gathered.labels_N,
-            fitted_on=int(gathered.real_N.sum()),
+            fitted_on=0 if fitted.by_sample else int(gathered.real_N.sum()),
         )
 
     def _known_statistics(self, width: int) -> dict[str, ClassStatistics]:

@@ -125,7 +125,8 @@ class Learnt:
     """The tokens that the classifier was fitted to, stand-ins included, and their classes."""
     labels_N: NDArray[np.int64] | None = None
     fitted_on: int = 0
-    """The number of images that gave the classifier a temperature of its own; 0 without one."""
+    """The number of images that gave the classifier a temperature of its own; 0 without one, and
+    where a sample of them gave it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
