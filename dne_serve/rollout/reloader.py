@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Protocol
 from dne_serve.engines.base import Resident
 from dne_serve.rollout.followed_store import check_onward
 from dne_serve.rollout.residents import Residents
-from model_store.errors import DneError, RecordInvalid, StoreNotFound
+from model_store.errors import DneError, RecordInvalid, StoreError, StoreNotFound
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest, ShardRef
 
@@ -27,6 +28,10 @@ MAX_FALLBACKS = 8
 """Versions tried in place of a head that cannot be loaded, newest first."""
 MAX_RECORDS_BACK = 200
 """Records read to find fallbacks: most of a long history names versions tried already."""
+GLANCES = 30
+"""Polls that only ask for the next record, between two that look at the whole channel."""
+LEAST_WAIT = 0.75
+"""The least share of the poll time between two polls: a fleet must not ask in step."""
 NICENESS = 5
 """Added to the loading thread. During swaps p99 was 1.19 times the usual, and 1.41 without it."""
 
@@ -37,6 +42,7 @@ class ChannelReader(Protocol):
     """The part of a store that following a channel needs."""
 
     def head(self, channel: str) -> ChannelRecord | None: ...
+    def has_record(self, channel: str, number: int) -> bool: ...
     def record_numbers(self, channel: str) -> list[int]: ...
     def record(self, channel: str, number: int) -> ChannelRecord: ...
     def resolve(self, record: ChannelRecord) -> Manifest: ...
@@ -79,6 +85,8 @@ class Reloader:
         self._on_failed_load = on_failed_load
         self._clock = clock
         self._fall_back_at = 0.0
+        self._followed: ChannelReader | None = None
+        self._glances_left = 0
         self._following = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="reloader", daemon=True)
@@ -105,7 +113,8 @@ class Reloader:
             if self.withdrawn:
                 return
             try:
-                self._follow(asked=False)
+                if not self._glance():
+                    self._follow(asked=False)
             except Exception as error:  # a loop that ends would leave the server deaf for ever
                 log.debug("cannot follow channel %s", self._channel, exc_info=error)
 
@@ -129,7 +138,7 @@ class Reloader:
         while not self._stop.is_set():
             self.poll()
             self._care()
-            self._stop.wait(self._poll_s)
+            self._stop.wait(self._poll_s * random.uniform(LEAST_WAIT, 1))
 
     def _care(self) -> None:
         """Load the versions beside the served one, and let go of those that may leave."""
@@ -139,6 +148,21 @@ class Reloader:
             self._residents.sweep()
         except Exception as error:  # it is tried again, and the loop must not end
             log.error("the versions in memory could not be cared for: %s", error, exc_info=error)
+
+    def _glance(self) -> bool:
+        """Return True if the head is served and no record follows it. This takes one request of the
+        store, where a look at the channel takes three. A store that has vanished, was replaced or
+        has lost records is found by the next look."""
+        head = self.head
+        if head is None or head != self.record or self.failure is not None or self.fallback:
+            return False
+        if self._followed is None or not self._glances_left:
+            return False
+        self._glances_left -= 1
+        try:
+            return not self._followed.has_record(self._channel, head.number + 1)
+        except StoreError:
+            return False  # the look that follows says what is wrong
 
     def _follow(self, *, asked: bool, loaded: Resident | None = None) -> None:
         store: ChannelReader | None = None
@@ -157,6 +181,7 @@ class Reloader:
                 self._fall_back(store, failure)
             raise
         self._recover()
+        self._followed, self._glances_left = store, GLANCES
 
     def _look(self, store: ChannelReader, *, asked: bool) -> ChannelRecord | None:
         head = store.head(self._channel)

@@ -218,6 +218,16 @@ class Store:
             raise RecordInvalid(name, "it is not there") from error
         return decode_record(name, sealed, channel=channel, number=number)
 
+    def has_record(self, channel: str, number: int) -> bool:
+        """Tell whether there is something under the name of a record, with one request."""
+        try:
+            read_sealed(self.objects, record_name(channel, number))
+        except ObjectMissing:
+            return False
+        except RecordInvalid:
+            return True
+        return True
+
     def head(self, channel: str) -> ChannelRecord | None:
         """Read the newest record of a channel, with one listing and one read."""
         numbers = self.record_numbers(channel)

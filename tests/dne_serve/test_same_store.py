@@ -10,7 +10,7 @@ import pytest
 
 from dne_serve.errors import StoreChanged
 from dne_serve.rollout.followed_store import SameStore
-from dne_serve.rollout.reloader import Reloader
+from dne_serve.rollout.reloader import GLANCES, Reloader
 from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents
 from model_store.backends.base import Objects
 from model_store.records.manifest import Manifest
@@ -116,7 +116,8 @@ def test_a_bucket_that_was_emptied_or_filled_anew_is_told(objects: MemoryObjects
     reloader = Reloader(open_store, residents=residents, channel="production", poll_s=1.0)
 
     def seen() -> tuple[int, str]:
-        reloader.poll()
+        for _ in range(GLANCES + 1):  # the last of them looks at the whole channel
+            reloader.poll()
         failure = str(reloader.failure.error) if reloader.failure else ""
         return residents.served.version if residents.served else 0, failure
 
