@@ -1,0 +1,485 @@
+"""The Kubernetes files name what exists and agree with each other. Nothing is applied here: that
+needs a cluster."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dne_serve.settings import Settings, load_settings
+from tests.packaging.project import ROOT, sources
+from trainer.cli import parser
+
+Object = dict[str, Any]
+
+FILES = ROOT / "deploy" / "kubernetes"
+KUSTOMIZATIONS = sorted(path.parent for path in FILES.rglob("kustomization.yaml"))
+SERVERS = [FILES / "overlays" / name for name in ("cpu", "gpu", "s3")]
+VERSIONS = ("1.29", "1.32", "1.37")
+"""Kubernetes versions: the oldest one whose schemas fit, one between, and the newest one."""
+PLACEHOLDER = re.compile(r"dne-serve:set-by-\w+-\w+")
+AWS = re.compile(r"`(AWS_[A-Z_]+)`")
+KUBECTL = shutil.which("kubectl")
+MINIMAL_POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "made-here"}}
+
+rendering = pytest.mark.skipif(
+    KUBECTL is None, reason="THE KUSTOMIZATIONS WERE NOT RENDERED: kubectl is not installed"
+)
+
+
+def _place(path: Path) -> str:
+    return str(path.relative_to(FILES))
+
+
+by_kustomization = pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=_place)
+
+
+@cache
+def documents(path: Path) -> tuple[Any, ...]:
+    return tuple(yaml.safe_load_all(path.read_text()))
+
+
+def kustomization(folder: Path) -> Object:
+    (loaded,) = documents(folder / "kustomization.yaml")
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def written(folder: Path) -> list[Object]:
+    """Collect the objects of a kustomization and of its bases, without its patches."""
+    bases = [(folder / base).resolve() for base in kustomization(folder).get("bases", [])]
+    paths = [folder / name for name in kustomization(folder).get("resources", [])]
+    return [one for base in bases for one in written(base)] + [
+        one for path in paths for one in documents(path)
+    ]
+
+
+@cache
+def rendered(folder: Path) -> tuple[Object, ...]:
+    assert KUBECTL is not None
+    done = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+def named(objects: list[Object] | tuple[Object, ...], kind: str) -> Object:
+    (found,) = (one for one in objects if one["kind"] == kind)
+    return found
+
+
+def pod_spec(one: Object) -> Object | None:
+    """Return the part of an object that describes its pods."""
+    spec: Any = one.get("spec", {})
+    if one["kind"] == "CronJob":
+        spec = spec["jobTemplate"]["spec"]
+    if one["kind"] in {"Deployment", "Job", "CronJob"}:
+        spec = spec["template"]["spec"]
+        assert isinstance(spec, dict)
+        return spec
+    return None
+
+
+def served_by_kserve(objects: list[Object] | tuple[Object, ...]) -> Object:
+    """Put a pod together as KServe does: containers and volumes of the runtime, the rest of the
+    predictor."""
+    runtime = named(objects, "ServingRuntime")["spec"]
+    predictor = named(objects, "InferenceService")["spec"]["predictor"]
+    own = {"model", "minReplicas", "maxReplicas", "scaleMetric", "scaleTarget"}
+    of_pod = {name: value for name, value in predictor.items() if name not in own}
+    return {**of_pod, "containers": runtime["containers"], "volumes": runtime["volumes"]}
+
+
+def pods(objects: list[Object] | tuple[Object, ...]) -> list[Object]:
+    found = [spec for one in objects if (spec := pod_spec(one)) is not None]
+    kserve = any(one["kind"] == "ServingRuntime" for one in objects)
+    return [*found, served_by_kserve(objects)] if kserve else found
+
+
+def everything(value: Any) -> Iterator[Object]:
+    """Walk through every mapping in a document, that of a patch too."""
+    if isinstance(value, dict):
+        yield value
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for one in inner:
+        yield from everything(one)
+
+
+def variables(container: Object) -> dict[str, str]:
+    return {one["name"]: str(one.get("value", "")) for one in container["env"]}
+
+
+def variables_of_the_code() -> dict[str, set[str]]:
+    """Find the DNE_ variables of each command."""
+    reads = {
+        package: {
+            name
+            for path in sources()
+            if path.relative_to(ROOT).parts[0] == package
+            for name in re.findall(r"environ(?:\.get\(|\[)\"(DNE_[A-Z_]+)\"", path.read_text())
+        }
+        for package in ("model_store", "trainer")
+    }
+    settings = {f"DNE_{name.upper()}" for name in Settings.model_fields}
+    return {
+        "dne-serve": settings | reads["model_store"],
+        "dne-train": reads["trainer"] | reads["model_store"],
+    }
+
+
+def check_pod(pod: Object) -> None:
+    """Check that a pod runs without privileges and within limits."""
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 10001
+    assert pod["securityContext"]["fsGroup"] == 10001
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["enableServiceLinks"] is False
+    writable = {volume["name"] for volume in pod["volumes"]}
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["runAsNonRoot"] is True
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+        for bound in ("requests", "limits"):
+            assert {"cpu", "memory"} <= set(container["resources"][bound])
+        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+        assert set(mounts.values()) == writable  # a volume that nobody mounts is a slip
+        assert {variables(container)["DNE_CACHE"], variables(container)["HOME"]} <= set(mounts)
+        assert "/tmp" in mounts
+
+
+def check_server(pod: Object) -> None:
+    """Check probes, draining and tokens of a server."""
+    (container,) = pod["containers"]
+    given = variables(container)
+    (port,) = container["ports"]
+    assert str(port["containerPort"]) == given["DNE_PORT"]
+    routes = {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+    for probe, route in routes.items():
+        asked = container[probe]["httpGet"]
+        assert asked["path"] == route
+        assert asked["port"] in {port.get("name"), port["containerPort"]}
+    drain_s, grace_s = float(given["DNE_DRAIN_SECONDS"]), float(given["DNE_GRACE_SECONDS"])
+    assert drain_s > 0
+    assert pod["terminationGracePeriodSeconds"] > drain_s + grace_s
+    (tokens,) = (mount for mount in container["volumeMounts"] if mount["name"] == "tokens")
+    for name in ("DNE_ADMIN_TOKEN_FILE", "DNE_TOKEN_FILE"):
+        assert Path(given[name]).parent == Path(tokens["mountPath"])
+    assert "DNE_ALLOW_OPEN" not in given
+
+
+def check_agreement(objects: list[Object] | tuple[Object, ...]) -> None:
+    """Check that the objects around a Deployment mean its pods."""
+    deployment = named(objects, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    service, policy = named(objects, "Service"), named(objects, "NetworkPolicy")
+    budget, scaler = (
+        named(objects, "PodDisruptionBudget"),
+        named(objects, "HorizontalPodAutoscaler"),
+    )
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert service["spec"]["selector"] == labels
+    assert policy["spec"]["podSelector"]["matchLabels"] == labels
+    assert budget["spec"]["selector"]["matchLabels"] == labels
+    target = scaler["spec"]["scaleTargetRef"]
+    assert [target["kind"], target["name"]] == ["Deployment", deployment["metadata"]["name"]]
+    assert "replicas" not in deployment["spec"]  # the autoscaler's
+    assert 2 <= scaler["spec"]["minReplicas"] <= scaler["spec"]["maxReplicas"]
+    assert budget["spec"]["maxUnavailable"] < scaler["spec"]["minReplicas"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == named(objects, "ServiceAccount")["metadata"]["name"]
+    ports = {port["name"] for port in pod["containers"][0]["ports"]}
+    assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    allowed = [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+    assert set(allowed) <= ports
+    hosts = variables(pod["containers"][0])["DNE_ALLOWED_HOSTS"].split(",")
+    assert service["metadata"]["name"] in hosts
+
+
+def check_references(pod: Object) -> None:
+    """Check that each $(NAME) is a variable that stands before it: others stay as they are."""
+    for container in pod["containers"]:
+        known: set[str] = set()
+        for one in container["env"]:
+            assert set(re.findall(r"\$\((\w+)\)", str(one.get("value", "")))) <= known
+            known.add(one["name"])
+        assert len(known) == len(container["env"])
+        asked = re.findall(r"\$\((\w+)\)", " ".join(container.get("args", [])))
+        assert set(asked) <= known
+
+
+def test_every_file_is_part_of_a_kustomization() -> None:
+    named_files = {folder / "kustomization.yaml" for folder in KUSTOMIZATIONS}
+    for folder in KUSTOMIZATIONS:
+        given = kustomization(folder)
+        patches = [one["path"] for one in given.get("patchesJson6902", [])]
+        names = [*given.get("resources", []), *given.get("patchesStrategicMerge", []), *patches]
+        named_files |= {folder / name for name in names}
+    assert set(FILES.rglob("*.yaml")) == named_files
+    assert {_place(folder) for folder in KUSTOMIZATIONS} == {
+        "base", "kserve", "overlays/cpu", "overlays/gpu", "overlays/s3", "overlays/s3/training",
+        "training",
+    }  # fmt: skip
+
+
+@by_kustomization
+def test_a_kustomization_has_only_fields_that_kubectl_1_20_knows(folder: Path) -> None:
+    known = {"apiVersion", "kind", "bases", "resources", "images"}
+    assert set(kustomization(folder)) <= known | {"patchesStrategicMerge", "patchesJson6902"}
+    for name in kustomization(folder).get("resources", []):
+        assert (folder / name).is_file()  # a folder among the resources is an error there
+    for base in kustomization(folder).get("bases", []):
+        assert (folder / base / "kustomization.yaml").is_file()
+
+
+@by_kustomization
+def test_a_patch_changes_an_object_that_exists(folder: Path) -> None:
+    given = kustomization(folder)
+    there = {(one["kind"], one["metadata"]["name"]) for one in written(folder)}
+    patches = [
+        one for name in given.get("patchesStrategicMerge", []) for one in documents(folder / name)
+    ]
+    changed = {(one["kind"], one["metadata"]["name"]) for one in patches}
+    changed |= {
+        (one["target"]["kind"], one["target"]["name"]) for one in given.get("patchesJson6902", [])
+    }
+    assert changed <= there
+    # kubectl 1.20 merges lists by name only in kinds that it knows.
+    lists = {one["kind"] for one in patches if pod_spec(one) is not None}
+    assert lists <= {"Deployment", "Job"}
+
+
+@by_kustomization
+def test_every_pod_runs_without_privileges_and_within_limits(folder: Path) -> None:
+    found = pods(written(folder))
+    assert found
+    for pod in found:
+        check_pod(pod)
+        check_references(pod)
+
+
+@pytest.mark.parametrize("folder", [*SERVERS, FILES / "base", FILES / "kserve"], ids=_place)
+def test_every_server_has_probes_time_to_drain_and_tokens(folder: Path) -> None:
+    (pod,) = pods(written(folder))
+    check_server(pod)
+
+
+@pytest.mark.parametrize("folder", [*SERVERS, FILES / "base"], ids=_place)
+def test_names_and_selectors_agree(folder: Path) -> None:
+    check_agreement(written(folder))
+
+
+def test_the_routes_of_the_probes_are_served() -> None:
+    from dne_serve.http.routes import health
+
+    assert {"/healthz", "/readyz"} <= {getattr(route, "path", "") for route in health.routes}
+
+
+def test_every_variable_is_one_that_the_command_reads() -> None:
+    known = variables_of_the_code()
+    documented = set(AWS.findall((ROOT / "docs/object-storage.md").read_text()))
+    seen = set()
+    for path in FILES.rglob("*.yaml"):
+        command = "dne-train" if "training" in path.parts else "dne-serve"
+        for one in everything(list(documents(path))):
+            name = str(one.get("name", ""))
+            if name.startswith("DNE_") and ("value" in one or "valueFrom" in one):
+                assert name in known[command], f"{_place(path)}: {name}"
+                seen.add(name)
+            if name.startswith("AWS_"):
+                assert name in documented, f"{_place(path)}: {name}"
+                seen.add(name)
+    assert len(seen) > 15
+
+
+@pytest.mark.parametrize("folder", [*SERVERS, FILES / "kserve"], ids=_place)
+def test_the_server_takes_every_value(folder: Path) -> None:
+    (pod,) = pods(written(folder))
+    patches = [one for path in folder.glob("*.yaml") for one in everything(list(documents(path)))]
+    given = variables(pod["containers"][0])
+    given |= {
+        one["name"]: str(one["value"])
+        for one in patches
+        if str(one.get("name", "")).startswith("DNE_") and "value" in one
+    }
+    given["DNE_THREADS"] = "2"  # as Kubernetes takes it from the limit
+    given["DNE_MODEL_NAME"] = given.get("DNE_MODEL_NAME", "dne").replace("{{.Name}}", "dne")
+    fields = {f"DNE_{name.upper()}": name for name in Settings.model_fields}
+    settings = load_settings(**{fields[name]: given[name] for name in fields if name in given})
+    assert settings.host == "0.0.0.0"
+    assert settings.drain_seconds > 0
+    assert settings.token_file is not None
+
+
+def test_the_trainer_takes_every_option() -> None:
+    found = pods(written(FILES / "training"))
+    commands = set()
+    for pod in found:
+        (container,) = pod["containers"]
+        assert container["command"] == ["dne-train"]
+        arguments = [word.replace("$(CPU_LIMIT)", "4") for word in container["args"]]
+        asked = parser().parse_args(arguments)
+        commands.add(arguments[0])
+        assert asked.threads == 4
+        mounts = {Path(mount["mountPath"]) for mount in container["volumeMounts"]}
+        data = getattr(asked, "data", None)
+        assert data is None or mounts & set(data.parents)
+    assert commands == {"add-task", "deepen"}
+
+
+def test_a_training_that_would_end_alike_is_not_tried_again() -> None:
+    from model_store.cli.command import EXIT_NOT_PROMOTED
+
+    objects = written(FILES / "training")
+    cron = named(objects, "CronJob")["spec"]
+    assert cron["concurrencyPolicy"] == "Forbid"
+    for job in (named(objects, "Job")["spec"], cron["jobTemplate"]["spec"]):
+        assert job["template"]["spec"]["restartPolicy"] == "Never"
+        first = job["podFailurePolicy"]["rules"][0]
+        assert first["action"] == "FailJob"
+        assert first["onExitCodes"]["values"] == [2, EXIT_NOT_PROMOTED]
+        policy = named(objects, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"]
+        assert job["template"]["metadata"]["labels"] == policy
+
+
+def test_secrets_are_named_and_never_contained() -> None:
+    readme = (FILES / "README.md").read_text()
+    for path in FILES.rglob("*.yaml"):
+        for one in everything(list(documents(path))):
+            assert one.get("kind") != "Secret"
+            assert "secretGenerator" not in one
+            name = str(one.get("name", ""))
+            if re.search(r"TOKEN$|SECRET|ACCESS_KEY|PASSWORD", name):
+                assert "secretKeyRef" in one["valueFrom"], f"{_place(path)}: {name}"
+            secret = one.get("secretName") or one.get("secretKeyRef", {}).get("name")
+            if secret:
+                assert f"kubectl create secret generic {secret} " in readme
+            if key := one.get("secretKeyRef", {}).get("key"):
+                assert f"--from-literal={key}=" in readme
+    (pod,) = pods(written(FILES / "base"))
+    for name in ("DNE_ADMIN_TOKEN_FILE", "DNE_TOKEN_FILE"):
+        key = Path(variables(pod["containers"][0])[name]).name
+        assert re.search(rf"--from-(literal|file)={key}=", readme)
+
+
+def test_images_are_placeholders_that_a_kustomization_replaces() -> None:
+    for path in FILES.rglob("*.yaml"):
+        assert "latest" not in path.read_text()
+        for one in everything(list(documents(path))):
+            if isinstance(image := one.get("image"), str):
+                assert PLACEHOLDER.fullmatch(image), f"{_place(path)}: {image}"
+    for folder in KUSTOMIZATIONS:
+        images = kustomization(folder).get("images", [])
+        assert len(images) == (0 if folder.name == "base" else 1)
+        for image in images:
+            assert image.get("newTag") or image.get("digest")
+
+
+def test_both_overlays_with_a_volume_claim_the_same_store() -> None:
+    cpu, gpu = (documents(FILES / "overlays" / name / "store.yaml") for name in ("cpu", "gpu"))
+    assert cpu == gpu
+    claims = {
+        volume["persistentVolumeClaim"]["claimName"]
+        for folder in ("base", "training", "kserve")
+        for pod in pods(written(FILES / folder))
+        for volume in pod["volumes"]
+        if volume["name"] == "store"
+    }
+    assert claims == {cpu[0]["metadata"]["name"]}
+    assert cpu[0]["spec"]["accessModes"] == ["ReadWriteMany"]  # servers on several nodes
+
+
+def test_the_cache_of_object_storage_fits_its_volume() -> None:
+    patch = documents(FILES / "overlays/s3/s3.yaml")[0]["spec"]["template"]["spec"]
+    (cache_volume,) = (volume for volume in patch["volumes"] if volume["name"] == "cache")
+    size = cache_volume["emptyDir"]["sizeLimit"]
+    assert size.endswith("Gi")
+    assert int(variables(patch["containers"][0])["DNE_CACHE_BYTES"]) < int(size[:-2]) << 30
+
+
+def test_the_kserve_service_uses_the_runtime_and_its_protocol() -> None:
+    objects = written(FILES / "kserve")
+    runtime, service = named(objects, "ServingRuntime"), named(objects, "InferenceService")
+    model = service["spec"]["predictor"]["model"]
+    formats = [(one["name"], one["version"]) for one in runtime["spec"]["supportedModelFormats"]]
+    assert (model["modelFormat"]["name"], model["modelFormat"]["version"]) in formats
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+    (container,) = runtime["spec"]["containers"]
+    assert container["name"] == "kserve-container"
+    assert variables(container)["DNE_MODEL_NAME"] == "{{.Name}}"
+
+
+def test_the_readme_tells_how_to_apply_each_kustomization_and_pins_what_the_code_pins() -> None:
+    readme = (FILES / "README.md").read_text()
+    applied = [folder for folder in KUSTOMIZATIONS if folder.name != "base"]
+    assert [one for one in applied if f"-k deploy/kubernetes/{_place(one)}\n" not in readme] == []
+    (pin,) = set(re.findall(r"obstore==[\d.]+", readme))
+    assert pin in (ROOT / "constraints.txt").read_text().split()
+    for version in VERSIONS:
+        assert version in readme
+
+
+@rendering
+@by_kustomization
+def test_what_is_rendered_keeps_every_promise(folder: Path) -> None:
+    objects = rendered(folder)
+    names = [(one["kind"], one["metadata"]["name"]) for one in objects]
+    assert len(set(names)) == len(names) == len(written(folder))
+    for pod in pods(objects):
+        check_pod(pod)
+        check_references(pod)
+        (image,) = {container["image"] for container in pod["containers"]}
+        if folder.name != "base":
+            assert re.fullmatch(r"registry\.example\.org/dne-serve(:[\w-]+|@sha256:\w+)", image)
+    if folder in SERVERS:
+        check_server(pods(objects)[0])
+        check_agreement(objects)
+
+
+@rendering
+@pytest.mark.parametrize("folder", ["overlays/s3", "overlays/s3/training"])
+def test_on_object_storage_no_pod_mounts_a_volume_for_the_store(folder: str) -> None:
+    found = pods(rendered(FILES / folder))
+    assert found
+    for pod in found:
+        assert [volume for volume in pod["volumes"] if volume["name"] == "store"] == []
+        (container,) = pod["containers"]
+        assert variables(container)["DNE_STORE"].startswith("s3://")
+        assert {"AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(
+            variables(container)
+        )
+        assert container["image"].endswith("-s3")
+
+
+@rendering
+def test_on_a_gpu_the_pod_asks_for_one() -> None:
+    (pod,) = pods(rendered(FILES / "overlays/gpu"))
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert variables(container)["DNE_DEVICE"] == "cuda"
+
+
+@rendering
+@by_kustomization
+@pytest.mark.parametrize("version", VERSIONS)
+def test_what_is_rendered_fits_the_schemas_of_kubernetes(folder: Path, version: str) -> None:
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="THE SCHEMAS WERE NOT TRIED: no kubernetes-validate"
+    ).validate
+    objects = rendered(folder)
+    own = [one for one in objects if not one["apiVersion"].startswith("serving.kserve.io/")]
+    # The package has no schemas of KServe. The pods inside its objects are Kubernetes' own.
+    if len(own) < len(objects):
+        own.append({**MINIMAL_POD, "spec": served_by_kserve(objects)})
+    for one in own:
+        assert validate(one, version, strict=True) == version
