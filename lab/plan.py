@@ -89,6 +89,7 @@ PLAN: tuple[Planned, ...] = (
     Planned(choice="lda:rule=ridge", title="random ridge"),
     Planned(choice="icarl:backbone=transformer", title="iCaRL, transf."),
     Planned(choice="replay:backbone=resnet", title="replay, ResNet"),
+    Planned(choice="dytox:loss=cross-entropy", title="DyTox, cross-entr."),
     *_ablation(
         "Matrices of task attention",
         {
