@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 from dne_serve.access.permission import Permission
 from dne_serve.errors import NotReady, TypeNotAccepted
 from dne_serve.http import versions
-from dne_serve.http.at_least import AT_LEAST_PARAMETER, at_least_of
 from dne_serve.http.openapi import IMAGES_SCHEMA, problems
 from dne_serve.http.problems import problem
 from dne_serve.http.schemas import (
@@ -31,6 +30,7 @@ from dne_serve.http.schemas import (
 from dne_serve.http.scoped_route import FACTS, Parts, ScopedRoute, actor_of, needing
 from dne_serve.http.uploads import FIELD, read_uploads
 from dne_serve.inference.answers import MAX_TOP_K, prediction_json, work_of
+from dne_serve.inference.at_least import AT_LEAST_PARAMETER, at_least_of
 from dne_serve.inference.deadline import ARRIVED
 from dne_serve.rollout.promote import Moved
 from dne_serve.server import DRAINS, Serving

@@ -12,9 +12,9 @@ from starlette.responses import Response
 
 from dne_serve.access.permission import Permission
 from dne_serve.engines.base import Resident
-from dne_serve.http.at_least import at_least_of
 from dne_serve.http.scoped_route import Parts
 from dne_serve.inference.answers import SCORE_WORK, Scored, work_of
+from dne_serve.inference.at_least import at_least_of
 from dne_serve.inference.deadline import ARRIVED
 from dne_serve.inference.decoding import Picture
 from dne_serve.protocol_v2 import describe

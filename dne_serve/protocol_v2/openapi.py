@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dne_serve.http.at_least import AT_LEAST_PARAMETER
+from dne_serve.inference.at_least import AT_LEAST_PARAMETER
 from dne_serve.protocol_v2.schemas import (
     ErrorAnswer,
     IndexRequest,

@@ -87,6 +87,7 @@ class Reloader:
         self._fall_back_at = 0.0
         self._followed: ChannelReader | None = None
         self._glances_left = 0
+        self._jitter = random.Random()
         self._following = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="reloader", daemon=True)
@@ -138,7 +139,7 @@ class Reloader:
         while not self._stop.is_set():
             self.poll()
             self._care()
-            self._stop.wait(self._poll_s * random.uniform(LEAST_WAIT, 1))
+            self._stop.wait(self._poll_s * self._jitter.uniform(LEAST_WAIT, 1))
 
     def _care(self) -> None:
         """Load the versions beside the served one, and let go of those that may leave."""
