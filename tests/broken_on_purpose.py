@@ -81,10 +81,10 @@ BREAKS = (
     Break(
         "6 a request has one version",
         "dne_serve/http/routes.py",
-        "    chosen = await serving.predictor.resolve(version)\n"
+        "    chosen = await serving.predictor.resolve(version, at_least=at_least_of(request))\n"
         "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n",
         "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n"
-        "    chosen = await serving.predictor.resolve(version)\n",
+        "    chosen = await serving.predictor.resolve(version, at_least=at_least_of(request))\n",
         "tests/dne_serve/test_live_reload.py::test_a_request_keeps_the_version_it_began_with",
     ),
     Break(
@@ -92,7 +92,7 @@ BREAKS = (
         "dne_serve/protocol_v2/infer.py",
         "    scored = await serving.predictor.score(chosen, pictures=pictures, since=since)\n",
         "    scored = await serving.predictor.score(chosen, pictures=pictures, since=since)\n"
-        "    resident = (await _resolve(serving, version)).resident\n",
+        "    resident = (await _resolve(serving, version, at_least=None)).resident\n",
         "tests/dne_serve/test_protocol_v2.py::test_a_request_keeps_the_version_it_began_with",
     ),
     Break(
