@@ -25,6 +25,7 @@ def at_least_of(request: Request) -> int | None:
     text = request.headers.get(HEADER)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:20]) <= MAX_VERSION):
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_VERSION))
+    if not is_number or not 1 <= int(text) <= MAX_VERSION:
         raise Malformed(f"{HEADER} is the number of a version, not {text[:100]!r}")
     return int(text)

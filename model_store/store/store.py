@@ -224,8 +224,8 @@ class Store:
             read_sealed(self.objects, record_name(channel, number))
         except ObjectMissing:
             return False
-        except RecordInvalid:
-            return True
+        except RecordInvalid:  # what is there cannot be read as a record, and a look will say so
+            pass
         return True
 
     def head(self, channel: str) -> ChannelRecord | None:

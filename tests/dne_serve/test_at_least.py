@@ -39,7 +39,9 @@ def test_a_session_waits_for_the_release_and_refuses_the_rollback(live: Live) ->
     assert predict(live, "2") == 2
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "-1", "1.5", "+2", "²", "9" * 5000])
+@pytest.mark.parametrize(
+    "text", ["", "x", "0", "-1", "1.5", "+2", "²", "9" * 5000, "0" * 19 + "79999"]
+)
 def test_anything_but_a_version_is_malformed(steady: Live, text: str) -> None:
     headers = {HEADER.encode(): text.encode()}
     answer = steady.http.post("/predict", content=png(), headers=headers)
