@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("dne_serve", "trainer", "model_store")
+PACKAGES = ("dne_serve", "dne_client", "trainer", "model_store")
 MAINS = {
     "dne-train": "trainer.cli",
     "dne-store": "model_store.cli.main",
     "dne-serve": "dne_serve.cli",
+    "dne": "dne_client.__main__",
 }
 COMMANDS = tuple(MAINS)
 

@@ -1,0 +1,81 @@
+"""dne: one command over dne-train, dne-store and dne-serve, and `dne predict` for the shell."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
+
+from dne_client import predicting
+
+EXIT_USAGE = 2
+PARTS = {
+    "train": "dne-train",
+    "store": "dne-store",
+    "serve": "dne-serve",
+}
+HELP = """usage: dne COMMAND …
+
+Teaches, keeps, serves and asks a classifier that grows. Each command has --help.
+
+commands:
+    train       learn tasks, evaluate versions and report on them (dne-train)
+    store       list, promote, roll back and look after versions (dne-store)
+    serve       serve the version that a channel names (dne-serve)
+    predict     ask a running server about images
+
+options:
+  --help      show this message and end
+  --version   print the software's version and end"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    name = given[0] if given else "--help"
+    if name in {"--help", "-h", "help"}:
+        print(HELP)
+        return 0 if given else EXIT_USAGE
+    if name == "--version":
+        print(f"dne {_version()}")
+        return 0
+    if name == "predict":
+        return predicting.main(given[1:])
+    if name in PARTS:
+        return _run_part(PARTS[name], given[1:])
+    return _unknown(name)
+
+
+def _run_part(command: str, arguments: Sequence[str]) -> int:
+    """Run another command of this distribution as its own entry point does."""
+    (entry,) = distribution("dne-serve").entry_points.select(group="console_scripts", name=command)
+    try:
+        run = entry.load()
+    except ModuleNotFoundError as error:
+        return _fail(
+            f"{command} needs {error.name}, which is not installed: pip install dne-serve brings it"
+        )
+    sys.argv = [command, *arguments]
+    return int(run())
+
+
+def _unknown(name: str) -> int:
+    near = difflib.get_close_matches(name, [*PARTS, "predict"], n=1)
+    hint = f": did you mean {near[0]}?" if near else f": there are {', '.join(PARTS)} and predict"
+    return _fail(f"dne has no command {name!r}{hint}")
+
+
+def _fail(message: str) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _version() -> str:
+    try:
+        return distribution("dne-serve").version
+    except PackageNotFoundError:
+        return "of an unknown version"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

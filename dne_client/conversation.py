@@ -1,0 +1,157 @@
+"""Decide what to do next with a call: send it, wait, send it again, read the answer or give up.
+
+Knows neither threads nor asyncio: a conversation yields what it wants done and is told what came of
+it. So the clients with and without `await` behave alike.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import httpx
+
+from dne_client.answers import Answer, Outcome, understood
+from dne_client.calls import Call, predict
+from dne_client.errors import (
+    BadImage,
+    ClientError,
+    NotUnderstood,
+    Refused,
+    TooLarge,
+    Unreachable,
+    error_for,
+)
+from dne_client.images import Placed
+
+T = TypeVar("T")
+PROBLEM = "application/problem+json"
+BUSY = frozenset({429, 503})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    seconds: float
+
+
+Step: TypeAlias = Call[Any] | Wait
+Came: TypeAlias = httpx.Response | httpx.TransportError | None
+Conversation: TypeAlias = Generator[Step, Came, T]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retries:
+    """How often, and for how long, a request is sent again. `attempts=1` sends everything once."""
+
+    attempts: int = 6
+    first_wait_s: float = 0.2
+    """The wait where the server names none; it doubles each time."""
+    longest_wait_s: float = 30.0
+    """A server that asks for a longer wait is not asked again."""
+
+    def wait_s(self, attempt: int, *, asked_s: float | None) -> float | None:
+        """Choose the wait after an attempt, or None to give up. Clients must not come back in step,
+        so up to a quarter is added at random."""
+        if attempt >= self.attempts:
+            return None
+        least = self.first_wait_s * 2.0 ** (attempt - 1)
+        if asked_s is None:
+            return min(least, self.longest_wait_s) * random.uniform(1.0, 1.25)
+        return asked_s * random.uniform(1.0, 1.25) if asked_s <= self.longest_wait_s else None
+
+
+def converse(call: Call[T], *, retries: Retries) -> Conversation[T]:
+    """Carry one call to its answer, or raise the error that remains."""
+    attempt = 0
+    while True:
+        attempt += 1
+        came = yield call
+        if isinstance(came, httpx.Response) and came.is_success:
+            return understood(call.read, _json(came))
+        error = _error(came)
+        wait_s = _wait_s(call, came, error, retries=retries, attempt=attempt)
+        if wait_s is None:
+            raise error
+        yield Wait(seconds=wait_s)
+
+
+def converse_group(
+    group: Sequence[Placed], *, top_k: int | None, version: int | None, retries: Retries
+) -> Conversation[list[Outcome]]:
+    """Carry a group of images to an outcome for each. A group that fails for one bad image is sent
+    again image by image, so that the good ones are answered."""
+    sent = [one for one in group if one.upload is not None]
+    unread = [
+        Outcome(place=one.place, name=one.name, error=one.error) for one in group if one.error
+    ]
+    if not sent:
+        return unread
+    uploads = [one.upload for one in sent if one.upload is not None]
+    try:
+        call = predict(uploads, top_k=top_k, version=version, at_least=None)
+        answer = yield from converse(call, retries=retries)
+        found = _outcomes(sent, answer)
+    except (BadImage, TooLarge) as error:
+        if len(sent) == 1:
+            found = [Outcome(place=sent[0].place, name=sent[0].name, error=error)]
+        else:
+            found = yield from _one_by_one(sent, top_k=top_k, version=version, retries=retries)
+    except ClientError as error:
+        found = [Outcome(place=one.place, name=one.name, error=error) for one in sent]
+    return sorted([*unread, *found], key=lambda one: one.place)
+
+
+def _one_by_one(
+    group: Sequence[Placed], *, top_k: int | None, version: int | None, retries: Retries
+) -> Conversation[list[Outcome]]:
+    found: list[Outcome] = []
+    for one in group:
+        found += yield from converse_group([one], top_k=top_k, version=version, retries=retries)
+    return found
+
+
+def _outcomes(sent: Sequence[Placed], answer: Answer) -> list[Outcome]:
+    if len(sent) != len(answer.predictions):
+        raise NotUnderstood(f"{len(answer.predictions)} answers came for {len(sent)} images")
+    pairs = zip(sent, answer.predictions, strict=True)
+    return [Outcome(place=one.place, name=one.name, prediction=found) for one, found in pairs]
+
+
+def _wait_s(
+    call: Call[Any], came: Came, error: ClientError, *, retries: Retries, attempt: int
+) -> float | None:
+    """Choose how long to wait before the call is sent again, or None where it must not be."""
+    if isinstance(came, httpx.Response):
+        asked_s = error.retry_after_s if isinstance(error, Refused) else None
+        again = call.resend and came.status_code in BUSY
+        return retries.wait_s(attempt, asked_s=asked_s) if again else None
+    never_arrived = isinstance(came, httpx.ConnectError | httpx.ConnectTimeout)
+    return retries.wait_s(attempt, asked_s=None) if call.resend or never_arrived else None
+
+
+def _error(came: Came) -> ClientError:
+    if not isinstance(came, httpx.Response):
+        return Unreachable(f"no answer came: {came or type(came).__name__}")
+    found = _json(came) if came.headers.get("content-type", "").startswith(PROBLEM) else {}
+    status = came.status_code
+    return error_for(status)(
+        status,
+        detail=str(found.get("detail") or came.reason_phrase or "no reason was given"),
+        instance=str(found.get("instance", "")),
+        retry_after_s=_seconds(came.headers.get("retry-after")),
+    )
+
+
+def _seconds(text: str | None) -> float | None:
+    """Read Retry-After in seconds, as this server writes it; a date of a proxy is passed over."""
+    return float(text) if text is not None and text.isascii() and text.isdigit() else None
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        url = response.request.url
+        raise NotUnderstood(f"{url} answered {response.status_code} without JSON") from error
