@@ -67,7 +67,7 @@ class VersionRow:
     parent: int | None
     created: str | None
     change: str
-    """What the version did, such as "learnt vehicles"."""
+    """The change that the version made, such as "learnt vehicles"."""
     tasks: int
     classes: int
     new_classes: tuple[str, ...]

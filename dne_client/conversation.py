@@ -43,7 +43,7 @@ Conversation: TypeAlias = Generator[Step, Came, T]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """How often, and for how long, a request is sent again. `attempts=1` sends everything once."""
+    """Limits on sending a request again. `attempts=1` sends everything once."""
 
     attempts: int = 6
     first_wait_s: float = 0.2

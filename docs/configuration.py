@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from dne_client.predicting import parser as client_parser
 from dne_serve.cli import build_parser as server_parser
 from dne_serve.settings import Settings
 from model_store.cli.main import build_parser as store_parser
@@ -42,12 +43,18 @@ Each setting is an option and an environment variable. The option wins. An empty
 as not set. A switch is turned on by `true` and off by `false`; as an option, by its name and by \
 `--no-` before its name."""
 
+CLIENT_VARIABLES = """\
+| variable | default | meaning |
+|---|---|---|
+| `DNE_URL` | `http://127.0.0.1:8000` | the address of the server; `--url` wins |
+| `DNE_TOKEN` | – | the token that is sent to the server |"""
+
 AWAY = "–"
 
 
 def page() -> str:
     """Return the whole page."""
-    trainer, store = trainer_parser(), store_parser()
+    trainer, store, client = trainer_parser(), store_parser(), client_parser()
     parts = [OPENING, _table(("option", "variable", "default", "meaning"), _settings())]
     for name, command in _leaves(trainer):
         parts += [
@@ -58,6 +65,10 @@ def page() -> str:
     parts += [
         f"## `{store.prog}`",
         _table(("command", "options", "meaning"), _commands(store)),
+        f"## `{client.prog}`",
+        client.description or "",
+        CLIENT_VARIABLES,
+        _table(("option", "meaning"), _options(client)),
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -112,9 +112,12 @@ def test_errors_are_those_of_the_server(client: Client, live: Live) -> None:
 
 
 def test_nobody_there_is_told_in_a_sentence() -> None:
-    with Client("http://127.0.0.1:9", retries=dne_client.Retries(attempts=1)) as client:
-        with pytest.raises(Unreachable, match="no answer came"):
-            client.ready()
+    once = dne_client.Retries(attempts=1)
+    with (
+        Client("http://127.0.0.1:9", retries=once) as client,
+        pytest.raises(Unreachable, match="no answer came"),
+    ):
+        client.ready()
 
 
 def test_a_channel_is_moved(trained_copy: TrainedStore) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.packaging.project import ROOT
 
-PACKAGES = ("model_store", "trainer", "dne_serve")
+PACKAGES = ("model_store", "trainer", "dne_serve", "dne_client")
 Graph = Mapping[str, frozenset[str]]
 
 

@@ -111,8 +111,8 @@ def test_what_a_document_shows_exists(document: Path) -> None:
     assert wrong == {}
 
 
-def test_the_readme_shows_all_three_commands() -> None:
-    shown = {invocation[0] for invocation in invocations((ROOT / "README.md").read_text())}
+def test_the_documents_show_all_commands() -> None:
+    shown = {one[0] for document in DOCUMENTS for one in invocations(document.read_text())}
     assert shown == set(COMMANDS)
 
 
