@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 
 from dne_client import predicting
 
+EXIT_FAILED = 1
 EXIT_USAGE = 2
 PARTS = {
     "train": "dne-train",
@@ -31,7 +33,17 @@ options:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _main(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone (`| head`). Python's own flush at the end must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return code
+
+
+def _main(given: Sequence[str]) -> int:
     name = given[0] if given else "--help"
     if name in {"--help", "-h", "help"}:
         print(HELP)

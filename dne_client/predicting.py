@@ -32,10 +32,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error), code=EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted; what is printed is right", code=EXIT_FAILED)
-    except BrokenPipeError:
-        # The reader has gone (`| head`). Python's own flush at the end must not complain either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
 
 
 def parser() -> argparse.ArgumentParser:

@@ -225,3 +225,10 @@ def test_the_client_needs_neither_torch_nor_pydantic() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--connections" in done.stdout
+
+
+def test_a_reader_that_has_gone_is_no_fault() -> None:
+    command = f"{sys.executable} -m dne_client --help | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode in {0, 1}
+    assert done.stderr == ""

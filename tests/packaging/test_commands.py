@@ -16,6 +16,8 @@ DOCUMENTS = [
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 SHELL_BLOCK = re.compile(r"^```(?:sh|console|bash)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SEPARATORS = frozenset({"|", "&&", "||", "&", ";"})
+ASSIGNMENT = re.compile(r"[A-Z_]+=")
 COMMON_OPTIONS = {"dne-train": {"--store", "--json"}, "dne-store": {"--store", "--json"}}
 
 
@@ -24,19 +26,22 @@ def invocations(text: str) -> list[list[str]]:
     found = []
     for block in SHELL_BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            for index, word in enumerate(words):
-                if word.rpartition("/")[2] in COMMANDS:
-                    end = next(
-                        (
-                            at
-                            for at in range(index, len(words))
-                            if words[at] in {"|", "&&", "&", ">"}
-                        ),
-                        len(words),
-                    )
-                    found.append([word.rpartition("/")[2], *words[index + 1 : end]])
+            for words in simple_commands(shlex.split(line, comments=True)):
+                name = words[0].rpartition("/")[2] if words else ""
+                if name in COMMANDS:
+                    found.append([name, *words[1:]])
     return found
+
+
+def simple_commands(words: list[str]) -> list[list[str]]:
+    """Part a line at its pipes and the like, without variables in front and redirections behind."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word in SEPARATORS:
+            parts.append([])
+        elif parts[-1] or not ASSIGNMENT.match(word):
+            parts[-1].append(word)
+    return [part[: part.index(">")] if ">" in part else part for part in parts]
 
 
 def unknown_words(invocation: list[str]) -> list[str]:
