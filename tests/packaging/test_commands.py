@@ -27,9 +27,12 @@ def invocations(text: str) -> list[list[str]]:
     for block in SHELL_BLOCK.findall(text):
         for line in block.replace("\\\n", " ").splitlines():
             for words in simple_commands(shlex.split(line, comments=True)):
-                name = words[0].rpartition("/")[2] if words else ""
-                if name in COMMANDS:
-                    found.append([name, *words[1:]])
+                names = [word.rpartition("/")[2] for word in words]
+                # `dne` is a word of other commands too; the longer names stand behind `docker run`.
+                starts = (at for at, name in enumerate(names) if name in COMMANDS)
+                found += [
+                    [names[at], *words[at + 1 :]] for at in starts if at == 0 or "-" in names[at]
+                ]
     return found
 
 
