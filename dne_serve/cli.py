@@ -23,6 +23,7 @@ from model_store.cli.command import (
     print_json,
     run,
 )
+from model_store.cli.parser import Parser
 from model_store.errors import DneError, StoreNotFound
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def _joined(value: Any) -> Any:
 
 def build_parser() -> argparse.ArgumentParser:
     """Make one option of each setting. Only given options take the place of the environment."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dne-serve",
         description="Serves a classifier that grows: predictions over HTTP from the version that "
         "a channel names, without a pause when it moves.",
@@ -106,7 +107,7 @@ def make_token(wanted: str, *, as_json: bool) -> int:
 
 
 def serve(settings: Settings, *, as_json: bool) -> int:
-    set_up_log(settings.log_level)
+    set_up_log(settings.log_level, form=settings.log_format)
     check_exposure(settings, tokens=read_tokens(settings))
     check_tls(settings)
     listener = _listen(settings.host, settings.port)

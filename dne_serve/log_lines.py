@@ -2,17 +2,22 @@ r"""Write each log record on one line.
 
 A line break inside a record, also between the lines of a traceback, is written as `\n`. So nothing
 that a client sends can look like a record of its own, and `sed 's/\\n/\n/g'` shows a traceback as
-usual.
+usual. `--log-format json` writes each record as a JSON object instead, for collectors of logs.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 
+FACTS = "facts"
+"""Attribute of a log record: a mapping that becomes fields of a JSON line."""
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Control characters, line and paragraph separators, marks that turn the direction of text around,
 # and halves of characters, which cannot be written at all.
@@ -34,6 +39,29 @@ class OneLine(logging.Formatter):
         return on_one_line(super().format(record))
 
 
+class JsonLine(logging.Formatter):
+    """Formatter that writes a record as a JSON object. A record's `facts` are fields of it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        made = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, object] = {
+            "time": made.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, FACTS, {}),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+FORMATTERS: dict[str, Callable[[], logging.Formatter]] = {
+    "text": lambda: OneLine(FORMAT),
+    "json": JsonLine,
+}
+
+
 class Lines(logging.StreamHandler):  # type: ignore[type-arg]
     """Handler whose own faults take one line too."""
 
@@ -44,11 +72,11 @@ class Lines(logging.StreamHandler):  # type: ignore[type-arg]
             sys.stderr.write(f"{said}\n")
 
 
-def set_up_log(level: str) -> None:
+def set_up_log(level: str, *, form: str = "text") -> None:
     root = logging.getLogger()
     if not root.handlers:  # else the calling program has set up the log
         handler = Lines(sys.stderr)
-        handler.setFormatter(OneLine(FORMAT))
+        handler.setFormatter(FORMATTERS[form]())
         root.addHandler(handler)
         _log_uncaught()
     root.setLevel(level.upper())

@@ -200,6 +200,9 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level of the log; debug has a line for every request"
     )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="form of the log: lines for people, or a JSON object a line"
+    )
 
     _fixed: FixedLimits = PrivateAttr(default_factory=FixedLimits)
 

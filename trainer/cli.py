@@ -21,6 +21,7 @@ from model_store.cli.command import (
     print_json,
     run,
 )
+from model_store.cli.parser import Parser
 from model_store.errors import WrongUsage
 from trainer.options import add_options, add_running_options, option_name, read_options
 from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="dne-train", description="Teaches a classifier new classes, one task at a time."
     )
     add_version_option(top)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dne_serve.http.body_room import CLAIM, PIECE_BYTES, Claim, Room
 from dne_serve.http.problems import NOTE, Note, problem_of
+from dne_serve.log_lines import FACTS
 from dne_serve.rollout.metrics import Metrics
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -25,6 +28,9 @@ DRAIN_SECONDS = 10.0
 DRAIN_IDLE_SECONDS = 2.0
 MAX_CAUSE = 500
 CLIENT_GONE = 499  # as others log a client that left before its answer
+
+REQUEST_ID = b"x-request-id"
+GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 log = logging.getLogger("dne_serve.requests")
 
@@ -164,7 +170,7 @@ class Observed:
             await self._app(scope, receive, send)
             return
         began = time.perf_counter()
-        status, note = 0, Note()
+        status, note, request_id = 0, Note(), _request_id(scope)
         NOTE.set(note)
 
         async def watched(message: Message) -> None:
@@ -173,9 +179,11 @@ class Observed:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Content-Type-Options"] = "nosniff"
+                headers["X-Request-Id"] = request_id
                 if self._drains():
                     headers["Connection"] = "close"
-                _tell(scope, status, time.perf_counter() - began, note)  # before anybody asks
+                # Before anybody asks for it.
+                _tell(scope, status, time.perf_counter() - began, note, request_id=request_id)
             await send(message)
 
         self._metrics.under_way.inc()
@@ -203,7 +211,13 @@ def _request(scope: Scope) -> tuple[str, str]:
     return method, getattr(scope.get("route"), "path", "") or "unmatched"
 
 
-def _tell(scope: Scope, status: int, seconds: float, note: Note) -> None:
+def _request_id(scope: Scope) -> str:
+    """Take the id that a client or proxy gave the request, if it is harmless, or make one."""
+    given = next((value for name, value in scope["headers"] if name == REQUEST_ID), b"")
+    return given.decode() if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _tell(scope: Scope, status: int, seconds: float, note: Note, *, request_id: str) -> None:
     """Log a line for the request, with the reason of a refusal, and a stack trace for a fault of
     the server."""
     method, route = _request(scope)
@@ -223,4 +237,19 @@ def _tell(scope: Scope, status: int, seconds: float, note: Note) -> None:
         1000 * seconds,
         said,
         exc_info=note.cause if note.is_fault else None,
+        extra={FACTS: _facts(method, route, status, seconds, note, request_id)},
     )
+
+
+def _facts(
+    method: str, route: str, status: int, seconds: float, note: Note, request_id: str
+) -> dict[str, object]:
+    """List the fields of a request's line where the log is JSON."""
+    facts: dict[str, object] = {
+        "request_id": request_id,
+        "method": method,
+        "route": route,
+        "status": status,
+        "milliseconds": round(1000 * seconds, 1),
+    }
+    return {**facts, "instance": note.instance} if note.instance else facts

@@ -1,11 +1,13 @@
-"""Run `dne-store promote`, `rollback` and `resume`."""
+"""Run `dne-store promote`, `rollback`, `resume` and `history`."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from model_store.cli.command import (
+    EXIT_FAILED,
     EXIT_OK,
     Add,
     add_channel_option,
@@ -15,11 +17,14 @@ from model_store.cli.command import (
     print_json,
     version_number,
 )
-from model_store.errors import ShardCorrupt, ShardMissing, StoreError
+from model_store.errors import ChannelNotFound, ShardCorrupt, ShardMissing, StoreError
 from model_store.records.channel import ChannelRecord
 from model_store.records.describe import channel_move
 from model_store.store.store import Store
-from model_store.tables import printable
+from model_store.tables import columns, printable
+
+SHOWN = 30
+RECORD_TITLES = ("record", "time", "version", "mode", "who", "why")
 
 
 def add_channel_commands(add: Add) -> None:
@@ -42,6 +47,14 @@ def add_channel_commands(add: Add) -> None:
     for subparser in (promote, rollback, resume):
         add_channel_option(subparser)
         add_reason_option(subparser, kept="in the channel's history")
+    history = add("history", show_history, help="list who moved a channel where, when and why")
+    add_channel_option(history)
+    history.add_argument(
+        "--limit",
+        metavar="N",
+        type=version_number,
+        help=f"show the newest N records (default: {SHOWN}; with --json, all)",
+    )
 
 
 def promote_version(options: argparse.Namespace) -> int:
@@ -73,6 +86,50 @@ def roll_back(options: argparse.Namespace) -> int:
 def resume_channel(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     return _tell_move(store, store.resume(**_move(options)), options)
+
+
+def show_history(options: argparse.Namespace) -> int:
+    """List the records of a channel, newest last. A damaged record does not hide the others."""
+    store = Store.open(options.store)
+    numbers = store.record_numbers(options.channel)
+    if not numbers:
+        raise ChannelNotFound(f"channel {options.channel} has no records: nothing was promoted yet")
+    limit = options.limit or (None if options.json else SHOWN)
+    records: list[ChannelRecord] = []
+    problems: list[str] = []
+    for number in numbers[-limit:] if limit else numbers:
+        try:
+            records.append(store.record(options.channel, number))
+        except StoreError as error:
+            problems.append(str(error))
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    if options.json:
+        found = [one.model_dump(exclude={"format"}) for one in records]
+        print_json(
+            {
+                "channel": options.channel,
+                "total": len(numbers),
+                "records": found,
+                "problems": problems,
+            }
+        )
+    else:
+        print(columns([RECORD_TITLES, *map(_record_cells, records)]))
+        if limit and len(numbers) > limit:
+            print(f"the newest {limit} of {len(numbers)} records; --limit shows more")
+    return EXIT_FAILED if problems else EXIT_OK
+
+
+def _record_cells(record: ChannelRecord) -> tuple[str, ...]:
+    return (
+        str(record.number),
+        record.time[:19].replace("T", " "),
+        str(record.target),
+        record.mode,
+        record.actor,
+        record.reason or "-",
+    )
 
 
 def _move(options: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Run `dne-store storage`, `gc`, `delete`, `forget` and `copy`."""
+"""Run `dne-store storage`, `gc` and `copy`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ from model_store.backends.base import Entry
 from model_store.cli.command import (
     EXIT_OK,
     Add,
-    add_reason_option,
-    current_actor,
     print_json,
-    version_number,
 )
 from model_store.maintenance.copy import Progress, copy_store
-from model_store.maintenance.delete import delete_version
-from model_store.maintenance.forget import CANNOT_BE_UNDONE, forget_class
 from model_store.maintenance.gc import GRACE_S, GcReport, collect_garbage
 from model_store.maintenance.usage import report_storage
 from model_store.store.store import Store
-from model_store.tables import columns, counted, printable, size
+from model_store.tables import columns, counted, size
 
 
 def add_housekeeping_commands(add: Add) -> None:
@@ -43,14 +38,6 @@ def add_housekeeping_commands(add: Add) -> None:
         default=GRACE_S / 3600,
         help="how long a shard stays condemned before it is deleted (default: %(default)g)",
     )
-    delete = add("delete", delete_one, help="delete a version that no channel names")
-    delete.add_argument("number", metavar="N", type=version_number, help="the version to delete")
-    forget = add("forget", forget_one, help="remove the kept images of a class from every version")
-    forget.add_argument(
-        "--class", dest="class_name", metavar="NAME", required=True, help="the class to forget"
-    )
-    for subparser in (delete, forget):
-        add_reason_option(subparser, kept="in the tombstone")
     copy = add("copy", copy_all, help="copy all versions and channels to another store")
     copy.add_argument(
         "--to",
@@ -107,40 +94,6 @@ def collect(options: argparse.Namespace) -> int:
     )
     if report.dry_run and (report.condemned or report.swept or report.forgotten):
         print("nothing was changed; --sweep does it")
-    return EXIT_OK
-
-
-def delete_one(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
-    tombstone = delete_version(store, options.number, actor=current_actor(), reason=options.reason)
-    if options.json:
-        print_json(tombstone.model_dump(exclude={"format"}))
-    else:
-        print(
-            f"version {tombstone.version} is deleted; "
-            "`dne-store gc --sweep` frees what no other version needs"
-        )
-    return EXIT_OK
-
-
-def forget_one(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
-    report = forget_class(store, options.class_name, actor=current_actor(), reason=options.reason)
-    if options.json:
-        print_json({**asdict(report), "not_undone": CANNOT_BE_UNDONE})
-        return EXIT_OK
-    name = printable(report.class_name)
-    if not report.shards:
-        print(f"no version keeps images of {name}")
-    else:
-        versions = ", ".join(map(str, report.versions))
-        print(f"the images of {name} are gone from versions {versions} ({size(report.bytes)})")
-    if report.other_classes:
-        others = ", ".join(map(printable, report.other_classes))
-        print(f"the same images were kept for {others}, and are gone there too")
-    print("not undone:")
-    for what in CANNOT_BE_UNDONE:
-        print(f"- {what}")
     return EXIT_OK
 
 

@@ -30,7 +30,9 @@ from model_store.store.store import Store
 from model_store.tables import columns
 
 if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    from model_store.cli.parser import Parser
+
+    Subparsers = argparse._SubParsersAction[Parser]
 
 ABOUT = "make signing keys, and say who may publish"
 

@@ -23,11 +23,12 @@ from model_store.store.summaries import Page, Row, read_page
 from model_store.tables import columns, percent, size
 
 SHOWN = 30
+CHANGE_WIDTH = 32
 WORTH_A_FILE = 100
 """The number of versions from which rows are kept on disk: fewer are read in no time."""
 
 TITLES = (
-    *("version", "parent", "created", "tasks", "classes", "accuracy", "gate", "delta"),
+    *("version", "parent", "created", "what", "tasks", "classes", "accuracy", "gate", "delta"),
     "served as",
 )
 
@@ -143,6 +144,7 @@ def _cells(row: Row, heads: dict[str, ChannelRecord]) -> tuple[str, ...]:
         str(row["version"]),
         str(row["parent"] or "-"),
         row["created"][:19].replace("T", " "),
+        _shortened(row["change"]),
         str(row["tasks"]),
         str(row["classes"]),
         percent(row["accuracy"]["all"]),
@@ -150,6 +152,10 @@ def _cells(row: Row, heads: dict[str, ChannelRecord]) -> tuple[str, ...]:
         size(row["delta_bytes"]),
         _markers(row["version"], heads),
     )
+
+
+def _shortened(change: str) -> str:
+    return change if len(change) <= CHANGE_WIDTH else f"{change[: CHANGE_WIDTH - 1]}…"
 
 
 def _mark(row: dict[str, Any]) -> str:

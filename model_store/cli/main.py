@@ -22,6 +22,7 @@ from model_store.cli.command import (
     run,
 )
 from model_store.cli.list_command import add_list_options, list_versions
+from model_store.cli.parser import Parser
 from model_store.records.describe import details, difference, verdict
 from model_store.records.manifest import Manifest
 from model_store.records.signing import load_trust
@@ -29,7 +30,7 @@ from model_store.store.store import Store
 from model_store.tables import columns, counted, percent, size
 
 # Commands that people and scripts wait for: the modules of the other commands are not imported.
-QUICK = frozenset({"list", "show", "diff", "promote", "rollback", "resume"})
+QUICK = frozenset({"list", "show", "diff", "promote", "rollback", "resume", "history"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     """Build the parser of all commands or, with `quick`, of the quick ones only."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dne-store", description="Versions of a classifier that grows, and who serves which."
     )
     add_version_option(parser)
@@ -90,9 +91,11 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
         from model_store.cli.housekeeping_commands import add_housekeeping_commands
         from model_store.cli.key_commands import add_keys_command
         from model_store.cli.mend_command import add_mend_command
+        from model_store.cli.removal_commands import add_removal_commands
 
         add_class_care_commands(add)
         add_housekeeping_commands(add)
+        add_removal_commands(add)
         add_mend_command(add)
         add_keys_command(subparsers)
     return parser

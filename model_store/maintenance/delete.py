@@ -8,6 +8,7 @@ from __future__ import annotations
 from model_store.errors import VersionNeeded
 from model_store.layout import deleted_name, version_name
 from model_store.records.gc_marks import clock_s
+from model_store.records.manifest import Manifest
 from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
 from model_store.records.tombstone import DeletedVersion, read_deleted, tombstone_of
 from model_store.store.reservations import standing
@@ -20,9 +21,15 @@ def delete_version(store: Store, version: int, *, actor: str, reason: str) -> De
         return _delete(reserved, version, actor=actor, reason=reason)
 
 
-def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
+def check_deletable(store: Store, version: int) -> Manifest:
+    """Read a version that could be deleted now. Raise VersionNeeded as `delete_version` does."""
     manifest = store.manifest(version)
     _check_unneeded(store, version)
+    return manifest
+
+
+def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
+    manifest = check_deletable(store, version)
     with refusing_bad_fields():
         tombstone = tombstone_of(manifest, actor=actor, reason=reason, time=timestamp())
     name = deleted_name(version)

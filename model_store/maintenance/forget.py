@@ -7,7 +7,7 @@ what the network has learnt from the images.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from model_store.errors import DataRejected
@@ -46,15 +46,22 @@ def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> F
         return _forget_all(reserved, class_name, actor=actor, reason=reason)
 
 
+def look_up(store: Store, class_name: str) -> ForgetReport:
+    """Tell what forgetting a class would remove now, and remove nothing."""
+    manifests = read_all_manifests(store)
+    _check_known(manifests, class_name)
+    there = list_shards(store)
+    gone = {sha256: size for sha256, size in _new(manifests, class_name).items() if sha256 in there}
+    return _report(manifests, class_name, gone)
+
+
 def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
     gone: dict[str, int] = {}
     manifests = read_all_manifests(store)
     _check_known(manifests, class_name)
     while True:
-        weights = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
-        known = weights | gone.keys()  # weights stay, whatever a manifest calls them
-        refs = _kept_of(manifests, class_name)
-        new = {ref.sha256: ref.bytes for ref in refs if ref.sha256 not in known}
+        found = _new(manifests, class_name)
+        new = {sha256: size for sha256, size in found.items() if sha256 not in gone}
         if not new:
             break
         there = list_shards(store)
@@ -62,6 +69,17 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
             _forget(store, sha256, class_name=class_name, actor=actor, reason=reason)
             gone[sha256] = size if sha256 in there else 0
         manifests = read_all_manifests(store)  # a version that came meanwhile may name more
+    return _report(manifests, class_name, gone)
+
+
+def _new(manifests: list[Manifest], class_name: str) -> dict[str, int]:
+    """Find the shards of images of a class. Weights stay, whatever a manifest calls them."""
+    weights = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
+    refs = _kept_of(manifests, class_name)
+    return {ref.sha256: ref.bytes for ref in refs if ref.sha256 not in weights}
+
+
+def _report(manifests: list[Manifest], class_name: str, gone: Mapping[str, int]) -> ForgetReport:
     return ForgetReport(
         class_name=class_name,
         versions=tuple(one.version for one in manifests if _kept_of([one], class_name)),

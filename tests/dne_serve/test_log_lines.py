@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 import subprocess
@@ -14,21 +15,26 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from dne_serve.log_lines import FORMAT, Lines, OneLine, on_one_line
+from dne_serve.log_lines import FORMAT, JsonLine, Lines, OneLine, on_one_line
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.test_cli import running
-from tests.live_server import TOKEN, png
+from tests.live_server import TOKEN, Live, png
 
 RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR) [\w.]+: .*")
 FORGED = "2026-01-01 00:00:00,000 INFO dne_serve: forged"
 BREAKS = ["\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x85", "\u2028", "\u2029"]
 
 
-def written(message: str, *arguments: object, exc_info: bool = False) -> str:
+def written(
+    message: str,
+    *arguments: object,
+    exc_info: bool = False,
+    formatter: logging.Formatter | None = None,
+) -> str:
     stream = io.StringIO()
     handler = Lines(stream)
-    handler.setFormatter(OneLine(FORMAT))
+    handler.setFormatter(formatter or OneLine(FORMAT))
     logger = logging.Logger("a.test")
     logger.addHandler(handler)
     logger.error(message, *arguments, exc_info=exc_info)
@@ -47,6 +53,34 @@ def test_what_would_break_a_line_or_a_terminal_is_escaped(mark: str) -> None:
 def test_usual_text_stays_as_it_is() -> None:
     said = r"größe 図 🙂 C:\path"
     assert on_one_line(said) == said
+
+
+@pytest.mark.parametrize("mark", [*BREAKS, "\x1b[2J", "\x00", '"}', "\ud800"])
+def test_a_json_line_is_one_object_whatever_is_in_it(mark: str) -> None:
+    try:
+        raise ValueError(mark)
+    except ValueError:
+        said = written("one %s", mark, exc_info=True, formatter=JsonLine())
+    assert len(said.splitlines()) == 1
+    line = json.loads(said)
+    assert line["message"] == f"one {mark}"
+    assert line["traceback"].endswith(f"ValueError: {mark}")
+    assert line["time"].endswith("Z")
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [("abc-1.2:3", True), ("", False), ("a b", False), ("x" * 129, False)]
+)
+def test_a_request_keeps_its_id_if_it_is_harmless(
+    steady: Live, caplog: pytest.LogCaptureFixture, sent: str, kept: bool
+) -> None:
+    with caplog.at_level("DEBUG", "dne_serve.requests"):
+        answer = steady.http.get("/nothing", headers={"X-Request-Id": sent})
+    given = answer.headers["x-request-id"]
+    assert (given == sent) == kept
+    facts = next(one for one in caplog.records if "unmatched" in one.getMessage()).facts  # type: ignore[attr-defined]
+    assert (facts["request_id"], facts["status"]) == (given, 404)
+    assert facts["instance"] == answer.json()["instance"]
 
 
 def test_a_traceback_is_on_the_line_of_its_record() -> None:

@@ -18,7 +18,8 @@ from model_store.store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 
 COMMANDS = [
-    *("list", "show", "diff", "verify", "promote", "rollback", "resume", "export-onnx"),
+    *("list", "show", "diff", "verify", "promote", "rollback", "resume", "history"),
+    "export-onnx",
     *("retire-class", "rename-class", "storage", "gc", "delete", "forget", "copy", "mend-channel"),
 ]
 Capture = pytest.CaptureFixture[str]
@@ -138,7 +139,8 @@ def test_list_as_json(store: Store, capsys: Capture) -> None:
 
 def test_list_as_a_table(store: Store, capsys: Capture) -> None:
     title, first, second, third = _text(capsys, "list", "--store", store.location).splitlines()
-    assert title.split()[:4] == ["version", "parent", "created", "tasks"]
+    assert title.split()[:5] == ["version", "parent", "created", "what", "tasks"]
+    assert "learnt task-1" in second
     assert [line.split()[0] for line in (first, second, third)] == ["1", "2", "3"]
     assert third.endswith("production (follow)")
     assert "production" not in first

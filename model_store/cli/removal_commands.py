@@ -1,0 +1,124 @@
+"""Run `dne-store delete` and `forget`: look first, ask at a terminal, then remove."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+
+from model_store.cli.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    Add,
+    add_reason_option,
+    add_version_argument,
+    current_actor,
+    print_json,
+)
+from model_store.maintenance.delete import check_deletable, delete_version
+from model_store.maintenance.forget import (
+    CANNOT_BE_UNDONE,
+    ForgetReport,
+    forget_class,
+    look_up,
+)
+from model_store.records.describe import change
+from model_store.store.store import Store
+from model_store.tables import printable, size
+
+
+def add_removal_commands(add: Add) -> None:
+    delete = add("delete", delete_one, help="delete a version that no channel names")
+    add_version_argument(delete)
+    forget = add("forget", forget_one, help="remove the kept images of a class from every version")
+    forget.add_argument(
+        "--class", dest="class_name", metavar="NAME", required=True, help="the class to forget"
+    )
+    for subparser in (delete, forget):
+        add_reason_option(subparser, kept="in the tombstone")
+        subparser.add_argument(
+            "--dry-run", action="store_true", help="say what would be removed, and remove nothing"
+        )
+        subparser.add_argument(
+            "--yes", action="store_true", help="do not ask at a terminal before it is removed"
+        )
+
+
+def delete_one(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    manifest = check_deletable(store, options.number)
+    what = f"version {manifest.version} ({printable(change(manifest, store.parent_of(manifest)))})"
+    if options.dry_run:
+        return _told(options, {"version": manifest.version}, f"{what} would be deleted")
+    if not _agreed(options, f"Delete {what}? It cannot be undone."):
+        return _left_alone()
+    tombstone = delete_version(store, options.number, actor=current_actor(), reason=options.reason)
+    if options.json:
+        print_json(tombstone.model_dump(exclude={"format"}))
+    else:
+        print(
+            f"version {tombstone.version} is deleted; "
+            "`dne-store gc --sweep` frees what no other version needs"
+        )
+    return EXIT_OK
+
+
+def forget_one(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    name = printable(options.class_name)
+    if options.dry_run or _asks(options):
+        found = look_up(store, options.class_name)
+        if options.dry_run:
+            return _told(options, asdict(found), _images(found, "would be gone from"))
+        if found.shards and not _agreed(
+            options, f"Remove the images of {name} ({size(found.bytes)})? It cannot be undone."
+        ):
+            return _left_alone()
+    report = forget_class(store, options.class_name, actor=current_actor(), reason=options.reason)
+    if options.json:
+        print_json({**asdict(report), "not_undone": CANNOT_BE_UNDONE})
+        return EXIT_OK
+    print(_images(report, "are gone from"))
+    if report.other_classes:
+        others = ", ".join(map(printable, report.other_classes))
+        print(f"the same images were kept for {others}, and are gone there too")
+    print("not undone:")
+    for what in CANNOT_BE_UNDONE:
+        print(f"- {what}")
+    return EXIT_OK
+
+
+def _images(report: ForgetReport, verb: str) -> str:
+    name = printable(report.class_name)
+    if not report.shards:
+        return f"no version keeps images of {name}"
+    versions = ", ".join(map(str, report.versions))
+    return f"the images of {name} {verb} versions {versions} ({size(report.bytes)})"
+
+
+def _told(options: argparse.Namespace, found: dict[str, object], sentence: str) -> int:
+    """Tell the end of a dry run."""
+    if options.json:
+        print_json({**found, "dry_run": True})
+    else:
+        print(f"{sentence}; nothing was changed")
+    return EXIT_OK
+
+
+def _asks(options: argparse.Namespace) -> bool:
+    """Tell whether a person can be asked: scripts must not wait for an answer."""
+    return not (options.yes or options.json) and sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _agreed(options: argparse.Namespace, question: str) -> bool:
+    if not _asks(options):
+        return True
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in {"y", "yes"}
+    except EOFError:
+        return False
+
+
+def _left_alone() -> int:
+    print("nothing was changed")
+    return EXIT_FAILED
