@@ -193,7 +193,13 @@ class Fleet:
     """Replicas that poll until `end_s`. With `starts`, all of them start within a second."""
 
     def __init__(
-        self, episodes: Episodes, assumed: Assumptions, *, moves: Moves, end_s: float, starts: bool = False
+        self,
+        episodes: Episodes,
+        assumed: Assumptions,
+        *,
+        moves: Moves,
+        end_s: float,
+        starts: bool = False,
     ) -> None:
         self._episodes, self._assumed = episodes, assumed
         self._moves, self._end_s, self._starts = moves, end_s, starts

@@ -18,7 +18,6 @@ from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects
 from tests.tiny_versions import promote, publish_tiny
 
-
 PAGE = 10
 """Names that one request lists here: a bucket has pages of 1,000."""
 
