@@ -82,7 +82,6 @@ SHAPES = {
     "1,000 tasks of 10 classes without experts": Shape(tasks=1000, classes=10),
     "100 tasks of 1,000 classes without experts": Shape(tasks=100, classes=1000),
     "10 tasks with experts": Shape(tasks=10, classes=10, experts=True),
-    "40 tasks with experts": Shape(tasks=40, classes=10, experts=True),
 }
 
 
