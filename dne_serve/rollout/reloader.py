@@ -41,7 +41,7 @@ log = logging.getLogger("dne_serve.reloader")
 class ChannelReader(Protocol):
     """The part of a store that following a channel needs."""
 
-    def head(self, channel: str) -> ChannelRecord | None: ...
+    def head(self, channel: str, *, since: int = 1) -> ChannelRecord | None: ...
     def has_record(self, channel: str, number: int) -> bool: ...
     def record_numbers(self, channel: str) -> list[int]: ...
     def record(self, channel: str, number: int) -> ChannelRecord: ...
@@ -185,8 +185,9 @@ class Reloader:
         self._followed, self._glances_left = store, GLANCES
 
     def _look(self, store: ChannelReader, *, asked: bool) -> ChannelRecord | None:
-        head = store.head(self._channel)
-        check_onward(self._channel, seen=self.head or self.record, head=head, asked=asked)
+        seen = self.head or self.record
+        head = store.head(self._channel, since=seen.number if seen else 1)
+        check_onward(self._channel, seen=seen, head=head, asked=asked)
         self.head = head
         return head
 

@@ -228,18 +228,21 @@ class Store:
             pass
         return True
 
-    def head(self, channel: str) -> ChannelRecord | None:
-        """Read the newest record of a channel, with one listing and one read."""
-        numbers = self.record_numbers(channel)
+    def head(self, channel: str, *, since: int = 1) -> ChannelRecord | None:
+        """Read the newest record of a channel, with one listing and one read. A caller who has seen
+        record `since` lists only later ones: a bucket lists 1,000 names with a request."""
+        numbers = sorted(self.record_entries(channel, since=since)) if since > 1 else []
+        if not numbers:
+            since, numbers = 1, self.record_numbers(channel)
         if not numbers:
             return None
         try:
             return self.record(channel, numbers[-1])
         except (RecordInvalid, StoreUnsupported) as error:
-            if numbers[-1] == len(numbers):
+            if numbers[-1] == since + len(numbers) - 1:
                 raise
-            name = record_name(channel, numbers[-1])
             reason = f"records before it are missing, and it is none itself ({error})"
+            name = record_name(channel, numbers[-1])
             raise ChannelBroken(name, reason, channel=channel) from error
 
     def resolve(self, record: ChannelRecord) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -11,10 +12,14 @@ from dne_serve.rollout.reloader import GLANCES, Reloader
 from dne_serve.rollout.residents import Residents
 from model_store.backends.base import Entry
 from model_store.errors import StoreError
+from model_store.layout import record_name
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects
 from tests.tiny_versions import promote, publish_tiny
+
+PAGE = 10
+"""Names that one request lists here: a bucket has pages of 1,000."""
 
 
 class Counting(MemoryObjects):
@@ -35,12 +40,10 @@ class Counting(MemoryObjects):
         return super().read(name, max_bytes=max_bytes)
 
     def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
-        self._count()
-        return super().list(folder, after=after)
-
-    def list_names(self, folder: str) -> Sequence[str]:
-        self._count()
-        return super().list_names(folder)
+        found = super().list(folder, after=after)
+        for _ in range(max(1, math.ceil(len(found) / PAGE))):
+            self._count()
+        return found
 
 
 @pytest.fixture
@@ -86,6 +89,19 @@ def test_a_poll_takes_one_request_while_nothing_changes(
         promote(counted, first)
     reloader.poll()
     assert 1 <= polled(reloader, objects, times=10 * (GLANCES + 1)) <= 1.1
+
+
+def test_a_channel_that_lost_its_newest_records_is_noticed_by_a_look(
+    counted: Store, first: Manifest, reloader: Reloader, objects: Counting
+) -> None:
+    for _ in range(PAGE):
+        promote(counted, first)
+    reloader.poll()
+    for number in range(3, PAGE + 2):
+        objects.delete(record_name("production", number))
+    polled(reloader, objects, times=GLANCES + 1)
+    assert reloader.failure is not None
+    assert "went back to record 2" in str(reloader.failure.error)
 
 
 def test_every_record_is_seen_by_the_next_poll(
