@@ -13,9 +13,9 @@ from trainer.data.folders import (
     LabelledImages,
     Listing,
     and_more,
-    folders_of_images,
-    shown,
 )
+from trainer.data.sources.entries import folders_of_images
+from trainer.data.sources.place import shown
 from trainer.progress import Progress
 
 MIN_IMAGES_PER_CLASS = 2
