@@ -90,10 +90,9 @@ def _refuse_memory(base: Base, request: AddTask) -> None:
 
 def _listed(request: AddTask) -> tuple[Listing, Mapping[str, str]]:
     """List the classes of the data, and the groups that come with them."""
+    listing = list_data(request)
     if request.hierarchy == FOLDERS:
-        listing = list_data(request.data, nested=True)
         return listing, listing.parents
-    listing = list_data(request.data)
     refuse_nested(listing)
     return listing, read_parents(Path(request.hierarchy)) if request.hierarchy else {}
 

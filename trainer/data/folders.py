@@ -19,8 +19,7 @@ from model_store.names import new_class_name, spelt_among
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
 from model_store.tables import counted
-from trainer.data.sources.entries import entries, images_in, is_stray
-from trainer.data.sources.place import Picture, Place, shown, shown_in
+from trainer.data.sources.place import Picture, Place, entries, images_in, is_stray, shown, shown_in
 from trainer.progress import Progress
 
 MAX_NAMED = 20

@@ -27,7 +27,6 @@ from trainer.data.folders import (
     note_ignored,
     read_images,
 )
-from trainer.data.sources.forms import list_judged
 from trainer.progress import Progress
 from trainer.request import AddTask, Learning
 
@@ -93,15 +92,13 @@ def read_task_data(
     already = {entry.class_name: entry.count for entry in base.held_out}
     new, held_out = set_aside(images, seed=request.seed, already=already)
     new, held_out = new.among(classes), held_out.among(classes)
-    judge = _judge(request)
-    kept = None if judge else old_held_out
-    judge = judge or listing.judge
+    judge = listing.judge
     if judge is None:
         judged_by = join(old_held_out, held_out)
     else:
         judged_by = _validation(
             judge,
-            kept=kept,
+            kept=old_held_out if request.val_data is None else None,
             classes=classes,
             retired=base.parent.retired if base.parent else (),
             preprocessing=preprocessing,
@@ -136,7 +133,12 @@ def read_again(listing: Listing, *, base: Base, request: AddTask, progress: Prog
 
 
 def recall_task_data(
-    base: Base, *, names: tuple[str, ...], request: Learning, progress: Progress
+    base: Base,
+    *,
+    names: tuple[str, ...],
+    judge: Listing | None,
+    request: Learning,
+    progress: Progress,
 ) -> TaskData:
     """Take the images of all classes from the store; those of `names` count as new."""
     assert base.parent is not None
@@ -153,7 +155,7 @@ def recall_task_data(
             f"the store keeps no images of {', '.join(map(repr, missing[:20]))} to learn an expert "
             "from"
         )
-    judged_by, judge = held_out, _judge(request)
+    judged_by = held_out
     if judge is not None:
         judged_by = _validation(
             judge,
@@ -192,12 +194,6 @@ def _kept_statistics(base: Base) -> tuple[KeptStatistics, ...]:
 def _of_classes(images: LabelledImages, names: tuple[str, ...]) -> LabelledImages:
     places = [images.classes.index(name) for name in names]
     return images.take(np.flatnonzero(np.isin(images.labels_N, places)).astype(np.int64))
-
-
-def _judge(request: Learning) -> Listing | None:
-    if request.val_data is None:
-        return None
-    return list_judged(request.val_data, option="--val-data")
 
 
 def _validation(

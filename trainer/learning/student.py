@@ -32,7 +32,7 @@ from trainer.backbones.settings import Triple
 from trainer.backbones.shapes import HALF, IMAGENET
 from trainer.base import Base
 from trainer.data.folders import Listing
-from trainer.data.sources.forms import name_of
+from trainer.data.sources.place import name_of
 from trainer.learning.losses import Teacher
 from trainer.presets import NetworkShape
 from trainer.progress import Progress

@@ -12,47 +12,64 @@ from pathlib import Path
 
 from model_store.errors import WrongUsage
 from trainer.data.folders import Listing, list_classes, list_loose
-from trainer.data.hierarchy import list_nested
-from trainer.data.sources.entries import entries, folders_in, images_in, is_stray
+from trainer.data.hierarchy import FOLDERS, list_nested
 from trainer.data.sources.json_exports import IMAGE_FOLDERS, list_export
 from trainer.data.sources.members import Member
 from trainer.data.sources.parquet import list_parquet
-from trainer.data.sources.place import Place, shown
-from trainer.data.sources.splits import (
-    WHOLE,
-    Parts,
-    part_named,
-    refuse_two,
-    split_folders,
-    to_judge,
-    to_learn,
+from trainer.data.sources.place import (
+    ARCHIVES,
+    CSV,
+    FILES,
+    JSON,
+    JSONL,
+    PARQUET,
+    TARS,
+    ZIPS,
+    Place,
+    entries,
+    folders_in,
+    images_in,
+    is_stray,
+    shown,
 )
-from trainer.data.sources.tables import CSV, JSONL, has_labels, list_table
+from trainer.data.sources.rows import WHOLE, Parts, part_named
+from trainer.data.sources.splits import refuse_two, split_folders, to_judge, to_learn
+from trainer.data.sources.tables import has_labels, list_table
 from trainer.data.sources.tars import open_tar
 from trainer.data.sources.zips import open_zip
+from trainer.request import AddTask, Learning
 
-ZIPS = (".zip",)
-TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
-ARCHIVES = (*ZIPS, *TARS)
-PARQUET, JSON = (".parquet",), (".json",)
-FILES = (*ARCHIVES, *CSV, *JSONL, *JSON, *PARQUET)
 METADATA = ("metadata.csv", "metadata.jsonl")
 EXPORTS = ("labels.json", "_annotations.coco.json", "annotations.json")
 ANNOTATIONS = "annotations"
 ListFolders = Callable[[Place], Listing]
 
 
-def list_data(path: Path, *, option: str = "--data", nested: bool = False) -> Listing:
+def list_data(request: AddTask) -> Listing:
+    """List the classes to learn, and those to judge by: --val-data, or a part of the data."""
+    judge = list_judge(request)
+    listing = _listed(request.data, nested=request.hierarchy == FOLDERS, judged=judge is not None)
+    return listing if judge is None else replace(listing, judge=judge)
+
+
+def list_judge(request: Learning) -> Listing | None:
+    """List --val-data, if it is given."""
+    if request.val_data is None:
+        return None
+    return list_judged(request.val_data, option="--val-data")
+
+
+def _listed(path: Path, *, nested: bool, judged: bool) -> Listing:
     """List the classes to learn. `nested`: folders in folders are groups of classes."""
-    source = _opened(path, option)
+    source = _opened(path, "--data")
 
     def folders(place: Place) -> Listing:
         if not nested:
-            return list_classes(place, option=option)
+            return list_classes(place)
         listing, parents = list_nested(place)
         return replace(listing, parents=parents)
 
-    listing = to_learn(_parts(source, folders, option), option=option, source=source)
+    listing = to_learn(_parts(source, folders, "--data"), source=source, judged=judged)
     if nested and not listing.folder.is_dir():
         raise WrongUsage(
             f"--hierarchy folders takes groups from folders, and {shown(listing.folder)} is a "
@@ -73,13 +90,6 @@ def list_strangers(path: Path, *, option: str) -> Listing:
     source = _opened(path, option)
     parts = _parts(source, lambda place: list_loose(place, option=option), option)
     return to_judge(parts, option=option, source=source)
-
-
-def name_of(path: Path) -> str:
-    """Name data by its folder, or by its file without the ending."""
-    name = path.resolve().name
-    ending = max((one for one in FILES if name.lower().endswith(one)), key=len, default="")
-    return name[: -len(ending)] if ending and not path.is_dir() else name
 
 
 def _opened(path: Path, option: str) -> Place:

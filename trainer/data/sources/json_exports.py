@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from model_store.errors import DataRejected
-from trainer.data.sources.entries import folders_in, images_in
-from trainer.data.sources.place import MAX_DEPTH, Place, shown
-from trainer.data.sources.rows import Row, list_rows, read_table
-from trainer.data.sources.splits import Parts
+from trainer.data.sources.place import MAX_DEPTH, Place, folders_in, images_in, shown
+from trainer.data.sources.rows import Parts, Row, list_rows, read_table
 
 IMAGE_FOLDERS = ("data", "images")
 

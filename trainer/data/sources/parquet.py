@@ -14,8 +14,15 @@ from typing import Any
 from model_store.errors import DataRejected, ImageRejected, WrongUsage
 from trainer.data.sources.members import MAX_FILE_BYTES, Member
 from trainer.data.sources.place import Place, shown
-from trainer.data.sources.rows import Labelled, Problems, checked_label, grouped
-from trainer.data.sources.splits import WHOLE, Parts, part_named
+from trainer.data.sources.rows import (
+    WHOLE,
+    Labelled,
+    Parts,
+    Problems,
+    checked_label,
+    grouped,
+    part_named,
+)
 from trainer.data.sources.stored_bytes import Part, StoredBytes
 
 ROWS_A_BATCH = 64

@@ -13,10 +13,22 @@ from model_store.names import new_class_name
 from model_store.tables import counted, size
 from trainer.data.folders import ClassFolder, Listing, and_more
 from trainer.data.sources.place import Picture, Place, inner_parts, shown
-from trainer.data.sources.splits import WHOLE, Parts, part_named
 
 MAX_NAMED = 20
 MAX_TABLE_BYTES = 1 << 28
+TRAIN, VAL, TEST, WHOLE = "train", "val", "test", ""
+NAMES = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "val": VAL,
+    "valid": VAL,
+    "validation": VAL,
+    "dev": VAL,
+    "test": TEST,
+    "testing": TEST,
+}
+Parts = dict[str, Listing]
+"""Listings by the name of their part; WHOLE where the data is not split."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +70,11 @@ class Problems:
                 f"{shown(self.table)} has {counted(len(self.told), 'bad row')}, and nothing of it "
                 f"is read: {named}. Correct these rows or take them out"
             )
+
+
+def part_named(name: str) -> str | None:
+    """Tell which part a folder, a file or a row is meant for."""
+    return NAMES.get(name.strip().lower())
 
 
 def read_table(table: Place) -> bytes:

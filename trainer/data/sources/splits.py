@@ -8,28 +8,19 @@ from typing import TypeVar
 
 from model_store.errors import WrongUsage
 from trainer.data.folders import Listing
-from trainer.data.sources.entries import folders_in, images_in
-from trainer.data.sources.place import Place, shown
+from trainer.data.sources.place import (
+    CSV,
+    JSON,
+    JSONL,
+    PARQUET,
+    Place,
+    folders_in,
+    images_in,
+    shown,
+)
+from trainer.data.sources.rows import TEST, TRAIN, VAL, WHOLE, Parts, part_named
 
-TRAIN, VAL, TEST, WHOLE = "train", "val", "test", ""
-NAMES = {
-    "train": TRAIN,
-    "training": TRAIN,
-    "val": VAL,
-    "valid": VAL,
-    "validation": VAL,
-    "dev": VAL,
-    "test": TEST,
-    "testing": TEST,
-}
 Found = TypeVar("Found")
-Parts = dict[str, Listing]
-"""Listings by the name of their part; WHOLE where the data is not split."""
-
-
-def part_named(name: str) -> str | None:
-    """Tell which part a folder, a file or a row is meant for."""
-    return NAMES.get(name.strip().lower())
 
 
 def split_folders(folder: Place) -> dict[str, Place]:
@@ -57,19 +48,23 @@ def refuse_two(parts: Mapping[str, Found], name: str, new: Place, folder: Place)
         )
 
 
-def to_learn(parts: Parts, *, option: str, source: Place) -> Listing:
-    """Choose the part to learn from, and the part to judge by: val, or test if there is no val."""
+def to_learn(parts: Parts, *, source: Place, judged: bool = False) -> Listing:
+    """Choose the part to learn from, and the part to judge by: val, or test if there is no val.
+
+    Where the data is `judged` by other images, its own part is left out.
+    """
     if WHOLE in parts:
         return parts[WHOLE]
     if TRAIN not in parts:
         raise WrongUsage(
-            f"{option} {shown(source)} has no part to learn from: it has {', '.join(parts)}, and "
+            f"--data {shown(source)} has no part to learn from: it has {', '.join(parts)}, and "
             "needs train"
         )
-    by = next((name for name in (VAL, TEST) if name in parts), None)
+    by = None if judged else next((name for name in (VAL, TEST) if name in parts), None)
     note = f"{shown(source)} is split: learning from train" + (f", judging by {by}" if by else "")
-    if by == VAL and TEST in parts:
-        note += "; test is left for `dne-train evaluate`"
+    left = [name for name in parts if name not in (TRAIN, by)]
+    if left:
+        note += f"; {' and '.join(left)} left for `dne-train evaluate`"
     chosen = parts[TRAIN]
     return replace(chosen, judge=parts[by] if by else None, notes=(note, *chosen.notes))
 
@@ -90,6 +85,6 @@ def to_judge(parts: Parts, *, option: str, source: Place) -> Listing:
 
 def _is_part(folder: Place) -> bool:
     from_table = any(
-        one.suffix.lower() in (".csv", ".jsonl", ".json", ".parquet") for one in folder.iterdir()
+        one.suffix.lower() in (*CSV, *JSONL, *JSON, *PARQUET) for one in folder.iterdir()
     )
     return from_table or (bool(folders_in(folder)) and not images_in(folder)[0])

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from model_store.errors import DataRejected
-from trainer.data.sources.place import Place, shown
-from trainer.data.sources.rows import Row, list_rows, read_table
-from trainer.data.sources.splits import Parts
+from trainer.data.sources.place import JSONL, Place, shown
+from trainer.data.sources.rows import Parts, Row, list_rows, read_table
 
 FILE = ("file", "file_name", "filename", "path", "image")
 LABEL = ("label", "class", "category")
 SPLIT = ("split", "subset")
-CSV, JSONL = (".csv", ".tsv"), (".jsonl", ".ndjson")
 DELIMITERS = ",;\t"
 
 
