@@ -59,8 +59,8 @@ def _add_task_parser(commands: Any) -> None:
     one = commands.add_parser(
         "add-task",
         help="learn new classes and publish a version",
-        description="Learns the classes in DATA, publishes a version and, if the gate lets it pass, "
-        "promotes it. The first task makes version 1.",
+        description="Learns the classes in DATA, publishes a version and, if the gate lets it "
+        "pass, promotes it. The first task makes version 1.",
     )
     one.set_defaults(command=_add_task)
     add_options(one, AddTask)

@@ -62,9 +62,7 @@ def _coco(document: Mapping[str, Any]) -> Iterator[Row]:
         labels = list(found.pop(image["id"], {}))
         yield _row(f"image {number}", str(image["file_name"]), labels)
     for image_id in found:
-        yield Row(
-            where=f"the image with id {image_id!r}", problem="has annotations, but is no image"
-        )
+        yield Row(where=f"image id {image_id!r}", problem="is annotated, and is not listed")
 
 
 def _row(where: str, file: str, labels: list[str]) -> Row:

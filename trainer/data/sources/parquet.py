@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from trainer.data.sources.rows import (
     grouped,
     part_named,
 )
-from trainer.data.sources.stored_bytes import Part, StoredBytes
+from trainer.data.sources.stored_bytes import CHUNK_BYTES, Part, StoredBytes
 
 ROWS_A_BATCH = 64
 IMAGES, LABELS = ("image", "img"), ("label", "labels")
@@ -76,27 +77,26 @@ def _rows(file: Place, stored: StoredBytes, problems: Problems) -> Iterator[Labe
     with _opened(file) as table:
         schema = _schema(table.schema_arrow, file)
         columns = [schema.image, schema.label]
-        number = 0
-        for batch in _batches(table, columns, file):
-            for record in batch.select(columns).to_pylist():
-                number += 1
-                try:
-                    yield _labelled(record, schema, stored, file=file, number=number)
-                except ValueError as error:
-                    where = f"row {number} of {shown(file.name)}"
-                    problems.add(where, "", str(error))
+        for number, record in enumerate(_records(table, columns, file), start=1):
+            try:
+                yield _labelled(record, schema, stored, file=file, number=number)
+            except ValueError as error:
+                problems.add(f"row {number} of {shown(file.name)}", "", str(error))
 
 
-def _batches(table: Any, columns: list[str], file: Place) -> Iterator[Any]:
+def _records(table: Any, columns: list[str], file: Place) -> Iterator[dict[str, Any]]:
     import pyarrow
 
     try:
-        yield from table.iter_batches(ROWS_A_BATCH, columns=columns, use_threads=False)
-    except (pyarrow.ArrowException, OSError, MemoryError) as error:
+        for batch in table.iter_batches(ROWS_A_BATCH, columns=columns, use_threads=False):
+            batch.validate(full=True)
+            yield from batch.select(columns).to_pylist()
+    except (pyarrow.ArrowException, ValueError, OSError, MemoryError) as error:
         raise DataRejected(f"{shown(file)} is damaged: {error}") from error
 
 
-def _opened(file: Place) -> Any:
+@contextmanager
+def _opened(file: Place) -> Iterator[Any]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -104,23 +104,27 @@ def _opened(file: Place) -> Any:
         raise WrongUsage(
             f"{shown(file)} is parquet, which pyarrow reads: pip install 'dne-serve[parquet]'"
         ) from error
-    try:
-        return parquet.ParquetFile(_on_disk(file), pre_buffer=False, memory_map=False)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataRejected(f"{shown(file)} is not parquet that can be read: {error}") from error
+    with _on_disk(file).reader() as reader:
+        try:
+            # Pages are read one by one, whatever the size of a group of rows.
+            table = parquet.ParquetFile(reader, pre_buffer=False, buffer_size=CHUNK_BYTES)
+        except (pyarrow.ArrowException, ValueError, OSError) as error:
+            raise DataRejected(f"{shown(file)} is not parquet that can be read: {error}") from error
+        with table:
+            yield table
 
 
-def _on_disk(file: Place) -> Any:
+def _on_disk(file: Place) -> StoredBytes:
     """Return a file that can be read at any place: a member of an archive is unpacked first."""
     if not isinstance(file, Member):
-        return Path(str(file))
+        return StoredBytes.of(Path(str(file)))
     stored = StoredBytes.temporary()
     try:
         for data in file.chunks():
             stored.append(data)
     except ImageRejected as error:
         raise DataRejected(f"{shown(file)} cannot be read: {error}") from error
-    return stored.reader()
+    return stored
 
 
 def _schema(schema: Any, file: Place) -> Schema:
