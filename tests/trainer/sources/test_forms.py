@@ -315,6 +315,7 @@ def test_groups_come_from_folders_in_an_archive_too(tmp_path: Path) -> None:
 def test_metadata_without_labels_leaves_the_classes_to_the_folders(tmp_path: Path) -> None:
     folder = write_classes(tmp_path / "folder", ["a", "b"], images=2)
     written_csv(folder / "metadata.csv", [("file_name", "caption"), ("a/000.png", "a cat")])
+    (folder / "features.parquet").write_bytes(b"PAR1")
     assert listed(folder).names == ("a", "b")
 
 

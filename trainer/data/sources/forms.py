@@ -28,6 +28,7 @@ from trainer.data.sources.place import (
     Place,
     entries,
     folders_in,
+    folders_of_images,
     images_in,
     is_stray,
     shown,
@@ -207,6 +208,9 @@ def _unsplit(parts: Parts, source: Place) -> Listing:
 
 
 def _parquet_in(folder: Place) -> list[Place]:
+    """List parquet files, unless they lie beside class folders."""
+    if folders_of_images(folders_in(folder)):
+        return []
     for place in (folder, folder.joinpath("data")):
         files = entries(place) if place.is_dir() else []
         found = [one for one in files if one.suffix.lower() in PARQUET and not is_stray(one)]
