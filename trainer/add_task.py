@@ -21,8 +21,9 @@ from trainer.data.checks import (
     refuse_new_classes,
     refuse_retired_classes,
 )
-from trainer.data.folders import Listing, list_classes, note_ignored
-from trainer.data.hierarchy import FOLDERS, list_nested, merged, read_parents
+from trainer.data.folders import Listing, note_ignored
+from trainer.data.hierarchy import FOLDERS, merged, read_parents
+from trainer.data.sources.forms import list_data
 from trainer.data.task_data import TaskData, read_again, read_task_data
 from trainer.deepen import deepen_with
 from trainer.learning.student import Student, make_student, refuse_pretrained
@@ -88,10 +89,10 @@ def _refuse_memory(base: Base, request: AddTask) -> None:
 
 
 def _listed(request: AddTask) -> tuple[Listing, Mapping[str, str]]:
-    """List the classes of the folder, and the groups that come with them."""
+    """List the classes of the data, and the groups that come with them."""
+    listing = list_data(request)
     if request.hierarchy == FOLDERS:
-        return list_nested(request.data)
-    listing = list_classes(request.data)
+        return listing, listing.parents
     refuse_nested(listing)
     return listing, read_parents(Path(request.hierarchy)) if request.hierarchy else {}
 

@@ -60,8 +60,8 @@ def _add_task_parser(commands: Any) -> None:
     one = commands.add_parser(
         "add-task",
         help="learn new classes and publish a version",
-        description="Learns the classes in DIR, one folder of images a class, publishes a version "
-        "and, if the gate lets it pass, promotes it. The first task makes version 1.",
+        description="Learns the classes in DATA, publishes a version and, if the gate lets it "
+        "pass, promotes it. The first task makes version 1.",
     )
     one.set_defaults(command=_add_task)
     add_options(one, AddTask)
@@ -87,7 +87,7 @@ def _evaluate_parser(commands: Any) -> None:
     one = commands.add_parser(
         "evaluate",
         help="judge a version by labelled images",
-        description="Accuracy of a version on the images in DIR, one folder a class.",
+        description="Accuracy of a version on the images in DATA.",
     )
     one.set_defaults(command=_evaluate)
     add_options(one, Evaluate)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from model_store.errors import WrongUsage
 from model_store.records.manifest import Manifest
 from trainer.base import Base, base_of
+from trainer.data.sources.forms import list_judge
 from trainer.data.task_data import TaskData, recall_task_data
 from trainer.learning.student import Student, make_deepening
 from trainer.one_version import Outcome, learn_version
@@ -24,7 +25,11 @@ def deepen(request: Deepen, *, progress: Progress) -> Outcome:
     if base.parent is None:
         raise WrongUsage(f"there is no version in {request.store} to deepen")
     data = recall_task_data(
-        base, names=_classes_to_deepen(base.parent), request=request, progress=progress
+        base,
+        names=_classes_to_deepen(base.parent),
+        judge=list_judge(request),
+        request=request,
+        progress=progress,
     )
     return deepen_with(base, data=data, request=request, progress=progress)
 

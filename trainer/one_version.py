@@ -19,7 +19,7 @@ from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
 from trainer.assess import can_doubt, say_evidence
 from trainer.base import Base
-from trainer.data.folders import shown
+from trainer.data.sources.place import shown
 from trainer.data.task_data import TaskData
 from trainer.evaluation.forecast import Before, Forecast, forecast
 from trainer.learning.checkpoint import Checkpoint

@@ -14,6 +14,10 @@ from model_store.records.manifest import Signs
 from trainer.options import described, memory_size, option, points, share
 from trainer.presets import NetworkShape
 
+DATA = (
+    "a folder of images for each class; or train and val folders, a zip or tar, CSV, JSONL, COCO's "
+    "JSON, or parquet"
+)
 PRETRAINED = "a pre-trained start (first task only)"
 _pretrained = partial(option, group=PRETRAINED)
 _learning = partial(option, group="learning")
@@ -106,7 +110,7 @@ class Learning:
     """The part that requests to learn a version have in common."""
 
     val_data: Path | None = option(
-        None, "judge by these images, not by held-out ones", metavar="DIR"
+        None, "judge by these images, not by held-out ones; forms as of --data", metavar="DATA"
     )
     skip_bad: bool = option(False, "go on without unreadable images")
     promote: bool = option(
@@ -182,10 +186,10 @@ class Learning:
 class AddTask(Learning):
     """A request to learn a task: `dne-train add-task`."""
 
-    data: Path = field(metadata=described("one folder a class", metavar="DIR"))
-    name: str | None = option(None, "the task's name (default: the folder's name)", metavar="N")
+    data: Path = field(metadata=described(DATA, metavar="DATA"))
+    name: str | None = option(None, "the task's name (default: that of DATA)", metavar="N")
     extend: bool = option(
-        False, "DIR has more images of classes that are known: tune the classifier, add no expert"
+        False, "DATA has more images of classes that are known: tune the classifier, add no expert"
     )
     hierarchy: str | None = option(
         None,
@@ -224,14 +228,14 @@ class Deepen(Learning):
 class Evaluate:
     """A request to measure a version: `dne-train evaluate`."""
 
-    data: Path = field(metadata=described("one folder a class", metavar="DIR"))
+    data: Path = field(metadata=described(DATA, metavar="DATA"))
     version: int | None = option(
         None, "default: what the channel names", metavar="N", type=version_number
     )
     unknown_data: Path | None = option(
         None,
         "images of no class of the model: how well they are told from those in --data",
-        metavar="DIR",
+        metavar="DATA",
     )
     skip_bad: bool = option(False, "go on without unreadable images")
     tokens: Path | None = None

@@ -10,6 +10,7 @@ from model_store.records.signing import new_signer
 from model_store.store.store import Store
 from tests.trainer.command import Command
 from tests.trainer.folders import write_classes
+from tests.trainer.sources.forms import zipped
 from trainer.cli import main
 
 
@@ -91,14 +92,27 @@ def test_hostile_names_are_refused(dne_train: Command, letters: Path, tmp_path: 
     assert "task name" in refused(dne_train, letters, "--name", "line\nbreak", code=2)
 
 
-def test_train_and_val_folders_are_refused_with_the_options_to_use(
+def test_folders_one_level_deeper_are_refused_with_the_options_to_use(
     dne_train: Command, tmp_path: Path
 ) -> None:
-    for split in ("train", "val"):
+    for split in ("train", "val", "other"):
         write_classes(tmp_path / "photos" / split, ["a", "b"])
     photos = tmp_path / "photos"
     told = refused(dne_train, photos, code=2)
     assert f"use --data {photos / 'train'} --val-data {photos / 'val'}" in told
+    packed = zipped(photos, tmp_path / "photos.zip")
+    told = refused(dne_train, packed, code=2)
+    assert "one level deeper, in 'other', 'train', 'val': pack them without the folders" in told
+
+
+def test_a_class_that_differs_from_a_known_one_in_case_is_named_with_it(
+    dne_train: Command, letters: Path, tmp_path: Path
+) -> None:
+    assert dne_train.add(letters) == 0
+    shouted = write_classes(tmp_path / "shouted", ["A"], images=3)
+    assert "'a' is known: is 'A' meant to be" in refused(dne_train, shouted, "--extend", code=1)
+    assert dne_train("evaluate", "--data", shouted) == 2
+    assert "'a' is known: is 'A' meant to be that class?" in dne_train.err
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -13,9 +14,8 @@ from trainer.data.folders import (
     LabelledImages,
     Listing,
     and_more,
-    folders_of_images,
-    shown,
 )
+from trainer.data.sources.place import folders_of_images, shown
 from trainer.progress import Progress
 
 MIN_IMAGES_PER_CLASS = 2
@@ -29,6 +29,12 @@ def refuse_nested(listing: Listing) -> None:
     split = {one.parent.name: one.parent for one in folders_of_images(listing.ignored)}
     if not split:
         return
+    if not isinstance(listing.folder, Path):
+        raise WrongUsage(
+            f"--data {shown(listing.folder)} has its class folders one level deeper, in "
+            f"{_named(list(split))}: pack them without the folders above, or take those as groups "
+            "with --hierarchy folders"
+        )
     names = {name.lower(): folder for name, folder in split.items()}
     first = names.get("train", next(iter(split.values())))
     use = f"--data {shown(first)}"
@@ -65,8 +71,8 @@ def refuse_new_classes(listing: Listing, known: Collection[str]) -> None:
     new = [name for name in listing.names if name not in known]
     if new:
         raise DataRejected(
-            f"the model does not know {_named(new)}; --extend takes more images of known "
-            "classes only, and without it new classes are learnt as a task"
+            f"the model does not know {_named(new)}{_meant(new, known)}; --extend takes more "
+            "images of known classes only, and without it new classes are learnt as a task"
         )
 
 
@@ -84,7 +90,7 @@ def refuse_unknown_classes(listing: Listing, known: Collection[str], *, option: 
     if foreign:
         raise WrongUsage(
             f"{option} {shown(listing.folder)} holds {_named(foreign)}, "
-            "which the model does not know"
+            f"which the model does not know{_meant(foreign, known)}"
         )
 
 
@@ -123,6 +129,15 @@ def note_not_judged(listing: Listing, classes: Collection[str], progress: Progre
         progress.note(
             f"{shown(listing.folder)} has no images of {_named(missing)}: they will not be judged"
         )
+
+
+def _meant(names: Sequence[str], known: Collection[str]) -> str:
+    """Name a known class that differs from one of `names` in case only."""
+    by_case = {name.casefold(): name for name in known}
+    for name in names:
+        if (meant := by_case.get(name.casefold())) is not None:
+            return f" ({meant!r} is known: is {name!r} meant to be that class?)"
+    return ""
 
 
 def _named(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Read folders of images, one folder a class, into one array of pixels.
+"""List folders of images, one folder a class, and read images into one array of pixels.
 
 Name every entry that is ignored and every file that cannot be read. Know nothing of torch.
 """
@@ -6,69 +6,46 @@ Name every entry that is ignored and every file that cannot be read. Know nothin
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import DataRejected, ImageRejected, WrongUsage
-from model_store.names import is_shown, new_class_name, spelt_among
+from model_store.names import new_class_name, spelt_among
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
 from model_store.tables import counted
+from trainer.data.sources.place import Picture, Place, entries, images_in, is_stray, shown, shown_in
 from trainer.progress import Progress
 
 MAX_NAMED = 20
 DECODING_THREADS = min(4, os.cpu_count() or 1)
-# The content decides whether a file is an image; the name only tells what was meant as one.
-IMAGE_SUFFIXES = frozenset(
-    [
-        ".apng",
-        ".avif",
-        ".bmp",
-        ".dib",
-        ".gif",
-        ".heic",
-        ".heif",
-        ".j2k",
-        ".jfif",
-        ".jp2",
-        ".jpe",
-        ".jpeg",
-        ".jpg",
-        ".pbm",
-        ".pcx",
-        ".pgm",
-        ".png",
-        ".pnm",
-        ".ppm",
-        ".tga",
-        ".tif",
-        ".tiff",
-        ".webp",
-    ]
-)
 Placed = TypeVar("Placed")
-SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassFolder:
     name: str
-    files: tuple[Path, ...]
+    files: tuple[Picture, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """The contents of a data folder: classes by name, and stray entries that are not images."""
+    """The contents of a source: classes by name, and stray entries that are not images."""
 
-    folder: Path
+    folder: Place
+    """The folder, the archive or the table."""
     classes: tuple[ClassFolder, ...]
-    ignored: tuple[Path, ...]
+    ignored: tuple[Place, ...] = ()
+    parents: Mapping[str, str] = field(default_factory=dict)
+    """The groups above the classes, where folders in folders tell them."""
+    judge: Listing | None = None
+    """The part of the source to judge by, where it has one."""
+    notes: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -133,28 +110,28 @@ def join(first: LabelledImages, *others: LabelledImages) -> LabelledImages:
     )
 
 
-def list_classes(folder: Path, *, option: str = "--data") -> Listing:
+def list_classes(folder: Place, *, option: str = "--data") -> Listing:
     """List the class folders in `folder` by name. Raise WrongUsage where there are none."""
     if not folder.exists():
         raise WrongUsage(f"{option} {shown(folder)} does not exist")
     if not folder.is_dir():
         raise WrongUsage(f"{option} {shown(folder)} is not a folder")
-    entries = _entries(folder)
-    if not entries:
+    found = entries(folder)
+    if not found:
         raise WrongUsage(
             f"{option} {shown(folder)} is empty; it needs one folder of images a class"
         )
-    strays = [entry for entry in entries if _is_stray(entry) or not entry.is_dir()]
-    folders = [entry for entry in entries if entry not in strays]
+    strays = [entry for entry in found if is_stray(entry) or not entry.is_dir()]
+    folders = [entry for entry in found if entry not in strays]
     if not folders:
         raise WrongUsage(
             f"{option} {shown(folder)} has no class folders; put the images of each class into "
             "a folder named after the class"
         )
     classes = []
-    named: dict[str, Path] = {}
+    named: dict[str, Place] = {}
     for one in folders:
-        files, ignored = _images_in(one)
+        files, ignored = images_in(one)
         strays += ignored
         name = new_class_name(one.name)
         _refuse_twice(one, named.setdefault(name, one))
@@ -162,12 +139,7 @@ def list_classes(folder: Path, *, option: str = "--data") -> Listing:
     return Listing(folder=folder, classes=tuple(classes), ignored=tuple(strays))
 
 
-def folders_of_images(entries: Collection[Path]) -> list[Path]:
-    """Keep the entries that are folders with images in them."""
-    return [one for one in entries if one.is_dir() and not _is_stray(one) and _images_in(one)[0]]
-
-
-def _refuse_twice(folder: Path, first: Path) -> None:
+def _refuse_twice(folder: Place, first: Place) -> None:
     """Refuse two spellings of one name, with escapes: a screen shows both names alike."""
     if folder != first:
         raise DataRejected(
@@ -176,13 +148,13 @@ def _refuse_twice(folder: Path, first: Path) -> None:
         )
 
 
-def list_loose(folder: Path, *, option: str) -> Listing:
+def list_loose(folder: Place, *, option: str) -> Listing:
     """List all images in `folder` and in its folders, whatever their names are."""
     if not folder.is_dir():
         return list_classes(folder, option=option)  # which names the fault
-    here, others = _images_in(folder)
+    here, others = images_in(folder)
     loose = ClassFolder(name="", files=here)
-    if not any(entry.is_dir() and not _is_stray(entry) for entry in others):
+    if not any(entry.is_dir() and not is_stray(entry) for entry in others):
         return Listing(folder=folder, classes=(loose,), ignored=tuple(others))
     listing = list_classes(folder, option=option)
     ignored = tuple(entry for entry in listing.ignored if entry not in here)
@@ -190,8 +162,10 @@ def list_loose(folder: Path, *, option: str) -> Listing:
 
 
 def note_ignored(listing: Listing, progress: Progress) -> None:
+    for note in listing.notes:
+        progress.note(note)
     if listing.ignored:
-        named = ", ".join(shown(path.relative_to(listing.folder)) for path in listing.ignored[:5])
+        named = ", ".join(shown_in(path, listing.folder) for path in listing.ignored[:5])
         more = and_more(listing.ignored, named=5)
         progress.note(f"ignored in {shown(listing.folder)}, not images: {named}{more}")
 
@@ -220,19 +194,13 @@ def read_images(
         for row, reason in enumerate(in_threads(place, len(files))):
             if reason is not None:
                 good[row] = False
-                bad.append(f"{shown(files[row].relative_to(listing.folder))} ({reason})")
+                bad.append(f"{shown_in(files[row], listing.folder)} ({reason})")
             phase.advance(1)
     if bad:
         _refuse_or_note(bad, skip_bad=skip_bad, progress=progress)
     return LabelledImages(
         classes=listing.names, pixels_NHWC=pixels[good], labels_N=labels[good].astype(np.int64)
     )
-
-
-def shown(path: Path) -> str:
-    """Show a path to a user, with control characters and broken encodings escaped."""
-    text = str(path)
-    return text if is_shown(text) else repr(text)
 
 
 def in_threads(place: Callable[[int], Placed], count: int) -> Iterator[Placed]:
@@ -252,28 +220,6 @@ def _refuse_or_note(bad: list[str], *, skip_bad: bool, progress: Progress) -> No
             f"{counted(len(bad), 'image')} cannot be read: {named}; --skip-bad goes on without them"
         )
     progress.note(f"going on without {counted(len(bad), 'image')} that cannot be read: {named}")
-
-
-def _images_in(folder: Path) -> tuple[tuple[Path, ...], list[Path]]:
-    files: list[Path] = []
-    ignored: list[Path] = []
-    for entry in _entries(folder):
-        meant_as_image = entry.suffix.lower() in IMAGE_SUFFIXES or not entry.suffix
-        # A link that leads nowhere was meant as an image: reading the link names the fault.
-        readable = entry.is_file() or (entry.is_symlink() and not entry.exists())
-        (files if meant_as_image and readable and not _is_stray(entry) else ignored).append(entry)
-    return tuple(files), ignored
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.iterdir(), key=lambda entry: entry.name)
-    except OSError as error:
-        raise DataRejected(f"{shown(folder)} cannot be read: {error.strerror}") from error
-
-
-def _is_stray(entry: Path) -> bool:
-    return entry.name.startswith(".") or entry.name.lower() in SYSTEM_FILES
 
 
 def and_more(items: Collection[object], *, named: int = MAX_NAMED) -> str:

@@ -15,7 +15,8 @@ from model_store.errors import DataRejected, WrongUsage
 from model_store.names import new_class_name, spelt_among
 from model_store.records.fields import first_reason
 from model_store.records.hierarchy import MAX_LEVELS, Hierarchy
-from trainer.data.folders import ClassFolder, Listing, list_classes, shown
+from trainer.data.folders import ClassFolder, Listing, list_classes
+from trainer.data.sources.place import Place, shown
 
 MAX_FILE_BYTES = 1 << 24
 FOLDERS = "folders"
@@ -47,11 +48,11 @@ def read_parents(path: Path) -> Parents:
     return {_nfc(name): _nfc(parent) for name, parent in found.items()}
 
 
-def list_nested(folder: Path, *, level: int = 0) -> tuple[Listing, Parents]:
+def list_nested(folder: Place, *, level: int = 0) -> tuple[Listing, Parents]:
     """List class folders at any depth. The folders above a class are its groups."""
     here = list_classes(folder)
     inner = [entry for entry in here.ignored if entry.is_dir() and entry.parent != folder]
-    groups = sorted({entry.parent for entry in inner if not entry.name.startswith(".")})
+    groups = {entry.parent for entry in inner if not entry.name.startswith(".")}
     names = {new_class_name(group.name): group for group in groups}
     if names and level == MAX_LEVELS:
         raise DataRejected(f"{shown(folder)} is more than {MAX_LEVELS} folders deep")

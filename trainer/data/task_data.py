@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -25,7 +24,6 @@ from trainer.data.folders import (
     LabelledImages,
     Listing,
     join,
-    list_classes,
     note_ignored,
     read_images,
 )
@@ -94,11 +92,13 @@ def read_task_data(
     already = {entry.class_name: entry.count for entry in base.held_out}
     new, held_out = set_aside(images, seed=request.seed, already=already)
     new, held_out = new.among(classes), held_out.among(classes)
-    if request.val_data is None:
+    judge = listing.judge
+    if judge is None:
         judged_by = join(old_held_out, held_out)
     else:
         judged_by = _validation(
-            request.val_data,
+            judge,
+            kept=old_held_out if request.val_data is None else None,
             classes=classes,
             retired=base.parent.retired if base.parent else (),
             preprocessing=preprocessing,
@@ -110,7 +110,7 @@ def read_task_data(
         new_images=len(new),
         new_held_out=join(_of_classes(old_held_out, listing.names), held_out),
         judged_by=judged_by,
-        source="held-out" if request.val_data is None else "validation",
+        source="held-out" if judge is None else "validation",
         retired=base.parent.retired if base.parent else (),
         statistics=_kept_statistics(base),
         hierarchy=hierarchy,
@@ -133,7 +133,12 @@ def read_again(listing: Listing, *, base: Base, request: AddTask, progress: Prog
 
 
 def recall_task_data(
-    base: Base, *, names: tuple[str, ...], request: Learning, progress: Progress
+    base: Base,
+    *,
+    names: tuple[str, ...],
+    judge: Listing | None,
+    request: Learning,
+    progress: Progress,
 ) -> TaskData:
     """Take the images of all classes from the store; those of `names` count as new."""
     assert base.parent is not None
@@ -151,9 +156,9 @@ def recall_task_data(
             "from"
         )
     judged_by = held_out
-    if request.val_data is not None:
+    if judge is not None:
         judged_by = _validation(
-            request.val_data,
+            judge,
             classes=classes,
             retired=base.parent.retired,
             preprocessing=preprocessing,
@@ -165,7 +170,7 @@ def recall_task_data(
         new_images=sum(len(memory.rows_of(name)) for name in names),
         new_held_out=held_out,
         judged_by=judged_by,
-        source="held-out" if request.val_data is None else "validation",
+        source="held-out" if judge is None else "validation",
         retired=base.parent.retired,
         statistics=_kept_statistics(base),
         hierarchy=base.parent.hierarchy,
@@ -192,20 +197,28 @@ def _of_classes(images: LabelledImages, names: tuple[str, ...]) -> LabelledImage
 
 
 def _validation(
-    folder: Path,
+    listing: Listing,
     *,
+    kept: LabelledImages | None = None,
     classes: tuple[str, ...],
     retired: tuple[str, ...],
     preprocessing: Preprocessing,
     skip_bad: bool,
     progress: Progress,
 ) -> LabelledImages:
-    listing = list_classes(folder, option="--val-data")
+    """Read the images to judge by. `kept` are images of other classes: a part of the new data has
+    none of the old classes, and the gate has to judge those too."""
+    option = "--val-data" if kept is None else "--data"
     note_ignored(listing, progress)
     known = [name for name in classes if name not in retired]
     listing = listing.spelt_as(classes)
-    refuse_unknown_classes(listing, known, option="--val-data")
+    refuse_unknown_classes(listing, known, option=option)
     images = read_images(listing, preprocessing=preprocessing, skip_bad=skip_bad, progress=progress)
-    refuse_no_images(images, listing, option="--val-data", to="judge by")
-    note_not_judged(listing, known, progress)
-    return images.among(classes)
+    refuse_no_images(images, listing, option=option, to="judge by")
+    judged_by = images.among(classes)
+    if kept is not None:
+        others = tuple(name for name in classes if name not in listing.names)
+        judged_by = join(_of_classes(kept, others), judged_by)
+    lacking = [name for name in known if not len(judged_by.rows_of(name))]
+    note_not_judged(listing, lacking, progress)
+    return judged_by

@@ -17,14 +17,8 @@ from model_store.network.network import Network
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from trainer.data.checks import refuse_familiar_classes, refuse_no_images, refuse_unknown_classes
-from trainer.data.folders import (
-    LabelledImages,
-    Listing,
-    list_classes,
-    list_loose,
-    note_ignored,
-    read_images,
-)
+from trainer.data.folders import LabelledImages, Listing, note_ignored, read_images
+from trainer.data.sources.forms import list_judged, list_strangers
 from trainer.evaluation.judged import judged_by
 from trainer.evaluation.levels import measure_levels
 from trainer.evaluation.unknown import Scores, scores_of, tell_apart
@@ -113,7 +107,7 @@ def _read_out(
 
 
 def _read_known(request: Evaluate, manifest: Manifest, progress: Progress) -> LabelledImages:
-    listing = list_classes(request.data).spelt_as(manifest.spec.classes)
+    listing = list_judged(request.data, option="--data").spelt_as(manifest.spec.classes)
     refuse_unknown_classes(listing, manifest.classes, option="--data")
     images = _read(listing, request, manifest, progress, option="--data")
     return images.among(manifest.spec.classes)
@@ -122,7 +116,7 @@ def _read_known(request: Evaluate, manifest: Manifest, progress: Progress) -> La
 def _read_strangers(
     folder: Path, request: Evaluate, manifest: Manifest, progress: Progress
 ) -> LabelledImages:
-    listing = list_loose(folder, option="--unknown-data").spelt_as(manifest.spec.classes)
+    listing = list_strangers(folder, option="--unknown-data").spelt_as(manifest.spec.classes)
     refuse_familiar_classes(listing, manifest.spec.classes, option="--unknown-data")
     return _read(listing, request, manifest, progress, option="--unknown-data")
 

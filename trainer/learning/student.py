@@ -32,6 +32,7 @@ from trainer.backbones.settings import Triple
 from trainer.backbones.shapes import HALF, IMAGENET
 from trainer.base import Base
 from trainer.data.folders import Listing
+from trainer.data.sources.place import name_of
 from trainer.learning.losses import Teacher
 from trainer.presets import NetworkShape
 from trainer.progress import Progress
@@ -252,7 +253,7 @@ def _task_name(base: Base, request: AddTask) -> str:
         if spelt_among(request.name, taken):
             raise WrongUsage(f"there is a task named {request.name!r} already; give another --name")
         return new_name(request.name, what="the task name")
-    name = new_name(request.data.resolve().name.strip() or "task", what="the task name")
+    name = new_name(name_of(request.data).strip() or "task", what="the task name")
     return f"{name}-{len(taken) + 1}" if spelt_among(name, taken) else name
 
 

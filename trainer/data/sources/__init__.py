@@ -1,0 +1,1 @@
+"""Find labelled images in the forms that people have: folders, archives, tables, parquet."""
