@@ -1,9 +1,9 @@
 """Write the SHA-256 of every file of every pinned distribution, for pip to check: `make lock`.
 
 `requirements.lock` has all pins of constraints.txt; `deploy/image.lock` those that a server with
-onnxruntime and S3 needs, `deploy/build.lock` hatchling, which builds it, and its needs. uv knows the hashes from the package index that
-it is set up with. A build of torch that comes from elsewhere, such as one without CUDA libraries,
-is what pip would take here.
+onnxruntime and S3 needs, `deploy/build.lock` hatchling, which builds it, and its needs. uv knows
+the hashes from the package index that it is set up with. A build of torch that comes from
+elsewhere, such as one without CUDA libraries, is what pip would take here.
 """
 
 from __future__ import annotations
