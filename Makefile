@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-image test-benchmark test-contracts test-lab check format docs lock sbom audit clean
+.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab check format docs lock sbom audit clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -39,9 +39,6 @@ test-scale: $(READY) ## ten thousand versions, load balancers, Prometheus with r
 
 test-deploy: $(READY) $(TOOLS) ## the files of deploy/ against the schemas of Compose and Kubernetes, and promtool
 	$(BIN)/python -m pytest -q tests/packaging/test_deploy.py tests/packaging/test_kubernetes.py tests/packaging/test_monitoring.py
-
-test-image: $(READY) ## build the CPU image with buildah on Debian's Python, run it read-only, learn and ask: needs root
-	$(BIN)/python -m pytest -q -m slow tests/image
 
 test-benchmark: $(READY) ## store, engine, and the server beside its peers: an hour of a quiet machine, and tables
 	status=0; for one in store engine serving default_settings; do $(BIN)/python -m benchmarks.$$one || status=1; done; exit $$status

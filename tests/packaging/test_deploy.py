@@ -1,4 +1,5 @@
-"""The container files name what exists. `make test-image` builds an image and runs it."""
+"""The container files name what exists. No image is built here: deploy/README.md has the
+commands that did."""
 
 from __future__ import annotations
 
