@@ -248,7 +248,7 @@ def test_compose_fits_the_schema_of_the_compose_specification(tmp_path: Path) ->
 
 def test_a_reader_of_compose_files_fills_in_every_variable() -> None:
     """podman-compose resolves anchors, merges and variables as docker compose does."""
-    command = [tool("podman-compose"), "-f", DEPLOY / "compose.yaml", "config"]
+    command = [tool("podman-compose"), "-f", str(DEPLOY / "compose.yaml"), "config"]
     given = {"PATH": os.environ["PATH"], "DNE_ADMIN_TOKEN": "a", "DNE_STORE_KEY": "key"}
     refused = subprocess.run(command, env=given, capture_output=True, text=True)
     assert refused.returncode != 0
