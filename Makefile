@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage test-faults test-abuse test-scale test-benchmark test-contracts test-lab check format docs lock sbom audit clean
+.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab check format docs lock sbom audit clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -34,8 +34,11 @@ test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races, hun
 test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up requests: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/abuse
 
-test-scale: $(READY) ## a store of ten thousand versions: what list and GET /versions cost, and a table at the end
+test-scale: $(READY) ## ten thousand versions, load balancers, Prometheus with rules and dashboard: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/scale
+
+test-deploy: $(READY) $(TOOLS) ## the files of deploy/ against the schemas of Compose and Kubernetes, and promtool
+	$(BIN)/python -m pytest -q tests/packaging/test_deploy.py tests/packaging/test_kubernetes.py tests/packaging/test_monitoring.py
 
 test-benchmark: $(READY) ## store, engine, and the server beside its peers: an hour of a quiet machine, and tables
 	status=0; for one in store engine serving default_settings; do $(BIN)/python -m benchmarks.$$one || status=1; done; exit $$status

@@ -1,9 +1,9 @@
 """Write the SHA-256 of every file of every pinned distribution, for pip to check: `make lock`.
 
 `requirements.lock` has all pins of constraints.txt; `deploy/image.lock` those that a server with
-onnxruntime needs, and hatchling, which builds it. uv knows the hashes from the package index that
-it is set up with. A build of torch that comes from elsewhere, such as one without CUDA libraries,
-is what pip would take here.
+onnxruntime and S3 needs, `deploy/build.lock` hatchling, which builds it, and its needs. uv knows
+the hashes from the package index that it is set up with. A build of torch that comes from
+elsewhere, such as one without CUDA libraries, is what pip would take here.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from packaging.utils import canonicalize_name
 PROJECT = Path(__file__).resolve().parents[1]
 LOCK = PROJECT / "requirements.lock"
 IMAGE_LOCK = PROJECT / "deploy/image.lock"
+BUILD_LOCK = PROJECT / "deploy/build.lock"
+IMAGE_EXTRAS = ("onnx", "s3")
 TORCH_LOCK = PROJECT / "deploy/torch.lock"
 """torch alone, for an installation that may see one file only."""
 TOOLS_LOCK = PROJECT / "deploy/tools.lock"
@@ -44,9 +46,13 @@ def main() -> int:
         return 1
     LOCK.write_text(HEADER + lines_of(pins, hashes))
     TORCH_LOCK.write_text(HEADER + lines_of({"torch": pins["torch"]}, hashes))
-    needed = closure("dne-serve", extras=("onnx",)) | closure("hatchling") | {"hatchling"}
+    needed = closure("dne-serve", extras=IMAGE_EXTRAS)
     image = {name: pin for name, pin in pins.items() if name in needed}
     IMAGE_LOCK.write_text(HEADER + lines_of(image, hashes))
+    builder = closure("hatchling") | {"hatchling"}
+    BUILD_LOCK.write_text(
+        HEADER + lines_of({name: pin for name, pin in pins.items() if name in builder}, hashes)
+    )
     lock_tools()
     print(f"{len(pins)} distributions in {LOCK.name}, {len(image)} in {IMAGE_LOCK.name}")
     return 0

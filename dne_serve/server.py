@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dne_serve.access.audit import Audit
 from dne_serve.access.auth import Door
 from dne_serve.access.tokens import TokenSource
@@ -20,7 +22,7 @@ from dne_serve.rollout.memory import MemoryCheck
 from dne_serve.rollout.metrics import Metrics
 from dne_serve.rollout.promote import Moved, Mover, RecordMover
 from dne_serve.rollout.reloader import Reloader
-from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents
+from dne_serve.rollout.residents import ImageBatcher, ImageTicket, ResidentLimits, Residents
 from dne_serve.rollout.statistics import Statistics
 from dne_serve.settings import Settings, listed
 from model_store.cli.command import current_actor
@@ -45,7 +47,9 @@ class Serving:
         self.engine = engine
         self.drains = False
         self.metrics = Metrics()
-        self.statistics = Statistics()
+        self.metrics.built(backend=engine.backend, device=engine.device)
+        self.metrics.queue_limit.set(settings.max_queue)
+        self.statistics = Statistics(on_decoded=self.metrics.decode_seconds.observe)
         self.door = Door(TokenSource(settings), rate=settings.rate_limit)
         self.audit = Audit(settings.audit_log)
         self.open_store = SameStore(settings.store)
@@ -65,7 +69,7 @@ class Serving:
             max_queue=settings.max_queue,
             workers=engine.workers,
             on_batch=self.metrics.ran,
-            on_ran=self.statistics.ran,
+            on_ran=self._ran,
             join=joined,
         )
         self.trust = settings.read_trust()
@@ -96,7 +100,7 @@ class Serving:
         self.reloader = Reloader(
             self.open_store,
             residents=self.residents,
-            beside=lambda: self.companions.load(self.open_store),
+            beside=self._looked,
             channel=settings.channel,
             poll_s=settings.poll_seconds,
             on_swap=self._swapped,
@@ -113,6 +117,7 @@ class Serving:
             max_wait_s=settings.max_wait_seconds,
             on_answered=self.metrics.answered,
             on_compared=self.metrics.compared,
+            counts=self.metrics.answers,
         )
         self.metrics.watch(
             queue=lambda: self.batcher.depth,
@@ -120,6 +125,7 @@ class Serving:
             model_bytes=lambda: self.residents.bytes,
             following=lambda: self.residents.served is not None and self.error is None,
             fallback=lambda: self.reloader.fallback,
+            channel_version=lambda: self.reloader.head.target if self.reloader.head else 0,
         )
 
     def start(self) -> None:
@@ -166,6 +172,18 @@ class Serving:
         if self.trust is not None:
             self.trust.check(manifest)
         self._memory.check(manifest)
+
+    def _ran(self, tickets: Sequence[ImageTicket], began_ns: int, ended_ns: int) -> None:
+        """Count a batch for the Open Inference Protocol and for Prometheus."""
+        self.statistics.ran(tickets, began_ns, ended_ns)
+        waits_ns = [began_ns - ticket.arrived_ns for ticket in tickets]
+        self.metrics.computed(waits_ns=waits_ns, run_ns=ended_ns - began_ns)
+
+    def _looked(self) -> None:
+        """Note that the head is served, and load what is tried beside it."""
+        if self.error is None and not self.reloader.fallback:
+            self.metrics.followed.set_to_current_time()
+        self.companions.load(self.open_store)
 
     def _swapped(self, version: int) -> None:
         self.metrics.swapped(version)

@@ -120,10 +120,25 @@ def _add_task(options: argparse.Namespace) -> int:
 def _deepen(options: argparse.Namespace) -> int:
     request = _request(Deepen, options, of=Path("deepen"))
     _prepare_torch(options)
-    from trainer.deepen import deepen
+    from trainer.deepen import NothingToDeepen, deepen
     from trainer.progress import show_progress
 
-    return _tell(deepen(request, progress=show_progress()), options)
+    try:
+        outcome = deepen(request, progress=show_progress())
+    except NothingToDeepen as nothing:
+        if not request.if_needed:
+            raise
+        return _tell_nothing(str(nothing), options)
+    return _tell(outcome, options)
+
+
+def _tell_nothing(why: str, options: argparse.Namespace) -> int:
+    """Say that nothing had to be learnt, which is no failure."""
+    if options.json:
+        print_json({"version": None, "deepened": [], "nothing": why})
+    else:
+        print(f"nothing to learn: {why}")
+    return EXIT_OK
 
 
 def _tell(outcome: Outcome, options: argparse.Namespace) -> int:

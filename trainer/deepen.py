@@ -16,6 +16,10 @@ from trainer.progress import Progress
 from trainer.request import AddTask, Deepen
 
 
+class NothingToDeepen(WrongUsage):
+    """No task lacks an expert, or the expert was learnt before and was not promoted."""
+
+
 def deepen(request: Deepen, *, progress: Progress) -> Outcome:
     """Learn one expert for all tasks since the newest expert, from the exemplars of their classes.
 
@@ -23,7 +27,11 @@ def deepen(request: Deepen, *, progress: Progress) -> Outcome:
     """
     base = base_of(request)
     if base.parent is None:
-        raise WrongUsage(f"there is no version in {request.store} to deepen")
+        # A store that is not there may be a volume that is not mounted: never a quiet end.
+        error = NothingToDeepen if base.store else WrongUsage
+        raise error(f"there is no version in {request.store} to deepen")
+    if request.if_needed:
+        _refuse_to_repeat(base)
     data = recall_task_data(
         base,
         names=_classes_to_deepen(base.parent),
@@ -53,10 +61,26 @@ def deepen_with(
     return outcome
 
 
+def _refuse_to_repeat(base: Base) -> None:
+    """Raise NothingToDeepen if a version has this expert already. The parent is what the channel
+    names, so that version was not promoted, and each further run would publish another one."""
+    assert base.parent is not None
+    assert base.store is not None
+    for number in base.store.versions():
+        if number <= base.parent.version:
+            continue
+        found = base.store.manifest(number)
+        if found.deepened and found.parent_digest == base.parent.digest:
+            raise NothingToDeepen(
+                f"version {number} has an expert for these tasks and was not promoted; "
+                f"`dne-store show {number}` says why, and deepen without --if-needed learns another"
+            )
+
+
 def _classes_to_deepen(parent: Manifest) -> tuple[str, ...]:
     names = tuple(name for task in parent.spec.tasks_without_expert for name in task.classes)
     if not names:
-        raise WrongUsage(
+        raise NothingToDeepen(
             f"version {parent.version} has no task without an expert; `dne-train add-task --quick` "
             "adds one after a pre-trained start"
         )

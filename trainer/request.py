@@ -222,6 +222,11 @@ class Deepen(Learning):
         "attention heads of the expert (default: 1, 2 or 4 by the number of images)",
         metavar="K",
     )
+    if_needed: bool = option(
+        False,
+        "end with 0 if no task lacks an expert, or if this expert was learnt before and was not "
+        "promoted: for commands that run by the clock",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from dne_serve.inference.answers import Scored
 from dne_serve.inference.deadline import Deadline
 from dne_serve.inference.decoding import Decoder, Picture
 from dne_serve.inference.store_threads import Loads
+from dne_serve.rollout.answer_counts import AnswerCounts
 from dne_serve.rollout.canary import By, Chosen, Companions
 from dne_serve.rollout.guard import Guard
 from dne_serve.rollout.residents import ImageBatcher, Residents
@@ -41,6 +42,7 @@ class Predictor:
         max_wait_s: float,
         on_answered: Callable[[By, int], None] = lambda by, images: None,
         on_compared: Callable[[int, int], None] = lambda same, other: None,
+        counts: AnswerCounts | None = None,
     ) -> None:
         self._open_store = open_store
         self._residents = residents
@@ -53,6 +55,7 @@ class Predictor:
         self._max_wait_s = max_wait_s
         self._on_answered = on_answered
         self._on_compared = on_compared
+        self._counts = AnswerCounts() if counts is None else counts
         self._comparing: set[asyncio.Task[None]] = set()
         self._decoding = 0  # touched on the event loop only
 
@@ -106,6 +109,7 @@ class Predictor:
         unknown = sum(one.is_unknown for one in scored)
         self._guard.answered(version, images=len(scored), unknown=unknown)
         self._on_answered(chosen.by, len(scored))
+        self._counts.count(resident, logits=[one.logits for one in scored], unknown=unknown)
         return scored
 
     async def _ask(

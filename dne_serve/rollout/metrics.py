@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import platform
+from collections.abc import Callable, Iterable
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
     Histogram,
+    Info,
+    ProcessCollector,
     disable_created_metrics,
     generate_latest,
 )
+
+from dne_serve.rollout.answer_counts import AnswerCounts
+from model_store import __version__
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -25,6 +31,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, for nobody
         self.registry = CollectorRegistry()
         new = self.registry
+        ProcessCollector(registry=new)
+        self.build = Info("dne_build", "The software, and what computes the network.", registry=new)
+        self.answers = AnswerCounts()
+        new.register(self.answers)
         self.requests = Counter(
             "dne_requests", "Requests answered.", ("method", "route", "status"), registry=new
         )
@@ -42,6 +52,15 @@ class Metrics:
         self.batch_images = Histogram(
             "dne_batch_images", "Images in a batch.", buckets=BATCHES, registry=new
         )
+        self.decode_seconds = Histogram(
+            "dne_decode_seconds", "Decoding of a request's images.", buckets=SECONDS, registry=new
+        )
+        self.wait_seconds = Histogram(
+            "dne_wait_seconds", "From decoded image to its batch.", buckets=SECONDS, registry=new
+        )
+        self.compute_seconds = Histogram(
+            "dne_compute_seconds", "Run of a batch.", buckets=SECONDS, registry=new
+        )
         self.answered_images = Counter(
             "dne_answered_images",
             "Images answered, by the served version, the canary, or one that was asked for.",
@@ -56,6 +75,9 @@ class Metrics:
         )
         self.queue_images = Gauge(
             "dne_queue_images", "Images that wait for the engine.", registry=new
+        )
+        self.queue_limit = Gauge(
+            "dne_queue_limit_images", "Images that may wait; more are answered 503.", registry=new
         )
         self.served_version = Gauge(
             "dne_served_version", "The version that is served; 0 for none.", registry=new
@@ -74,7 +96,22 @@ class Metrics:
             "1 while an earlier version is served because the head could not be loaded.",
             registry=new,
         )
+        self.channel_version = Gauge(
+            "dne_channel_version",
+            "The version that the channel named when it was read last; 0 for none.",
+            registry=new,
+        )
+        self.followed = Gauge(
+            "dne_followed_timestamp_seconds",
+            "When the channel was read last and its version was the served one; 0 for never.",
+            registry=new,
+        )
         self.swaps = Counter("dne_swaps", "Changes of the served version.", registry=new)
+        self.swapped_at = Gauge(
+            "dne_swap_timestamp_seconds",
+            "When the served version changed last; 0 for never.",
+            registry=new,
+        )
         self.failed_loads = Counter(
             "dne_failed_loads", "Versions that could not be loaded.", registry=new
         )
@@ -90,6 +127,7 @@ class Metrics:
         model_bytes: Callable[[], int],
         following: Callable[[], bool],
         fallback: Callable[[], bool],
+        channel_version: Callable[[], int],
     ) -> None:
         """Set the gauges that are read when Prometheus asks."""
         self.queue_images.set_function(queue)
@@ -97,10 +135,24 @@ class Metrics:
         self.model_bytes.set_function(model_bytes)
         self.following.set_function(following)
         self.fallback.set_function(fallback)
+        self.channel_version.set_function(channel_version)
+
+    def built(self, *, backend: str, device: str) -> None:
+        """Name the software and what computes the network."""
+        python = platform.python_version()
+        self.build.info(
+            {"version": __version__, "python": python, "backend": backend, "device": device}
+        )
 
     def ran(self, images: int) -> None:
         self.batch_images.observe(images)
         self.images.inc(images)
+
+    def computed(self, *, waits_ns: Iterable[int], run_ns: int) -> None:
+        """Time a batch, and how long each of its images has waited."""
+        self.compute_seconds.observe(run_ns / 1e9)
+        for wait_ns in waits_ns:
+            self.wait_seconds.observe(wait_ns / 1e9)
 
     def answered(self, by: str, images: int) -> None:
         self.answered_images.labels(by).inc(images)
@@ -111,6 +163,7 @@ class Metrics:
 
     def swapped(self, version: int) -> None:
         self.swaps.inc()
+        self.swapped_at.set_to_current_time()
         self.served_version.set(version)
 
     def text(self) -> bytes:

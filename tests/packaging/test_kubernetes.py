@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dne_serve.settings import Settings, load_settings
-from tests.packaging.project import ROOT, sources
+from tests.packaging.project import ROOT, sources, tool
 from trainer.cli import parser
 
 Object = dict[str, Any]
@@ -326,6 +326,7 @@ def test_the_trainer_takes_every_option() -> None:
     for pod in found:
         (container,) = pod["containers"]
         assert container["command"] == ["dne-train"]
+        assert ("--if-needed" in container["args"]) is (container["args"][0] == "deepen")
         arguments = [word.replace("$(CPU_LIMIT)", "4") for word in container["args"]]
         asked = parser().parse_args(arguments)
         commands.add(arguments[0])
@@ -379,7 +380,8 @@ def test_images_are_placeholders_that_a_kustomization_replaces() -> None:
                 assert PLACEHOLDER.fullmatch(image), f"{_place(path)}: {image}"
     for folder in KUSTOMIZATIONS:
         images = kustomization(folder).get("images", [])
-        assert len(images) == (0 if folder.name == "base" else 1)
+        inherited = folder in {FILES / "base", FILES / "overlays/s3/training"}
+        assert len(images) == (0 if inherited else 1)
         for image in images:
             assert image.get("newTag") or image.get("digest")
 
@@ -419,12 +421,10 @@ def test_the_kserve_service_uses_the_runtime_and_its_protocol() -> None:
     assert variables(container)["DNE_MODEL_NAME"] == "{{.Name}}"
 
 
-def test_the_readme_tells_how_to_apply_each_kustomization_and_pins_what_the_code_pins() -> None:
+def test_the_readme_tells_how_to_apply_each_kustomization_and_which_versions_fit() -> None:
     readme = (FILES / "README.md").read_text()
     applied = [folder for folder in KUSTOMIZATIONS if folder.name != "base"]
     assert [one for one in applied if f"-k deploy/kubernetes/{_place(one)}\n" not in readme] == []
-    (pin,) = set(re.findall(r"obstore==[\d.]+", readme))
-    assert pin in (ROOT / "constraints.txt").read_text().split()
     for version in VERSIONS:
         assert version in readme
 
@@ -458,7 +458,6 @@ def test_on_object_storage_no_pod_mounts_a_volume_for_the_store(folder: str) -> 
         assert {"AWS_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(
             variables(container)
         )
-        assert container["image"].endswith("-s3")
 
 
 @rendering
@@ -470,16 +469,27 @@ def test_on_a_gpu_the_pod_asks_for_one() -> None:
 
 
 @rendering
-@by_kustomization
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_is_rendered_fits_the_schemas_of_kubernetes(folder: Path, version: str) -> None:
-    validate = pytest.importorskip(
-        "kubernetes_validate", reason="THE SCHEMAS WERE NOT TRIED: no kubernetes-validate"
-    ).validate
+def test_what_is_rendered_fits_the_schemas_of_kubernetes(version: str, tmp_path: Path) -> None:
+    validate = tool("kubernetes-validate")
+    files = []
+    for number, one in enumerate(o for folder in KUSTOMIZATIONS for o in known_objects(folder)):
+        files.append(tmp_path / f"{number}.yaml")
+        files[-1].write_text(yaml.safe_dump(one))
+    assert len(files) > 20
+    command = [validate, "--strict", "--kubernetes-version", version]
+    done = subprocess.run([*command, *files], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(yaml.safe_dump({**MINIMAL_POD, "spec": {"container": []}}))
+    assert subprocess.run([*command, broken], capture_output=True).returncode != 0
+
+
+def known_objects(folder: Path) -> list[Object]:
+    """The rendered objects that Kubernetes has schemas of. KServe's are not among them, the pods
+    inside them are."""
     objects = rendered(folder)
     own = [one for one in objects if not one["apiVersion"].startswith("serving.kserve.io/")]
-    # The package has no schemas of KServe. The pods inside its objects are Kubernetes' own.
     if len(own) < len(objects):
         own.append({**MINIMAL_POD, "spec": served_by_kserve(objects)})
-    for one in own:
-        assert validate(one, version, strict=True) == version
+    return own

@@ -79,8 +79,11 @@ def test_the_image_installs_a_part_of_the_same_lock() -> None:
     everything, image = locked("requirements.lock"), locked("deploy/image.lock")
     assert [name for name, one in image.items() if everything.get(name) != one] == []
     direct = [Requirement(one).name for one in pyproject()["project"]["dependencies"]]
-    assert {*direct, "onnxruntime", "hatchling"} <= image.keys()
-    assert not {"pytest", "moto", "onnxruntime-gpu"} & image.keys()
+    assert {*direct, "onnxruntime", "obstore"} <= image.keys()
+    assert not {"pytest", "moto", "onnxruntime-gpu", "hatchling"} & image.keys()
+    builder = locked("deploy/build.lock")
+    assert [name for name, one in builder.items() if everything.get(name) != one] == []
+    assert "hatchling" in builder
 
 
 def test_torch_is_checked_before_the_rest_and_from_one_folder() -> None:

@@ -150,3 +150,22 @@ def test_the_commands_say_what_happened(
     nowhere = Command(begun.parent / "nowhere", capsys)
     assert nowhere("deepen") == 2
     assert "there is no version" in nowhere.err
+
+
+def test_a_command_by_the_clock_ends_well_if_there_is_nothing_to_learn(
+    begun: Path, digits: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command(begun, capsys)
+    assert command("deepen") == 2
+    assert command("deepen", "--if-needed", "--json") == 0
+    facts = json.loads(command.out)
+    assert (facts["version"], facts["deepened"]) == (None, [])
+    assert "no task without an expert" in facts["nothing"]
+    run(later(begun, digits))
+    assert command("deepen", "--if-needed", "--epochs", 1) == 3  # there was something, and refused
+    versions = Store.open(str(begun)).versions()
+    assert command("deepen", "--if-needed") == 0
+    assert f"version {versions[-1]} has an expert for these tasks" in command.out
+    assert Store.open(str(begun)).versions() == versions  # not one more each night
+    nowhere = Command(begun.parent / "nowhere", capsys)
+    assert nowhere("deepen", "--if-needed") == 2
