@@ -34,7 +34,7 @@ test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races, hun
 test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up requests: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/abuse
 
-test-scale: $(READY) ## a store of ten thousand versions: what list and GET /versions cost, and a table at the end
+test-scale: $(READY) ## ten thousand versions; fleets on a bucket behind HAProxy and nginx: half an hour and more, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/scale
 
 test-benchmark: $(READY) ## store, engine, and the server beside its peers: an hour of a quiet machine, and tables

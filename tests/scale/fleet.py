@@ -19,7 +19,7 @@ from tests.abuse.victim import COMMAND
 from tests.live_server import wait_for
 from tests.trained_store import ROOT
 
-START_S = 120
+START_S = 300
 SETTINGS = {"DNE_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
 AT_LEAST = "Dne-At-Least"
 TOO_OLD = "or a younger one was asked for"
