@@ -159,7 +159,8 @@ def test_what_waits_stays_in_memory_and_is_bounded(
     machine: Machine, store: Store, third: Manifest, residents: Residents
 ) -> None:
     machine.new_record(promote(store, 3), at=0.0)
-    for version in (1, 2):
+    other = publish_tiny(store, tasks=[("other", ["x"])], seed=4)
+    for version in (1, other.version):
         residents.load(store.read_manifest(version), shards=store)
     machine.clock.now = 9.0
     residents.sweep()
