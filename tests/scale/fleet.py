@@ -128,6 +128,17 @@ def balancer(name: str, front: int, ports: Sequence[int], folder: Path) -> Itera
         process.wait(timeout=30)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """The times of the answers of a while."""
+
+    median_s: float
+    p99_s: float
+
+    def __str__(self) -> str:
+        return f"median {1000 * self.median_s:.0f} ms, p99 {1000 * self.p99_s:.0f} ms"
+
+
 @dataclass
 class Seen:
     """Counts of all sessions together."""
@@ -147,10 +158,9 @@ class Seen:
             f"never named, {self.went_back} older than one seen, {self.waited} told to wait"
         )
 
-    def slow_s(self, *, since: float, until: float) -> float:
-        """The time within which 99 of 100 answers of a while came."""
+    def times_of(self, since: float, until: float) -> Times:
         took = sorted(seconds for at, seconds in self.times if since <= at < until)
-        return took[len(took) * 99 // 100]
+        return Times(median_s=took[len(took) // 2], p99_s=took[len(took) * 99 // 100])
 
 
 class Sessions:
