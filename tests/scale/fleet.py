@@ -145,6 +145,8 @@ class Seen:
 
     answered: int = 0
     waited: int = 0
+    put_off: int = 0
+    """Requests for more than any version that the balancer itself answered with "later"."""
     went_back: int = 0
     never_named: int = 0
     failed: list[str] = field(default_factory=list)
@@ -155,7 +157,8 @@ class Seen:
     def told(self) -> str:
         return (
             f"{self.answered} answered, {len(self.failed)} failed, {self.never_named} by a version "
-            f"never named, {self.went_back} older than one seen, {self.waited} told to wait"
+            f"never named, {self.went_back} older than one seen, {self.waited} told to wait, "
+            f"{self.put_off} told so by the balancer"
         )
 
     def times_of(self, since: float, until: float) -> Times:
@@ -209,6 +212,9 @@ class Sessions:
         seen = self.seen
         if answer.status_code == 503 and TOO_OLD in answer.text:
             seen.waited += 1
+            return 0
+        if answer.status_code == 503 and "retry-after" in answer.headers and youngest > 1:
+            seen.put_off += 1
             return 0
         if answer.status_code != 200:
             seen.failed.append(f"{answer.status_code} {answer.text[:200]}")
