@@ -34,7 +34,7 @@ test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races, hun
 test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up requests: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/abuse
 
-test-scale: $(READY) ## ten thousand versions, load balancers, Prometheus with rules and dashboard: minutes, and a table at the end
+test-scale: $(READY) ## ten thousand versions; fleets on a bucket behind HAProxy and nginx; Prometheus: half an hour and more, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/scale
 
 test-deploy: $(READY) $(TOOLS) ## the files of deploy/ against the schemas of Compose and Kubernetes, and promtool

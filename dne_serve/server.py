@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from dne_serve.access.audit import Audit
@@ -103,6 +104,7 @@ class Serving:
             beside=self._looked,
             channel=settings.channel,
             poll_s=settings.poll_seconds,
+            settle_s=settings.settle_seconds,
             on_swap=self._swapped,
             on_failed_load=self.metrics.failed_loads.inc,
         )
@@ -210,8 +212,8 @@ class Serving:
         self.reloader.withdraw()
         self.metrics.served_version.set(0)
 
-    def follow(self, moved: Moved) -> int:
-        """Serve the version that a new record of the channel names, and return its number."""
+    def follow(self, moved: Moved) -> None:
+        """Take up the version that a new record of the channel names."""
         record = moved.record
         try:
             self.reloader.follow(loaded=moved.resident)
@@ -220,5 +222,12 @@ class Serving:
                 f"{record.channel} names version {record.target} now, "
                 f"and this server cannot follow it: {tell(error)}"
             ) from error
+
+    async def until_served(self, record: ChannelRecord) -> int:
+        """Await the moment of a record that was taken up, and return the version that is served
+        then. A newer record may have come meanwhile."""
+        waiting = self.reloader.settling.until_served(record)
+        if waiting is not None:
+            await asyncio.shield(asyncio.wrap_future(waiting))
         served = self.residents.served
         return served.version if served else record.target

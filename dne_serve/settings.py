@@ -135,6 +135,11 @@ class Settings(BaseSettings):
     poll_seconds: Seconds = Field(
         0.25, description="time between two looks at the channel; object storage bills each of them"
     )
+    settle_seconds: Annotated[float, Field(ge=0, le=300)] = Field(
+        0.0,
+        description="age of a channel record at which every server switches to its version, loaded "
+        "before; longer than a poll and a load; a rollback does not wait",
+    )
     grace_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
         15, description="time that requests under way get when the server is told to stop"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
@@ -34,6 +35,7 @@ from dne_serve.inference.at_least import AT_LEAST_PARAMETER, at_least_of
 from dne_serve.inference.deadline import ARRIVED
 from dne_serve.rollout.promote import Moved
 from dne_serve.server import DRAINS, Serving
+from model_store.records.channel import ChannelRecord
 from model_store.records.fields import MAX_VERSION
 
 DEFAULT_TOP_K = 5
@@ -184,37 +186,49 @@ def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
     return versions.classes(serving.residents.served.manifest)
 
 
-def _moved(request: Request, serving: Serving, moved: Moved) -> MovedAnswer:
-    record = moved.record
-    request.scope[FACTS].update(to=record.target, record=record.number, reason=record.reason)
-    version = serving.follow(moved)
-    return MovedAnswer(version=version, channel=record.channel, record=record)
+async def _move(request: Request, serving: Serving, move: Callable[[], Moved]) -> Response:
+    """Move the channel and take up the version on a thread for moves; wait for the moment on none,
+    so that a rollback finds a free thread."""
+
+    def take_up() -> ChannelRecord:
+        moved = move()
+        record = moved.record
+        request.scope[FACTS].update(to=record.target, record=record.number, reason=record.reason)
+        serving.follow(moved)
+        return record
+
+    record = await serving.movers.run(take_up)
+    version = await serving.until_served(record)
+    answer = MovedAnswer(version=version, channel=record.channel, record=record)
+    return Response(answer.model_dump_json(by_alias=True), media_type=JSON)
 
 
-@admin.post("/rollback")
-def rollback(request: Request, serving: Parts, move: RollbackMove | None = None) -> MovedAnswer:
+@admin.post("/rollback", response_model=MovedAnswer)
+async def rollback(request: Request, serving: Parts, move: RollbackMove | None = None) -> Response:
     """Roll the channel back to an earlier version, and hold it there. Answers when this server
     serves the version; a version that it cannot load is not recorded."""
     asked = move or RollbackMove()
-    moved = serving.mover.rollback(to=asked.to, actor=actor_of(request), reason=asked.reason)
-    return _moved(request, serving, moved)
+    actor = actor_of(request)
+    back = partial(serving.mover.rollback, to=asked.to, actor=actor, reason=asked.reason)
+    return await _move(request, serving, back)
 
 
-@admin.post("/promote")
-def promote(request: Request, serving: Parts, move: PromoteMove) -> MovedAnswer:
+@admin.post("/promote", response_model=MovedAnswer)
+async def promote(request: Request, serving: Parts, move: PromoteMove) -> Response:
     """Promote a version, and follow newer ones from there. Answers when this server serves the
     version; a version that it cannot load is not recorded."""
-    moved = serving.mover.promote(move.to, actor=actor_of(request), reason=move.reason)
-    return _moved(request, serving, moved)
+    actor = actor_of(request)
+    onward = partial(serving.mover.promote, move.to, actor=actor, reason=move.reason)
+    return await _move(request, serving, onward)
 
 
-@admin.post("/resume")
-def resume(request: Request, serving: Parts, move: Move | None = None) -> MovedAnswer:
+@admin.post("/resume", response_model=MovedAnswer)
+async def resume(request: Request, serving: Parts, move: Move | None = None) -> Response:
     """Undo the rollback: return to the version followed last. Answers when this server serves the
     version; a version that it cannot load is not recorded."""
     reason = move.reason if move else ""
-    moved = serving.mover.resume(actor=actor_of(request), reason=reason)
-    return _moved(request, serving, moved)
+    onward = partial(serving.mover.resume, actor=actor_of(request), reason=reason)
+    return await _move(request, serving, onward)
 
 
 @health.get("/healthz")
@@ -233,6 +247,7 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
     if served is None:
         detail = serving.error or f"channel {serving.settings.channel} names no version yet"
         return problem(503, detail=detail, kind="not-ready", headers={"Retry-After": "1"})
+    settling = serving.reloader.settling.newest
     return ReadyAnswer(
         version=served.version,
         channel=serving.settings.channel,
@@ -240,6 +255,7 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
         record=record.number if record else None,
         head=serving.reloader.head.target if serving.reloader.head else None,
         fallback=serving.reloader.fallback,
+        settling=settling.target if settling else None,
         backend=serving.engine.backend,
         engine=serving.engine.choice,
         device=serving.engine.device,

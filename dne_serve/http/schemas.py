@@ -182,9 +182,10 @@ class HealthAnswer(BaseModel):
 class ReadyAnswer(BaseModel):
     """State of the server. `error` says why the channel's head is not served. `head` is the version
     that the channel named when it was last read. `fallback`: the head could not be loaded at the
-    start, and the newest earlier version that could be loaded is served. `engine` names the engine
-    and why it was taken. `canary` and `shadow` are the versions beside the served one; null if
-    there is none, or it is not loaded yet."""
+    start, and the newest earlier version that could be loaded is served. `settling` is a version in
+    memory that is served when its record is old enough. `engine` names the engine and why it was
+    taken. `canary` and `shadow` are the versions beside the served one; null if there is none, or
+    it is not loaded yet."""
 
     version: int
     channel: str
@@ -192,6 +193,7 @@ class ReadyAnswer(BaseModel):
     record: int | None
     head: int | None
     fallback: bool
+    settling: int | None
     backend: str
     engine: str
     device: str

@@ -1,4 +1,5 @@
-"""Open the store that a server follows, and check at every look that it is the same store.
+"""Open the store that a server follows, check at every look that it is the same store, and read the
+channel's past.
 
 A directory that is not mounted looks like a store without versions, and another store in its place
 looks like a channel that has moved. The server follows neither.
@@ -6,10 +7,33 @@ looks like a channel that has moved. The server follows neither.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from typing import Protocol
+
 from dne_serve.errors import ChannelWentBack, StoreChanged
-from model_store.errors import StoreNotFound
+from model_store.errors import RecordInvalid, StoreNotFound
 from model_store.records.channel import ChannelRecord
+from model_store.records.manifest import Manifest, ShardRef
 from model_store.store.store import Store
+
+MAX_FALLBACKS = 8
+"""Versions tried in place of a head that cannot be loaded, newest first."""
+MAX_RECORDS_BACK = 200
+"""Records read to find fallbacks: most of a long history names versions tried already."""
+
+log = logging.getLogger("dne_serve.reloader")
+
+
+class ChannelReader(Protocol):
+    """The part of a store that following a channel needs."""
+
+    def head(self, channel: str, *, since: int = 1) -> ChannelRecord | None: ...
+    def has_record(self, channel: str, number: int) -> bool: ...
+    def record_numbers(self, channel: str) -> list[int]: ...
+    def record(self, channel: str, number: int) -> ChannelRecord: ...
+    def resolve(self, record: ChannelRecord) -> Manifest: ...
+    def read_shard(self, ref: ShardRef) -> bytes: ...
 
 
 class SameStore:
@@ -62,3 +86,30 @@ def check_onward(
             f"channel {channel} went back to record {head.number}, and record {seen.number} was "
             "seen; bring the later records back, or move the channel through this server"
         )
+
+
+def earlier_records(
+    store: ChannelReader, channel: str, head: ChannelRecord | None
+) -> Iterator[ChannelRecord]:
+    """Yield the records before `head`, newest first. Unreadable records are passed over."""
+    numbers = [n for n in store.record_numbers(channel) if head is None or n < head.number]
+    for number in sorted(numbers, reverse=True)[:MAX_RECORDS_BACK]:
+        try:
+            yield store.record(channel, number)
+        except RecordInvalid as error:
+            log.warning("a record of the past is passed over: %s", error)
+
+
+def earlier_targets(
+    store: ChannelReader, channel: str, head: ChannelRecord | None
+) -> Iterator[ChannelRecord]:
+    """Yield one record for each version named before `head`, newest first; all records if `head`
+    is None. Unreadable records are passed over."""
+    known = {head.target_digest} if head else set()
+    for record in earlier_records(store, channel, head):
+        if record.target_digest in known:
+            continue
+        if len(known) > MAX_FALLBACKS:
+            return
+        known.add(record.target_digest)
+        yield record

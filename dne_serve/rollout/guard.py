@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Protocol
 
 from dne_serve.errors import ModelUnusable
 from dne_serve.guard_rules import Rule
+from dne_serve.rollout.settling import age_s
 from model_store.errors import ChannelMoved, DneError, NothingToRollBack
 from model_store.records.channel import ChannelRecord
 from model_store.tables import percent
@@ -89,13 +89,13 @@ class Guard:
     def serving(self, record: ChannelRecord) -> None:
         """Begin to watch the version that `record` names, which this server has begun to serve."""
         # The record found at the start may be old.
-        age_s = _age_s(record) if self._is_first else 0.0
+        old_s = max(0.0, age_s(record, now=time.time())) if self._is_first else 0.0
         self._is_first = False
         with self._table:
             self._watch = None
-            if self._rules and record.mode == "follow" and age_s < self._window_s:
+            if self._rules and record.mode == "follow" and old_s < self._window_s:
                 now = self._clock()
-                self._watch = Watch(record=record, since=now, until=now + self._window_s - age_s)
+                self._watch = Watch(record=record, since=now, until=now + self._window_s - old_s)
 
     @contextmanager
     def request(self, version: int) -> Iterator[None]:
@@ -176,8 +176,3 @@ def _reason(watch: Watch, rule: Rule, *, now: float) -> str:
         f"guard {rule.text}: {bad} of {of} {noun} ({percent(bad / of)}) within "
         f"{now - watch.since:.0f} s of version {watch.record.target}"
     )
-
-
-def _age_s(record: ChannelRecord) -> float:
-    written = datetime.strptime(record.time, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
-    return max(0.0, (datetime.now(UTC) - written).total_seconds())

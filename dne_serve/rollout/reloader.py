@@ -1,4 +1,5 @@
-"""Follow a channel: when its head moves, load the target and swap it in.
+"""Follow a channel: when its head moves, load the target and swap it in, at once or at the record's
+moment.
 
 Requests under way keep their version. A load that fails changes nothing and is tried again with
 backoff. A server that has just started falls back to the newest earlier version that loads.
@@ -12,22 +13,22 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from dne_serve.engines.base import Resident
-from dne_serve.rollout.followed_store import check_onward
+from dne_serve.rollout.followed_store import (
+    ChannelReader,
+    check_onward,
+    earlier_records,
+    earlier_targets,
+)
 from dne_serve.rollout.residents import Residents
-from model_store.errors import DneError, RecordInvalid, StoreError, StoreNotFound
+from dne_serve.rollout.settling import Settling
+from model_store.errors import DneError, StoreError, StoreNotFound
 from model_store.records.channel import ChannelRecord
-from model_store.records.manifest import Manifest, ShardRef
 
 MAX_BACKOFF_S = 30.0
-MAX_FALLBACKS = 8
-"""Versions tried in place of a head that cannot be loaded, newest first."""
-MAX_RECORDS_BACK = 200
-"""Records read to find fallbacks: most of a long history names versions tried already."""
 GLANCES = 30
 """Polls that only ask for the next record, between two that look at the whole channel."""
 LEAST_WAIT = 0.75
@@ -36,17 +37,6 @@ NICENESS = 5
 """Added to the loading thread. During swaps p99 was 1.19 times the usual, and 1.41 without it."""
 
 log = logging.getLogger("dne_serve.reloader")
-
-
-class ChannelReader(Protocol):
-    """The part of a store that following a channel needs."""
-
-    def head(self, channel: str, *, since: int = 1) -> ChannelRecord | None: ...
-    def has_record(self, channel: str, number: int) -> bool: ...
-    def record_numbers(self, channel: str) -> list[int]: ...
-    def record(self, channel: str, number: int) -> ChannelRecord: ...
-    def resolve(self, record: ChannelRecord) -> Manifest: ...
-    def read_shard(self, ref: ShardRef) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +60,12 @@ class Reloader:
         residents: Residents,
         channel: str,
         poll_s: float,
+        settle_s: float = 0.0,
         beside: Callable[[], None] = lambda: None,
         on_swap: Callable[[int], None] = lambda version: None,
         on_failed_load: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """Call `beside` after each look at the channel, to load the canary and the shadow."""
         self._open_store = open_store
@@ -84,6 +76,9 @@ class Reloader:
         self._on_swap = on_swap
         self._on_failed_load = on_failed_load
         self._clock = clock
+        self.settling = Settling(
+            self._serve, keeper=residents, settle_s=settle_s, clock=clock, wall=wall
+        )
         self._fall_back_at = 0.0
         self._followed: ChannelReader | None = None
         self._glances_left = 0
@@ -103,10 +98,12 @@ class Reloader:
 
     def start(self) -> None:
         self._thread.start()
+        self.settling.start()
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
+        self.settling.stop()
 
     def poll(self) -> None:
         """Look at the channel once. An error ends up in `failure`."""
@@ -120,8 +117,8 @@ class Reloader:
                 log.debug("cannot follow channel %s", self._channel, exc_info=error)
 
     def follow(self, *, loaded: Resident | None = None) -> ChannelRecord | None:
-        """Serve the version that the channel names, or raise the error that prevents it. `loaded`:
-        a version in memory that may have left the residents since."""
+        """Take up the version that the channel names, or raise the error that prevents it.
+        `loaded`: a version in memory that may have left the residents since."""
         with self._following:
             self.withdrawn = False
             self._follow(asked=True, loaded=loaded)
@@ -131,6 +128,7 @@ class Reloader:
         """Serve nothing until `follow`. Requests under way keep the version they began with."""
         with self._following:
             self.withdrawn = True
+            self.settling.clear()
             self.record, self.fallback = None, False
             self._residents.clear()
 
@@ -151,11 +149,11 @@ class Reloader:
             log.error("the versions in memory could not be cared for: %s", error, exc_info=error)
 
     def _glance(self) -> bool:
-        """Return True if the head is served and no record follows it. This takes one request of the
-        store, where a look at the channel takes three. A store that has vanished, was replaced or
-        has lost records is found by the next look."""
+        """Return True if the head is taken up and no record follows it. This takes one request of
+        the store, where a look at the channel takes three. A store that has vanished, was replaced
+        or has lost records is found by the next look."""
         head = self.head
-        if head is None or head != self.record or self.failure is not None or self.fallback:
+        if head is None or head != self._newest or self.failure is not None or self.fallback:
             return False
         if self._followed is None or not self._glances_left:
             return False
@@ -171,11 +169,13 @@ class Reloader:
         try:
             store = self._open_store()
             head = self._look(store, asked=asked)
-            if head is not None and head != self.record:
+            if head is not None and head != self._newest:
                 if not asked and self._should_wait(head):
                     return
+                self._serve_before(head, store)
                 resident = self._load(head, store, loaded=loaded)
-                self._serve(resident, head, fallback=False)
+                at_once = self._residents.served is None or self.fallback
+                self.settling.take_up(resident, head, at_once=at_once)
         except Exception as error:
             failure = self._remember(head, error)
             if store is not None and self._residents.served is None:
@@ -183,6 +183,24 @@ class Reloader:
             raise
         self._recover()
         self._followed, self._glances_left = store, GLANCES
+
+    @property
+    def _newest(self) -> ChannelRecord | None:
+        """The newest record that was taken up: its version is served, or waits for its moment."""
+        return self.settling.newest or self.record
+
+    def _serve_before(self, head: ChannelRecord, store: ChannelReader) -> None:
+        """At the start, serve as other servers do until the head's moment comes. If that cannot be
+        done, the head is served at once."""
+        if self._residents.served is not None or not self.settling.wait_s(head):
+            return
+        try:
+            past = earlier_records(store, self._channel, head)
+            before = next((one for one in past if not self.settling.wait_s(one)), None)
+            if before is not None:
+                self._serve(self._load(before, store), before)
+        except Exception as error:
+            log.warning("version %s does not wait for its moment: %s", head.target, error)
 
     def _look(self, store: ChannelReader, *, asked: bool) -> ChannelRecord | None:
         seen = self.head or self.record
@@ -201,7 +219,7 @@ class Reloader:
             return found
         return self._residents.load(store.resolve(record), shards=store, needed=True)
 
-    def _serve(self, resident: Resident, record: ChannelRecord, *, fallback: bool) -> None:
+    def _serve(self, resident: Resident, record: ChannelRecord, *, fallback: bool = False) -> None:
         before = self._residents.served
         self._residents.serve(resident)
         self.record, self.fallback = record, fallback
@@ -219,7 +237,7 @@ class Reloader:
         self._fall_back_at = failure.retry_at
         level = logging.WARNING if failure.times == 1 else logging.DEBUG
         try:
-            for record in _earlier_targets(store, self._channel, failure.record):
+            for record in earlier_targets(store, self._channel, failure.record):
                 if self._stop.is_set():
                     return
                 try:
@@ -254,27 +272,6 @@ class Reloader:
         if not last or not again or str(last.error) != str(error):
             _say(self._channel, head, error)
         return failure
-
-
-def _earlier_targets(
-    store: ChannelReader, channel: str, head: ChannelRecord | None
-) -> Iterator[ChannelRecord]:
-    """Yield one record for each version named before `head`, newest first; all records if `head`
-    is None. Unreadable records are passed over."""
-    known = {head.target_digest} if head else set()
-    numbers = [n for n in store.record_numbers(channel) if head is None or n < head.number]
-    for number in sorted(numbers, reverse=True)[:MAX_RECORDS_BACK]:
-        try:
-            record = store.record(channel, number)
-        except RecordInvalid as error:
-            log.warning("a record of the past is passed over: %s", error)
-            continue
-        if record.target_digest in known:
-            continue
-        if len(known) > MAX_FALLBACKS:
-            return
-        known.add(record.target_digest)
-        yield record
 
 
 def _say(channel: str, head: ChannelRecord | None, error: Exception) -> None:

@@ -112,6 +112,7 @@ class Residents:
         self._clock = clock
         self._served: Resident | None = None
         self._beside: tuple[Resident, ...] = ()
+        self._held: tuple[Resident, ...] = ()
         self._residents = _Table()
         self._left = False  # something has left, and requests under way may have kept it since
         self._table = threading.Lock()  # held for moments: the event loop takes it too
@@ -169,12 +170,14 @@ class Residents:
     def serve(self, resident: Resident) -> None:
         """Answer requests that name no version by this one."""
         self._served = resident
+        if self.find(resident.manifest.digest) is resident:
+            return  # without waiting for a load under way
         with self._loading:
             self._put(resident)
 
     def clear(self) -> None:
         """Let go of every version. Requests under way keep theirs."""
-        self._served, self._beside = None, ()
+        self._served, self._beside, self._held = None, (), ()
         with self._loading:
             with self._table:
                 self._residents.entries.clear()
@@ -183,6 +186,10 @@ class Residents:
     def stand_beside(self, residents: Iterable[Resident]) -> None:
         """Keep these as the served one is kept, until others take their place."""
         self._beside = tuple(residents)
+
+    def hold(self, residents: Iterable[Resident]) -> None:
+        """Keep these, which are about to be served, until others take their place."""
+        self._held = tuple(residents)
 
     def sweep(self) -> None:
         """Let go of versions that were idle for a while. Blocks."""
@@ -200,7 +207,7 @@ class Residents:
 
     def _sweep(self, *, coming: Sequence[Manifest] = ()) -> None:
         with self._table:
-            needed = [one for one in (self._served, *self._beside) if one is not None]
+            needed = self._needed()
             left = self._residents.leave(
                 needed=needed, limits=self._limits, now=self._clock(), coming=coming
             )
@@ -210,11 +217,15 @@ class Residents:
             give_back()
         self._left = left
 
+    def _needed(self) -> list[Resident]:
+        """List the versions that stay whatever the limits say."""
+        return [*([self._served] if self._served else []), *self._beside, *self._held]
+
     def _refuse_without_room(self, manifest: Manifest) -> None:
         limit = self._limits.max_bytes
         if limit is None:
             return
-        stay = [one.manifest for one in (self._served, *self._beside) if one is not None]
+        stay = [one.manifest for one in self._needed()]
         wanted = bytes_of([*stay, manifest])
         if wanted > limit:
             raise NoRoom(

@@ -9,11 +9,11 @@ import pytest
 from benchmarks.fleet import Prices, a_poll, change, resized, start
 from benchmarks.fleet_events import Events, Link, Process
 from benchmarks.fleet_requests import Episodes, copy_of, count_requests
-from benchmarks.fleet_simulation import Assumptions, Fleet
+from benchmarks.fleet_simulation import Assumptions, Fleet, Moves
 from tests.trained_store import TrainedStore
 
 FEW = Assumptions(replicas=30, poll_s=1.0)
-MOVES = [(5.0, "release"), (12.0, "rollback")]
+MOVES: Moves = [(5.0, "release"), (12.0, "rollback")]
 LATENCIES_S = 1.0
 """More than all the requests of a move take, one after the other."""
 

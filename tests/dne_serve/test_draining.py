@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 import time
 
 import httpx
+import pytest
 
+from dne_serve.app import create_app
+from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.settings import Settings
+from dne_serve.wire import draining
+from dne_serve.wire.draining import DrainingServer
+from dne_serve.wire.uvicorn_config import server_config
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.test_cli import running
@@ -62,6 +70,53 @@ def test_sigterm_under_load_fails_no_request_of_a_balancer(store: Store, digits:
             one.join()
         assert process.wait(timeout=20) == 0
     assert failed == []
+
+
+def test_requests_on_open_connections_are_answered_after_the_port_is_closed(
+    store: Store, digits: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One connection waits for its second request, the other one for its first."""
+    monkeypatch.setattr(draining, "LINGER_S", 10.0)
+    settings = Settings(store=store.location)
+    app = create_app(settings, engine=TorchEngine(device="cpu", threads=1))
+    server = DrainingServer(
+        server_config(app, settings), drain_s=0, on_drain=app.state.serving.drain
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        wait_for(lambda: server.started and app.state.serving.residents.served is not None)
+        with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}") as idle:
+            assert idle.post("/predict", content=png()).status_code == 200
+            late = socket.create_connection(address, timeout=20)
+            server.should_exit = True
+            wait_for(lambda: refused(address))
+            answer = idle.post("/predict", content=png())
+            assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+            with late:
+                late.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert late.recv(65536).startswith(b"HTTP/1.1 200")
+        thread.join(timeout=20)
+        assert not thread.is_alive()
+
+
+def test_connections_that_the_kernel_holds_are_taken_before_the_port_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        clients = [socket.create_connection(listener.getsockname()) for _ in range(3)]
+        taken = list(draining._pending(listener))
+    for here, there in zip(taken, clients, strict=True):
+        with here, there:
+            here.sendall(b"answer")
+            assert there.recv(6) == b"answer"
+
+
+def refused(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, timeout=20).close()
+    except ConnectionError:
+        return True
+    return False
 
 
 def test_a_second_signal_and_ctrl_c_do_not_wait(store: Store, digits: Manifest) -> None:

@@ -200,6 +200,7 @@ def test_ready_says_what_serves(live: Live) -> None:
         "record": 2,
         "head": 2,
         "fallback": False,
+        "settling": None,
         "backend": "torch",
         "engine": "torch",
         "device": "cpu",

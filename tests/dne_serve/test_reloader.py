@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.rollout.reloader import MAX_FALLBACKS, Reloader
+from dne_serve.rollout.followed_store import MAX_FALLBACKS
+from dne_serve.rollout.reloader import Reloader
 from dne_serve.rollout.residents import Residents
 from model_store.errors import ShardCorrupt, StoreNotFound
 from model_store.records.manifest import Manifest

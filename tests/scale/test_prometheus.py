@@ -20,7 +20,8 @@ from tests.abuse.victim import COMMAND
 from tests.campaigns import AddRow
 from tests.live_server import wait_for
 from tests.packaging.monitoring import PROMETHEUS, dashboard_queries, rule_queries, rules
-from tests.scale.test_balancers import free_ports, status
+from tests.s3_server import free_ports
+from tests.scale.fleet import status
 from tests.trained_store import TrainedStore
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
