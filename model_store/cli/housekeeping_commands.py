@@ -135,6 +135,8 @@ def forget_one(options: argparse.Namespace) -> int:
     else:
         versions = ", ".join(map(str, report.versions))
         print(f"the images of {name} are gone from versions {versions} ({size(report.bytes)})")
+    if report.inbox_items:
+        print(f"{counted(report.inbox_items, 'item')} of the inbox with that class are gone")
     if report.other_classes:
         others = ", ".join(map(printable, report.other_classes))
         print(f"the same images were kept for {others}, and are gone there too")
