@@ -45,7 +45,7 @@ from model_store.records.sealing import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What somebody says of an item. Only the kind `label` has a label."""
+    """A statement about an item. Only the kind `label` has a label."""
 
     kind: LabelKind
     label: str | None = None

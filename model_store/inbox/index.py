@@ -15,11 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from model_store.backends.base import parsed
 from model_store.errors import StoreError, WrongUsage
-from model_store.inbox.inbox import Inbox
 from model_store.inbox.naming import (
     LABELS,
     MILLE,
@@ -33,7 +32,10 @@ from model_store.inbox.naming import (
     label_of,
     short_of,
 )
-from model_store.records.inbox import LabelRecord
+
+if TYPE_CHECKING:
+    from model_store.inbox.inbox import Inbox
+    from model_store.records.inbox import LabelRecord
 
 Order = Literal["newest", "uncertain", "unknown", "disagreeing"]
 State = Literal["unlabelled", "labelled", "wrong", "discarded"]
@@ -57,7 +59,7 @@ WHOLE_SHARE = 20
 """A whole listing is made again after this many times the time that it took."""
 ID_LENGTH = 31
 SCORE, UNKNOWN, FLAGS = slice(32, 36), slice(37, 41), 42
-"""Where the facts stand in the last part of a picture's name."""
+"""Places of the facts in the last part of a picture's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,13 @@ import re
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
-from model_store.records.inbox import ID_PATTERN, ItemRecord
+from model_store.layout import INBOX, ITEM_ID
 
-INBOX = "inbox"
+if TYPE_CHECKING:
+    from model_store.records.inbox import ItemRecord
+
 ITEMS = f"{INBOX}/items"
 PICTURES = f"{INBOX}/pictures"
 LABELS = f"{INBOX}/labels"
@@ -22,13 +25,12 @@ MILLE = 1000
 NOT_KNOWN = "xxxx"
 EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png"}
 
-_ID = ID_PATTERN.strip("^$")
 _PICTURE = re.compile(
-    rf"({_ID})\.([01][0-9]{{3}})\.([01][0-9]{{3}}|{NOT_KNOWN})\.([dou]{{1,2}})\.([0-9a-f]{{16}})"
+    rf"({ITEM_ID})\.([01][0-9]{{3}})\.([01][0-9]{{3}}|{NOT_KNOWN})\.([dou]{{1,2}})\.([0-9a-f]{{16}})"
     r"\.(jpg|png)"
 )
-_LABEL = re.compile(rf"{LABELS}/[0-9]{{8}}/({_ID})\.([0-9]{{8}})\.json")
-_ITEM = re.compile(rf"{ITEMS}/[0-9]{{8}}/({_ID})\.json")
+_LABEL = re.compile(rf"{LABELS}/[0-9]{{8}}/({ITEM_ID})\.([0-9]{{8}})\.json")
+_ITEM = re.compile(rf"{ITEMS}/[0-9]{{8}}/({ITEM_ID})\.json")
 _USED = re.compile(rf"{USED}/([0-9]{{8}})\.json")
 
 
@@ -51,7 +53,7 @@ def new_id(now: datetime | None = None) -> str:
 
 
 def is_id(text: str) -> bool:
-    return re.fullmatch(_ID, text) is not None
+    return re.fullmatch(ITEM_ID, text) is not None
 
 
 def time_of(item: str) -> datetime:

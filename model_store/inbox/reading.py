@@ -9,12 +9,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from model_store.errors import ItemNotFound, RecordInvalid
-from model_store.inbox.inbox import Inbox
 from model_store.inbox.index import Index, Row
-from model_store.records.inbox import ItemRecord, LabelRecord
+
+if TYPE_CHECKING:
+    from model_store.inbox.inbox import Inbox
+    from model_store.records.inbox import ItemRecord, LabelRecord
 
 READERS = 16
 AT_ONCE = 256

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from model_store.backends.base import parsed
-from model_store.inbox.inbox import Inbox
 from model_store.inbox.index import Index
 from model_store.inbox.naming import ITEMS, LABELS, ids_before, item_of, label_of
 from model_store.inbox.reading import in_threads, read_items, used_labels
 from model_store.names import is_same
+
+if TYPE_CHECKING:
+    from model_store.inbox.inbox import Inbox
 
 
 def expire(inbox: Inbox, index: Index, *, days: float, now: datetime) -> int:

@@ -11,18 +11,17 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from model_store.errors import SpecInvalid
+from model_store.layout import ITEM_ID
 from model_store.names import new_class_name
-from model_store.records.channel import ChannelName
 from model_store.records.fields import Record, Sha256, Share, Text, Timestamp, Transaction, Version
 from model_store.records.sealing import FORMAT
 
 MAX_TOP = 10
 MAX_SIDE = 512
 """The longer side of a kept picture, in pixels."""
-ID_PATTERN = r"^[0-9]{8}t[0-9]{9}-[0-9a-f]{12}$"
 RULE_PATTERN = r"^[a-z0-9<=.%]{1,40}$"
 
-ItemId = Annotated[str, Field(pattern=ID_PATTERN)]
+ItemId = Annotated[str, Field(pattern=f"^{ITEM_ID}$")]
 MediaType = Literal["image/jpeg", "image/png"]
 LabelKind = Literal["label", "wrong", "discard", "clear"]
 """`label`: the picture is of that class. `wrong`: of another class than the answer says. `discard`:
@@ -56,7 +55,7 @@ class ItemRecord(Record):
     id: ItemId
     time: Timestamp
     picture: Picture
-    channel: ChannelName
+    channel: Text
     version: Version
     top: Annotated[tuple[TopClass, ...], Field(min_length=1, max_length=MAX_TOP)]
     """The likeliest classes, the likeliest first."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -15,15 +16,16 @@ from model_store.errors import (
     WriteFailed,
 )
 from model_store.inbox.inbox import CLEAR, DISCARD, WRONG, Inbox, Judgement
-from model_store.inbox.naming import INBOX, item_name, label_name, picture_name
+from model_store.inbox.naming import item_name, label_name, picture_name
 from model_store.inbox.reading import labelled_items, open_index
 from model_store.inbox.removal import delete_leftovers, expire, forget_items
+from model_store.layout import INBOX
 from model_store.records.inbox import ItemRecord, LabelRecord
 from model_store.records.sealing import create_record
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 from tests.model_store.inbox.items import NOON, add_item, item_record, picture_bytes
 
-ANN = {"actor": "ann@host"}
+ANN: dict[str, Any] = {"actor": "ann@host"}
 
 
 @pytest.fixture
