@@ -61,6 +61,10 @@ class Scored:
         )
 
 
+Identify = Callable[[int, Resident, Scored, NDArray[np.float64]], str]
+"""Called with the place of an image in its request, the version, and its probabilities."""
+
+
 class AnswerBuilder:
     """Builder of answers that keeps long work off the event loop."""
 
@@ -97,14 +101,19 @@ def prediction_json(
     filenames: Sequence[str | None],
     scored: Sequence[Scored],
     top_k: int,
+    identify: Identify | None = None,
 ) -> bytes:
     """Write a `PredictAnswer` without building its pydantic models: a model for each score would
-    take most of the time. A test compares the JSON with the models."""
+    take most of the time. A test compares the JSON with the models. `identify` gives a prediction
+    its id, if pictures are collected."""
     head = to_json({"version": resident.version, "canary": canary})
-    predictions = [
-        to_json(_prediction(resident, filename=name, scored=one, top_k=top_k), inf_nan_mode="null")
-        for name, one in zip(filenames, scored, strict=True)
-    ]
+    predictions = []
+    for place, (name, one) in enumerate(zip(filenames, scored, strict=True)):
+        scores = probabilities_of(resident, one.logits)
+        made = _prediction(resident, filename=name, scored=one, scores=scores, top_k=top_k)
+        if identify is not None:
+            made["id"] = identify(place, resident, one, scores)
+        predictions.append(to_json(made, inf_nan_mode="null"))
     return b"".join((head[:-1], b',"predictions":[', b",".join(predictions), b"]}"))
 
 
@@ -144,10 +153,14 @@ def _higher(resident: Resident, scores: NDArray[np.float64], *, best: float) -> 
 
 
 def _prediction(
-    resident: Resident, *, filename: str | None, scored: Scored, top_k: int
+    resident: Resident,
+    *,
+    filename: str | None,
+    scored: Scored,
+    scores: NDArray[np.float64],
+    top_k: int,
 ) -> dict[str, Any]:
     """Name the classes of one image, with the fields of `Prediction` in their order."""
-    scores = probabilities_of(resident, scored.logits)
     order = best_of(scores, top_k)
     indexes: list[int] = order.tolist()
     values: list[float] = scores[order].tolist()

@@ -58,7 +58,7 @@ WHOLE_S = 15.0
 WHOLE_SHARE = 20
 """A whole listing is made again after this many times the time that it took."""
 ID_LENGTH = 31
-SCORE, UNKNOWN, FLAGS = slice(32, 36), slice(37, 41), 42
+SCORE, UNKNOWN, FLAGS, HASH = slice(32, 36), slice(37, 41), 42, slice(-20, -4)
 """Places of the facts in the last part of a picture's name."""
 
 
@@ -89,7 +89,13 @@ class Index:
     def __init__(self, inbox: Inbox, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._inbox = inbox
         self._clock = clock
+        self._looking = threading.Lock()
+        """Held while the store is asked, which may take long."""
         self._lock = threading.RLock()
+        """Held while rows are read or changed."""
+        self._is_built = False
+        self._changed: dict[str, str | None] = {}
+        """Items that were added, or deleted (None), since the listing under way began."""
         self._names: list[str] = []
         self._numbers = array("I")
         self._states = bytearray()
@@ -98,18 +104,23 @@ class Index:
         self._list_at = 0.0
 
     def refresh(self, *, whole: bool = False) -> None:
-        """Look for changes, unless the last look was a moment ago."""
-        with self._lock:
+        """Look for changes, unless the last look was a moment ago. While another thread looks, go
+        on with what is known, if anything is."""
+        if not self._looking.acquire(blocking=whole or not self._is_built):
+            return
+        try:
             now = self._clock()
             if whole or now >= self._list_at:
                 self._list_all()
-                took = self._clock() - now
-                self._list_at = now + max(WHOLE_S, WHOLE_SHARE * took)
+                self._list_at = now + max(WHOLE_S, WHOLE_SHARE * (self._clock() - now))
                 self._look_at = self._clock() + LOOK_S
             elif now >= self._look_at:
                 self._list_new()
                 self._look_at = self._clock() + LOOK_S
+            self._is_built = True
             self._read_states()
+        finally:
+            self._looking.release()
 
     def __len__(self) -> int:
         return len(self._names)
@@ -161,6 +172,12 @@ class Index:
                 if self._states[place] in codes
             ]
 
+    def waiting_hashes(self) -> array[int]:
+        """List the perceptual hashes of all items without a label."""
+        with self._lock:
+            waiting = (place for place, code in enumerate(self._states) if code == 0)
+            return array("Q", (int(self._names[place][HASH], 16) for place in waiting))
+
     def older_than(self, moment: datetime) -> list[Row]:
         """List the items with ids of an earlier time, oldest first."""
         with self._lock:
@@ -169,6 +186,7 @@ class Index:
     def added(self, short: str) -> None:
         """Note an item that this process has added."""
         with self._lock:
+            self._changed[short[:ID_LENGTH]] = short
             self._merge([short])
 
     def judged(self, record: LabelRecord) -> None:
@@ -182,6 +200,7 @@ class Index:
     def deleted(self, item: str) -> None:
         """Note an item that is gone."""
         with self._lock:
+            self._changed[item] = None
             place = self._place(item)
             if place is not None:
                 del self._names[place], self._numbers[place], self._states[place]
@@ -189,10 +208,23 @@ class Index:
 
     def _list_all(self) -> None:
         objects = self._inbox.objects
+        with self._lock:
+            self._changed.clear()
         names = sorted(parsed(objects.list_names(PICTURES), short_of))
-        if names != self._names:
-            self._replace(names)
-        self._note_labels(parsed(objects.list_names(LABELS), label_of))
+        with self._lock:
+            names = self._with_changes(names)
+            if names != self._names:
+                self._replace(names)
+        labels = objects.list_names(LABELS)
+        with self._lock:
+            self._note_labels(labels)
+
+    def _with_changes(self, names: list[str]) -> list[str]:
+        """Add to a listing the items that came while it was made, and take out those that went."""
+        if not self._changed:
+            return names
+        left = {one for one in names if one[:ID_LENGTH] not in self._changed}
+        return sorted(left | {one for one in self._changed.values() if one is not None})
 
     def _list_new(self) -> None:
         now = datetime.now(UTC)
@@ -202,7 +234,9 @@ class Index:
             folder = f"{PICTURES}/{day}"
             entries = self._inbox.objects.list(folder, after=f"{folder}/{since}")
             new += parsed((entry.name for entry in entries), short_of)
-        self._merge(new)
+        with self._lock:
+            gone = {item for item, short in self._changed.items() if short is None}
+            self._merge(one for one in new if one[:ID_LENGTH] not in gone)
 
     def _merge(self, shorts: Iterable[str]) -> None:
         for name in set(shorts):
@@ -225,9 +259,10 @@ class Index:
         self._names, self._numbers, self._states = names, numbers, states
         self._orders.clear()
 
-    def _note_labels(self, found: Iterable[tuple[str, int]]) -> None:
-        for item, number in found:
-            place = self._place(item)
+    def _note_labels(self, names: Iterable[str]) -> None:
+        for name in names:
+            item, number = label_of(name) or ("", 0)
+            place = self._place(item) if number else None
             if place is not None and number > self._numbers[place]:
                 self._numbers[place] = number
                 self._states[place] = NOT_READ
@@ -235,9 +270,14 @@ class Index:
     def _read_states(self) -> None:
         """Read label records that are new to us, as many as the time allows."""
         until = self._clock() + READ_S
-        if NOT_READ not in self._states:
-            return
-        waiting = [place for place, code in enumerate(self._states) if code == NOT_READ]
+        with self._lock:
+            if NOT_READ not in self._states:
+                return
+            waiting = [
+                (self._names[place][:ID_LENGTH], self._numbers[place])
+                for place, code in enumerate(self._states)
+                if code == NOT_READ
+            ]
         with ThreadPoolExecutor(READERS, "inbox") as readers:
             while waiting:  # the newest first
                 some, waiting = waiting[-4 * READERS :], waiting[: -4 * READERS]
@@ -247,9 +287,9 @@ class Index:
                 if self._clock() > until:
                     return
 
-    def _read_head(self, place: int) -> LabelRecord | None:
+    def _read_head(self, head: tuple[str, int]) -> LabelRecord | None:
         try:
-            return self._inbox.label_record(self._names[place][:ID_LENGTH], self._numbers[place])
+            return self._inbox.label_record(*head)
         except StoreError:
             return None  # it stays as not read, and the page of the item says why
 
@@ -285,6 +325,7 @@ class Index:
         return frozenset(codes | {NOT_READ} if STATES.index("labelled") in codes else codes)
 
     def _place(self, item: str) -> int | None:
+        """Find the row of an item; None where there is none."""
         place = bisect_left(self._names, item)
         found = place < len(self._names) and self._names[place].startswith(f"{item}.")
         return place if found else None
