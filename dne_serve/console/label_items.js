@@ -72,7 +72,7 @@ export class Items {
   }
 
   keep(found) {
-    const fresh = found.filter((item) => !this.known.has(item.id));
+    const fresh = found.filter((item) => !this.known.has(item.id)).map(withoutCleared);
     for (const item of fresh) this.known.set(item.id, item);
     return fresh;
   }
@@ -98,7 +98,7 @@ export class Items {
       const record = await ask(`inbox/${item.id}/label`, options);
       this.count(item.state, -1);
       item.number = record.number;
-      item.judgement = record;
+      item.judgement = record.kind === "clear" ? null : record;
       item.state = { label: "labelled", wrong: "wrong", discard: "discarded", clear: "unlabelled" }[record.kind];
       this.count(item.state, 1);
       return { item, before };
@@ -115,8 +115,13 @@ export class Items {
   /** Look again at an item that somebody else has judged meanwhile. */
   async refresh(item) {
     const { history, ...found } = await ask(`inbox/${item.id}`, { bearer: this.bearer() });
-    Object.assign(item, found);
+    Object.assign(item, withoutCleared(found));
   }
+}
+
+/** A judgement that was taken back is none. */
+function withoutCleared(item) {
+  return item.judgement?.kind === "clear" ? { ...item, judgement: null } : item;
 }
 
 /** Run a task for each of many, a few at a time. Return the results in order. */
