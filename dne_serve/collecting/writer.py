@@ -38,7 +38,8 @@ HOLD_OFF_S = 5.0
 """Time for which a store that has refused is not asked again."""
 
 Reason = Literal["queue", "hour", "total", "duplicate", "image", "store"]
-Outcome = Literal["kept"] | Reason
+Outcome = Literal["kept", "known"] | Reason
+"""`known`: it was in the inbox before."""
 
 log = logging.getLogger("dne_serve.collecting")
 
@@ -125,8 +126,11 @@ class Writer:
             except queue.Empty:
                 self._tend()
                 continue
-            if candidate is None or self._stopping:
+            if self._stopping:
+                self._refuse(candidate)
                 break
+            if candidate is None:
+                continue
             with self._lock:
                 self._waiting_count -= 1
                 self._waiting_bytes -= len(candidate.data)
@@ -149,7 +153,7 @@ class Writer:
             outcome, failure = "image", NotKept(f"the picture could not be kept ({error})")
         self._on_outcome(outcome)
         if candidate.kept is not None:
-            if failure is None and outcome != "kept":
+            if failure is None and outcome not in ("kept", "known"):
                 failure = NotKept(f"the picture was not kept: {WHY[outcome]}")
             if failure is None:
                 candidate.kept.set_result(None)
@@ -161,12 +165,12 @@ class Writer:
         if now < self._hold_off_until and not candidate.is_asked_for:
             return "store"
         index = self._desk.index
+        if index.find(candidate.id) is not None:
+            return "known"
         if len(index) >= self._caps.total:
             return "total"
         if not candidate.is_asked_for and not self._has_allowance(now):
             return "hour"
-        if index.find(candidate.id) is not None:
-            return "kept"
         picture = self._process.reencode(candidate.data)
         if not candidate.is_asked_for and self._waiting.has_near(picture.dhash):
             return "duplicate"
@@ -221,12 +225,13 @@ class Writer:
         """Drop what is left at the end."""
         with suppress(queue.Empty):
             while True:
-                candidate = self._queue.get_nowait()
-                if candidate is None:
-                    continue
-                self._on_outcome("queue")
-                if candidate.kept is not None:
-                    candidate.kept.set_exception(Stopped("the server stops"))
+                self._refuse(self._queue.get_nowait())
+
+    def _refuse(self, candidate: Candidate | None) -> None:
+        if candidate is not None:
+            self._on_outcome("queue")
+            if candidate.kept is not None:
+                candidate.kept.set_exception(Stopped("the server stops"))
 
 
 WHY: dict[Outcome, str] = {

@@ -97,7 +97,7 @@ class Metrics:
         """Count a picture that was offered to the inbox."""
         if outcome == "kept":
             self.collected.inc()
-        else:
+        elif outcome != "known":
             self.not_collected.labels(outcome).inc()
 
     def watch(
