@@ -127,6 +127,7 @@ class Serving:
             guard=self._guard,
             statistics=self.statistics,
             max_wait_s=settings.max_wait_seconds,
+            wants_tokens=self.collector is not None,
             on_answered=self.metrics.answered,
             on_compared=self.metrics.compared,
         )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.collect_rules import CollectRule
+from dne_serve.collecting.tokens import packed
 from dne_serve.engines.base import Resident
 from dne_serve.inference.answers import Scored, best_of
 
@@ -26,6 +27,8 @@ class Given:
     margin: float
     is_unknown: bool
     unknown_score: float | None
+    token: str | None = None
+    """The direction of the token, as an item keeps it."""
 
     @classmethod
     def of(cls, resident: Resident, scored: Scored, scores: NDArray[np.float64]) -> Given:
@@ -41,6 +44,7 @@ class Given:
             margin=values[0] - values[1] if len(values) > 1 else values[0],
             is_unknown=scored.is_unknown,
             unknown_score=scored.unknown_score,
+            token=None if scored.token is None else packed(scored.token),
         )
 
 

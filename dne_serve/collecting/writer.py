@@ -263,6 +263,7 @@ def _record(candidate: Candidate, picture: Reencoded, *, channel: str) -> ItemRe
         margin=min(1.0, max(0.0, given.margin)),
         unknown=given.is_unknown,
         unknown_score=given.unknown_score,
+        token=given.token,
         other_version=candidate.other[0] if candidate.other else None,
         other_label=candidate.other[1] if candidate.other else None,
         rules=tuple(dict.fromkeys(candidate.rules)),

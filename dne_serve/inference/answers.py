@@ -48,6 +48,8 @@ class Scored:
     unknown_score: float | None
     """The probability that the image is of none of the classes; None if the version has no
     doubt shard."""
+    token: Floats | None = None
+    """The slice of the oldest expert, while the server collects images."""
 
     @classmethod
     def of(cls, resident: Resident, answer: Answer) -> Scored:
@@ -58,6 +60,7 @@ class Scored:
             logits=answer.logits,
             is_unknown=detector is not None and score < detector.threshold,
             unknown_score=None if odds is None else none_of_these(odds),
+            token=answer.token,
         )
 
 

@@ -41,6 +41,7 @@ class Predictor:
         guard: Guard,
         statistics: Statistics,
         max_wait_s: float,
+        wants_tokens: bool = False,
         on_answered: Callable[[By, int], None] = lambda by, images: None,
         on_compared: Callable[[int, int], None] = lambda same, other: None,
     ) -> None:
@@ -53,6 +54,7 @@ class Predictor:
         self._guard = guard
         self._statistics = statistics
         self._max_wait_s = max_wait_s
+        self._wants_tokens = wants_tokens
         self._on_answered = on_answered
         self._on_compared = on_compared
         self._comparing: set[asyncio.Task[None]] = set()
@@ -145,7 +147,9 @@ class Predictor:
     def _submit(
         self, widest: Resident, pixels: Sequence[Pixels], residents: tuple[Resident, ...]
     ) -> list[Future[Answers]]:
-        queries = [Query(pixels=one, residents=residents) for one in pixels]
+        queries = [
+            Query(pixels=one, residents=residents, wants_token=self._wants_tokens) for one in pixels
+        ]
         return self._batcher.submit(widest, items=queries)
 
     async def _ask_apart(

@@ -13,9 +13,12 @@ from dne_serve.errors import WaitedTooLong
 from dne_serve.http.openapi import problems
 from dne_serve.http.routes import json_only
 from dne_serve.http.scoped_route import Parts, actor_of, needing
+from dne_serve.labelling.groups import group
 from dne_serve.labelling.schemas import (
     DeletedAnswer,
     FeedbackBody,
+    GroupAnswer,
+    GroupsAnswer,
     InboxAnswer,
     ItemAnswer,
     ItemHistoryAnswer,
@@ -31,6 +34,8 @@ from model_store.inbox.reading import Item, read_items
 
 DEFAULT_LISTED = 100
 MAX_LISTED = 500
+MAX_GROUPED = 1000
+"""Groups of as many take a second; the time grows with the square."""
 BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
 PICTURE: dict[int | str, dict[str, Any]] = {
     200: {"description": "The picture", "content": {"image/jpeg": BINARY, "image/png": BINARY}}
@@ -74,6 +79,29 @@ def list_inbox(
         counts=index.counts(),
         total=len(index),
         next_cursor=page.next_cursor,
+        collecting=serving.collector is not None,
+    )
+
+
+@labelling.get("/inbox/groups")
+def list_groups(
+    serving: Parts,
+    state: Annotated[State, Query(description="Only items in this state.")] = "unlabelled",
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_GROUPED, description="How many items, the newest of them.")
+    ] = MAX_GROUPED,
+) -> GroupsAnswer:
+    """Put the newest items together that look alike, so that a pile of one thing is named at
+    once."""
+    index = serving.desk.index
+    index.refresh()
+    rows = index.page(states=[state], limit=limit).rows
+    found = group(list(read_items(serving.desk.inbox, rows)))
+    return GroupsAnswer(
+        groups=[GroupAnswer(items=[_item_answer(one) for one in some]) for some in found.groups],
+        by=found.by,
+        counts=index.counts(),
+        total=len(index),
         collecting=serving.collector is not None,
     )
 

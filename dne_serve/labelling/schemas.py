@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -65,6 +65,24 @@ class InboxAnswer(BaseModel):
     counts: dict[State, int]
     total: int
     next_cursor: str | None
+    collecting: bool
+
+
+class GroupAnswer(BaseModel):
+    """Items that look alike, those nearest to the middle of the group first."""
+
+    items: list[ItemAnswer]
+
+
+class GroupsAnswer(BaseModel):
+    """Groups of items, the largest first. `by` is `tokens` if they are those of images that the
+    version sees alike, and `labels` if they only have the same nearest class. `counts`, `total` and
+    `collecting` are as in a page of the inbox."""
+
+    groups: list[GroupAnswer]
+    by: Literal["tokens", "labels"]
+    counts: dict[State, int]
+    total: int
     collecting: bool
 
 

@@ -63,6 +63,9 @@ class ItemRecord(Record):
     """The probability of the likeliest class less that of the second."""
     unknown: bool
     unknown_score: Share | None
+    token: Annotated[str, Field(pattern=r"^[A-Za-z0-9+/]{4,8192}={0,2}$")] | None = None
+    """The direction of the oldest expert's slice of the token, a signed byte a channel in base64:
+    images that look alike have tokens that point alike."""
     other_version: Version | None = None
     other_label: Annotated[str, Field(max_length=200)] | None = None
     """The answer of a shadow, or of the served version to a canary's picture, if it differs."""
