@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from model_store.records.manifest import Manifest
 
 ENVIRONMENT_ONLY = frozenset({"admin_token"})
-REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard"})
+REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard", "collect"})
 
 COPIES = 6
 """Copies of the weights that all measured engines hold together."""
@@ -72,8 +72,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--new-token",
         metavar="NAME=SCOPES",
-        help="make a token with some of the scopes predict, read and admin, separated by commas; "
-        "print it and the line of the token file that lets it in, and end",
+        help="make a token with some of the scopes predict, read, label and admin, separated by "
+        "commas; print it and the line of the token file that lets it in, and end",
     )
     for name, field in Settings.model_fields.items():
         if name in ENVIRONMENT_ONLY:

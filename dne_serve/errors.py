@@ -86,6 +86,10 @@ class TooOld(Refused):
     """The client asks for a younger version than the served one."""
 
 
+class NotKept(Refused):
+    """A picture that a client wants in the inbox, and that is not taken."""
+
+
 class NotMoved(Refused):
     """The channel stays, because its new version cannot be loaded."""
 
@@ -125,6 +129,8 @@ TOLD = frozenset(
         errors.ImageRejected,
         errors.VersionNotFound,
         errors.ChannelNotFound,
+        errors.ItemNotFound,
+        errors.LabelConflict,
         errors.ChannelMoved,
         errors.NothingToRollBack,
         errors.RecordInvalid,

@@ -7,11 +7,17 @@ from collections.abc import Sequence
 
 from dne_serve.access.audit import Audit
 from dne_serve.access.auth import Door
+from dne_serve.access.startup_checks import is_loopback
 from dne_serve.access.tokens import TokenSource
+from dne_serve.collect_rules import parse_collect_rules
+from dne_serve.collecting.collector import Collector
+from dne_serve.collecting.desk import Desk
+from dne_serve.collecting.writer import Caps, Writer
 from dne_serve.engines.base import Engine, joined
 from dne_serve.errors import NotServed, tell
 from dne_serve.guard_rules import parse_rules
 from dne_serve.inference.answers import AnswerBuilder
+from dne_serve.inference.decode_process import DecodeProcess
 from dne_serve.inference.decoding import Decoder
 from dne_serve.inference.predictor import Predictor
 from dne_serve.inference.store_threads import StoreThreads
@@ -36,6 +42,7 @@ STORE_READS = 4
 STORE_MOVES = 2
 """Requests that move the channel, or load and unload, at a time."""
 DRAINS = "this server is about to stop; ask another one"
+WRITER_NICENESS = 15
 MAX_WAITING = 64
 """Requests of either kind that wait; more are answered with 503."""
 
@@ -51,9 +58,15 @@ class Serving:
         self.metrics.built(backend=engine.backend, device=engine.device)
         self.metrics.queue_limit.set(settings.max_queue)
         self.statistics = Statistics(on_decoded=self.metrics.decode_seconds.observe)
-        self.door = Door(TokenSource(settings), rate=settings.rate_limit)
+        self.door = Door(
+            TokenSource(settings), rate=settings.rate_limit, is_local=is_loopback(settings.host)
+        )
         self.audit = Audit(settings.audit_log)
         self.open_store = SameStore(settings.store)
+        self.desk = Desk(self.open_store)
+        self._writer = self._new_writer()
+        rules = parse_collect_rules(listed(settings.collect))
+        self.collector = Collector(rules, writer=self._writer) if rules else None
         self._decoder = Decoder(
             threads=settings.fixed.decode_threads,
             seconds=settings.fixed.decode_seconds,
@@ -96,7 +109,10 @@ class Serving:
             on_return=self._returned,
         )
         self.companions = Companions(
-            settings.read_canary(), settings.shadow, residents=self.residents
+            settings.read_canary(),
+            settings.shadow,
+            residents=self.residents,
+            compares_canary=self.collector is not None and self.collector.wants_disagreement,
         )
         self.reloader = Reloader(
             self.open_store,
@@ -117,6 +133,7 @@ class Serving:
             guard=self._guard,
             statistics=self.statistics,
             max_wait_s=settings.max_wait_seconds,
+            wants_tokens=self.collector is not None,
             on_answered=self.metrics.answered,
             on_compared=self.metrics.compared,
             counts=self.metrics.answers,
@@ -133,10 +150,13 @@ class Serving:
     def start(self) -> None:
         self.batcher.start()
         self.reloader.start()
+        if self.collector is not None:
+            self._writer.start()
 
     def stop(self) -> None:
         """Stop the reloader first: a load under way still needs the engine."""
         self._guard.stop()
+        self._writer.stop()
         self.reloader.stop()
         self.readers.stop(wait=False)
         self.movers.stop(wait=True)
@@ -157,6 +177,26 @@ class Serving:
             return "the model was unloaded; loading it or moving the channel brings it back"
         failure = self.reloader.failure
         return tell(failure.error) if failure else None
+
+    def _new_writer(self) -> Writer:
+        """Make the writer of the inbox, whose process gives way to all others."""
+        process = DecodeProcess(
+            seconds=self.settings.fixed.decode_seconds,
+            max_pixels=self.settings.max_pixels,
+            niceness=WRITER_NICENESS,
+        )
+        caps = Caps(
+            per_hour=self.settings.collect_per_hour,
+            total=self.settings.collect_total,
+            days=self.settings.collect_days,
+        )
+        return Writer(
+            self.desk,
+            process=process,
+            channel=self.settings.channel,
+            caps=caps,
+            on_outcome=self.metrics.settled,
+        )
 
     def _pass_bytes(self, spec: NetworkSpec) -> int:
         """Bytes of the machine's own memory that passes over the largest batches take."""

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dne_serve.collect_rules import parse_collect_rules
 from dne_serve.guard_rules import parse_rules
 from model_store.errors import WrongUsage
 from model_store.machine import usable_cores
@@ -198,6 +199,23 @@ class Settings(BaseSettings):
     guard_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = Field(
         600.0, description="time after a promotion for which the guard watches"
     )
+    collect: str = Field(
+        "",
+        description="keep pictures in the store's inbox, to be labelled: unknown, score<0.6, "
+        "margin<0.1, disagrees (a shadow or canary gives another label), sample=1%, or several "
+        "separated by commas; without it no picture is kept",
+    )
+    collect_per_hour: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        200, description="pictures that this server keeps in an hour at most"
+    )
+    collect_total: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
+        10_000, description="pictures in the inbox at which this server keeps no more"
+    )
+    collect_days: Annotated[float, Field(gt=0, le=3650)] = Field(
+        30.0,
+        description="days after which this server deletes a picture of the inbox; one with a "
+        "label that no version has used stays",
+    )
     require_signatures: bool = Field(
         False, description="serve only versions signed by someone whom the trust file names"
     )
@@ -235,6 +253,12 @@ class Settings(BaseSettings):
     def _guards_make_sense(cls, guard: str) -> str:
         parse_rules(listed(guard))
         return guard
+
+    @field_validator("collect")
+    @classmethod
+    def _rules_make_sense(cls, collect: str) -> str:
+        parse_collect_rules(listed(collect))
+        return collect
 
     def read_admin_token(self) -> str | None:
         """Read the admin token, or None; WrongUsage for one that no client could send."""

@@ -3,7 +3,8 @@
 
 DneError
 ├── WrongUsage               the command line or a setting asks for something that makes no sense
-│   └── SpecInvalid          a network that cannot be built
+│   ├── SpecInvalid          a network that cannot be built
+│   └── LabelInvalid         text that cannot name a class
 ├── DataRejected             a folder of images that cannot be learnt from
 ├── ImageRejected            bytes that are not an accepted image
 │   └── ImageTooLarge        more pixels than allowed
@@ -15,6 +16,8 @@ DneError
     │   └── VersionDeleted   there was one, and a tombstone says so
     ├── VersionNeeded        a version that cannot be deleted
     ├── CopyRefused          two stores that were filled separately
+    ├── ItemNotFound         an item that is not in the inbox
+    ├── LabelConflict        someone else labelled the item first
     ├── ChannelNotFound      a channel that names nothing
     ├── ChannelMoved         someone else moved the channel first
     ├── NothingToRollBack    the channel has no earlier version, or was never rolled back
@@ -40,6 +43,10 @@ class WrongUsage(DneError):
 
 
 class SpecInvalid(WrongUsage):
+    pass
+
+
+class LabelInvalid(WrongUsage):
     pass
 
 
@@ -89,6 +96,26 @@ class VersionNeeded(StoreError):
 
 class CopyRefused(StoreError):
     pass
+
+
+class ItemNotFound(StoreError):
+    def __init__(self, item: str) -> None:
+        super().__init__(
+            f"there is no item {item!r} in the inbox: it was not kept, or it is deleted"
+        )
+        self.item = item
+
+
+class LabelConflict(StoreError):
+    """`number` is that of the item's newest label record, 0 for none, and `said` its content."""
+
+    def __init__(self, item: str, *, after: int, number: int, said: str, actor: str) -> None:
+        found = f"{actor} has written {said!r} as record {number}" if number else "it has none now"
+        super().__init__(f"the label of item {item} has changed since record {after}: {found}")
+        self.item = item
+        self.number = number
+        self.said = said
+        self.actor = actor
 
 
 class ChannelNotFound(StoreError):

@@ -16,6 +16,9 @@ CLOCK = "clock"
 MENDED = "mended"
 RESERVE = "reserve"
 TMP = "tmp"
+INBOX = "inbox"
+ITEM_ID = r"[0-9]{8}t[0-9]{9}-[0-9a-f]{12}"
+"""The form of an item's id; `model_store.inbox.naming` has the names of its objects."""
 
 # ASCII digits, and `fullmatch` below: `\d` and `$` let through more than is meant.
 _SHARD = re.compile(r"shards/([0-9a-f]{2})/(\1[0-9a-f]{62})\.safetensors")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -45,12 +46,30 @@ def read_pixels(
 ) -> Pixels:
     """Decode an image to [S, S, 3]: upright, RGB, the middle square."""
     size = preprocessing.image_size
+    with _opened(data, max_pixels=max_pixels, needed=size) as image:
+        return np.asarray(_middle_square(_rgb(_upright(image)), preprocessing))
+
+
+def read_picture(data: bytes, *, max_side: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode a whole image: upright, RGB, scaled down to at most `max_side` pixels a side."""
+    with _opened(data, max_pixels=max_pixels, needed=max_side) as image:
+        picture = _rgb(_upright(image))
+        picture.thumbnail((max_side, max_side), Image.Resampling.BICUBIC, reducing_gap=2.0)
+        picture.load()
+        picture.info.clear()  # Pillow would write comments and profiles into the next file
+        return picture
+
+
+@contextmanager
+def _opened(data: bytes, *, max_pixels: int, needed: int) -> Iterator[Image.Image]:
+    """Open an image file of which `needed` pixels a side are enough. Errors inside are those of a
+    bad file."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             _check_pixels(image, max_pixels)
             if image.format == "JPEG":
-                image.draft("RGB", (2 * size, 2 * size))  # decode no more than is needed
-            square = _middle_square(_rgb(_upright(image)), preprocessing)
+                image.draft("RGB", (2 * needed, 2 * needed))  # decode no more than is needed
+            yield image
     except ImageRejected:
         raise
     except Image.DecompressionBombError as error:
@@ -62,7 +81,6 @@ def read_pixels(
     # Pillow's decoders raise many kinds of errors on damaged files, all with one meaning.
     except Exception as error:
         raise ImageRejected(f"a damaged image ({type(error).__name__}: {error})") from error
-    return np.asarray(square)
 
 
 def fit_pixels(pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:

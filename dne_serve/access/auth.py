@@ -20,19 +20,26 @@ class Door:
         tokens: Callable[[], Sequence[Token]],
         *,
         rate: float | None = None,
+        is_local: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`is_local`: only programs of this machine reach the server."""
         self._tokens = tokens
         self._rate = rate
         self._clock = clock
         self._guesses = Guesses(clock)
         self._spent: dict[bytes, Allowance] = {}
         self._closed = {Permission.ADMIN}
+        if not is_local:
+            self._closed.add(Permission.LABEL)
 
     def is_closed(self, needed: Permission) -> bool:
         """Say whether a token is needed. A door that was closed once stays closed while the server
         runs: a token file is empty for a moment while it is rewritten, and must not open it."""
-        if any(needed in token.permissions for token in self._tokens()):
+        tokens = self._tokens()
+        if needed is Permission.LABEL and tokens:  # who may only predict sees no pictures
+            self._closed.add(needed)
+        if any(needed in token.permissions for token in tokens):
             self._closed.add(needed)
         return needed in self._closed
 

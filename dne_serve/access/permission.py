@@ -1,7 +1,8 @@
 """Define permissions and the tokens that grant them. Of a token only its SHA-256 is kept.
 
-A route needs one of four permissions. `predict` and `read` are open until some token names them;
-`admin` is closed until one does. A token with `admin` opens the other routes too, and closes none.
+A route needs one of five permissions. `predict` and `read` are open until some token names them;
+`label` is open on a loopback address until there is any token, and closed otherwise; `admin` is
+closed. A token with `admin` opens the other routes too, and closes none but those of `label`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ class Permission(StrEnum):
     """Pages and health: for everybody, whatever tokens there are."""
     PREDICT = "predict"
     READ = "read"
+    LABEL = "label"
+    """The inbox: pictures that others have sent, and their labels."""
     ADMIN = "admin"
 
 

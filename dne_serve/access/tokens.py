@@ -27,7 +27,7 @@ from model_store.errors import WrongUsage
 
 UNNAMED = ""
 """Name of the token of DNE_ADMIN_TOKEN or --admin-token-file."""
-GRANTED = (Permission.PREDICT, Permission.READ, Permission.ADMIN)
+GRANTED = (Permission.PREDICT, Permission.READ, Permission.LABEL, Permission.ADMIN)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 RATE = re.compile(r"rate=([0-9]{1,6}(?:\.[0-9]{1,3})?)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -66,6 +66,9 @@ class Model(Protocol):
         """Compute [rows], the log-odds that an image is of a class that is answered; None for a
         version without a doubt shard."""
 
+    def tokens(self, passed: Any, rows: Sequence[int], *, width: int) -> Floats:
+        """Return [rows, width], the first channels of the token."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Resident:
@@ -103,6 +106,7 @@ class Query:
 
     pixels: Pixels
     residents: tuple[Resident, ...]
+    wants_token: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,6 +117,9 @@ class Answer:
     """One for each of the version's labels."""
     log_odds: float | None = None
     """The log-odds that the image is of one of the labels, if the version tells them."""
+    token: Floats | None = None
+    """The slice of the oldest expert, which is the same in all versions of a lineage, if the query
+    wants it."""
 
 
 Answers = tuple[Answer | None, ...]
@@ -238,8 +245,12 @@ def answer_all(widest: Resident, queries: Sequence[Query]) -> list[Answers | Exc
     for resident, chosen in rows.items():
         answers = _rows(resident, passed, chosen)
         found |= {(resident, row): one for row, one in zip(chosen, answers, strict=True)}
+    wanted = [row for row, query in enumerate(queries) if query.wants_token]
+    width = widest.manifest.spec.slice_width(0)
+    kept = widest.model.tokens(passed, wanted, width=width) if wanted else ()
+    tokens = dict(zip(wanted, kept, strict=True))
     return [
-        _answers(query, [found[one, row] for one in query.residents])
+        _answers(query, [found[one, row] for one in query.residents], token=tokens.get(row))
         for row, query in enumerate(queries)
     ]
 
@@ -257,11 +268,14 @@ def _rows(resident: Resident, passed: Any, rows: Sequence[int]) -> list[Answer |
     ]
 
 
-def _answers(query: Query, answers: Sequence[Answer | None]) -> Answers | Exception:
-    if answers[0] is None:
+def _answers(
+    query: Query, answers: Sequence[Answer | None], *, token: Floats | None
+) -> Answers | Exception:
+    own, *others = answers
+    if own is None:
         version = query.residents[0].version
         return ModelUnusable(f"version {version} gives logits that are not finite")
-    return tuple(answers)
+    return (own if token is None else replace(own, token=token), *others)
 
 
 def warmed(resident: Resident) -> Resident:

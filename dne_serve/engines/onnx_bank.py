@@ -91,6 +91,9 @@ class OnnxVersion:
     def log_odds(self, passed: Floats, rows: Sequence[int]) -> Floats | None:
         return None if self.doubt is None else self.doubt.log_odds(passed[list(rows)])
 
+    def tokens(self, passed: Floats, rows: Sequence[int], *, width: int) -> Floats:
+        return passed[list(rows), :width]
+
 
 class ArrayBank:
     """The experts and lineages in memory, found by their ancestry."""

@@ -81,6 +81,10 @@ class BankedVersion:
         with torch.inference_mode():
             return self.doubt.log_odds(self.device.fetch(passed[list(rows), : self.doubt.width]))
 
+    def tokens(self, passed: Tensor, rows: Sequence[int], *, width: int) -> Floats:
+        with torch.inference_mode():
+            return self.device.fetch(passed[list(rows), :width])
+
 
 class ExpertBank:
     """The experts in memory, found by their ancestry."""

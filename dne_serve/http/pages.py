@@ -26,7 +26,7 @@ HEADERS = {
 
 
 class Files(StaticFiles):
-    """Files of the two pages, under the same policy as the pages."""
+    """Files of the pages, under the same policy as the pages."""
 
     def file_response(self, *found: Any, **options: Any) -> Response:
         answer = super().file_response(*found, **options)
@@ -40,6 +40,10 @@ def install(app: FastAPI) -> None:
     @pages.get("/", include_in_schema=False)
     async def console() -> FileResponse:
         return FileResponse(CONSOLE / "index.html", headers=HEADERS)
+
+    @pages.get("/label", include_in_schema=False)
+    async def label() -> FileResponse:
+        return FileResponse(CONSOLE / "label.html", headers=HEADERS)
 
     @pages.get("/docs", include_in_schema=False)
     async def docs() -> FileResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -52,6 +53,7 @@ ANSWERS: dict[type[DneError], Answer] = {
     errors.DecoderUnavailable: Answer(503, retry=True),
     errors.NotReady: Answer(503, retry=True),
     errors.TooOld: Answer(503, retry=True),
+    errors.NotKept: Answer(503, retry=True),
     errors.NotMoved: Answer(503, logged=True),
     errors.NotServed: Answer(503, logged=True),
     errors.NoRoom: Answer(503),
@@ -62,6 +64,9 @@ ANSWERS: dict[type[DneError], Answer] = {
     store_errors.ImageRejected: Answer(422),
     store_errors.ImageTooLarge: Answer(413),
     store_errors.VersionNotFound: Answer(404),
+    store_errors.LabelInvalid: Answer(422),
+    store_errors.ItemNotFound: Answer(404),
+    store_errors.LabelConflict: Answer(409),
     store_errors.ChannelNotFound: Answer(404),
     store_errors.ChannelMoved: Answer(409),
     store_errors.NothingToRollBack: Answer(409),
@@ -98,14 +103,16 @@ def problem(
     headers: dict[str, str] | None = None,
     cause: BaseException | None = None,
     is_fault: bool = False,
+    members: Mapping[str, Any] | None = None,
 ) -> JSONResponse:
-    """Make an answer. Its `instance` is unique, and the log has the cause under that name."""
+    """Make an answer. Its `instance` is unique, and the log has the cause under that name.
+    `members` are further ones of the document."""
     note = NOTE.get(Note())
     note.instance = new_instance()
     note.said = detail if len(detail) <= MAX_DETAIL else f"{detail[:MAX_DETAIL]} …"
     note.cause, note.is_fault = cause, is_fault
     body = document(status, detail=note.said, kind=kind, instance=note.instance)
-    return JSONResponse(body, status, media_type=MEDIA_TYPE, headers=headers)
+    return JSONResponse({**body, **(members or {})}, status, media_type=MEDIA_TYPE, headers=headers)
 
 
 def new_instance() -> str:
@@ -136,7 +143,15 @@ def problem_of(error: Exception) -> JSONResponse:
         headers=headers,
         cause=error if answer.logged else error.__cause__,
         is_fault=answer.logged,
+        members=_members(error),
     )
+
+
+def _members(error: Exception) -> dict[str, Any]:
+    """Tell a client that was overtaken what the newest record says."""
+    if isinstance(error, store_errors.LabelConflict):
+        return {"number": error.number, "said": error.said, "actor": error.actor}
+    return {}
 
 
 def install(app: FastAPI) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from dne_serve.access.permission import Permission
-from dne_serve.errors import NotReady, TypeNotAccepted
+from dne_serve.errors import Malformed, NotReady, TypeNotAccepted
 from dne_serve.http import versions
 from dne_serve.http.openapi import IMAGES_SCHEMA, problems
 from dne_serve.http.problems import problem
@@ -85,6 +85,12 @@ TopK = Annotated[
 ]
 
 
+Keep = Annotated[
+    bool,
+    Query(description="Keep the pictures in the inbox, whatever the rules of collecting say."),
+]
+
+
 class Direct(ScopedRoute):
     """A route that skips FastAPI's reading of parameters for a request without a query: all of them
     have defaults. The reading takes a quarter of the event loop's time for a request."""
@@ -122,13 +128,21 @@ async def predict(
     serving: Parts,
     top_k: TopK = DEFAULT_TOP_K,
     version: AnyVersion = None,
+    keep: Keep = False,
 ) -> Response:
     """Classify one or many images: a form's `files`, base64 in JSON, or one as the raw body."""
+    collector = serving.collector
+    if keep and collector is None:
+        raise Malformed("this server keeps no pictures; its operator can allow it with --collect")
     serving.predictor.expect_room()
     chosen = await serving.predictor.resolve(version, at_least=at_least_of(request))
     uploads = await read_uploads(request, max_images=serving.settings.max_images)
+    watch = collector.watch(uploads, keep=keep) if collector else None
     scored = await serving.predictor.score(
-        chosen, pictures=uploads, since=request.scope.get(ARRIVED)
+        chosen,
+        pictures=uploads,
+        since=request.scope.get(ARRIVED),
+        on_compared=watch.compared if watch else None,
     )
     resident = chosen.resident
     build = partial(
@@ -138,6 +152,7 @@ async def predict(
         filenames=[upload.filename for upload in uploads],
         scored=scored,
         top_k=top_k,
+        identify=watch.answered if watch else None,
     )
     work = work_of(len(uploads), classes=len(resident.labels), listed=top_k)
     return Response(await serving.answers.build(build, work=work), media_type=JSON)

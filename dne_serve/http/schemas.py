@@ -43,7 +43,8 @@ class Prediction(BaseModel):
     `unknown_score`: the probability of none of the classes, if half of all images were; null for a
     version whose `unknown.score` is `max-logit`.
     `level`: 0 for a class; where every class is in doubt and a group of them is not, `label` and
-    `score` are those of the group, so many steps above its likeliest class, which `top` names."""
+    `score` are those of the group, so many steps above its likeliest class, which `top` names.
+    `id`: names the picture for `POST /feedback`; only there while the server collects pictures."""
 
     filename: str | None
     label: str
@@ -53,6 +54,7 @@ class Prediction(BaseModel):
     unknown: bool
     unknown_score: float | None
     top: list[Score]
+    id: str | None = None
 
 
 class PredictAnswer(BaseModel):

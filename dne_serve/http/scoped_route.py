@@ -34,6 +34,7 @@ WITH_TOKEN: dict[str, list[str]] = {BEARER: []}
 SECURITY: dict[Permission, list[dict[str, list[str]]]] = {
     Permission.PREDICT: [{}, WITH_TOKEN],
     Permission.READ: [{}, WITH_TOKEN],
+    Permission.LABEL: [{}, WITH_TOKEN],
     Permission.ADMIN: [WITH_TOKEN],
 }
 

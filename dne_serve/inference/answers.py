@@ -48,6 +48,8 @@ class Scored:
     unknown_score: float | None
     """The probability that the image is of none of the classes; None if the version has no
     doubt shard."""
+    token: Floats | None = None
+    """The slice of the oldest expert, while the server collects images."""
 
     @classmethod
     def of(cls, resident: Resident, answer: Answer) -> Scored:
@@ -58,7 +60,12 @@ class Scored:
             logits=answer.logits,
             is_unknown=detector is not None and score < detector.threshold,
             unknown_score=None if odds is None else none_of_these(odds),
+            token=answer.token,
         )
+
+
+Identify = Callable[[int, Resident, Scored, NDArray[np.float64]], str]
+"""Called with the place of an image in its request, the version, and its probabilities."""
 
 
 class AnswerBuilder:
@@ -97,14 +104,19 @@ def prediction_json(
     filenames: Sequence[str | None],
     scored: Sequence[Scored],
     top_k: int,
+    identify: Identify | None = None,
 ) -> bytes:
     """Write a `PredictAnswer` without building its pydantic models: a model for each score would
-    take most of the time. A test compares the JSON with the models."""
+    take most of the time. A test compares the JSON with the models. `identify` gives a prediction
+    its id, if pictures are collected."""
     head = to_json({"version": resident.version, "canary": canary})
-    predictions = [
-        to_json(_prediction(resident, filename=name, scored=one, top_k=top_k), inf_nan_mode="null")
-        for name, one in zip(filenames, scored, strict=True)
-    ]
+    predictions = []
+    for place, (name, one) in enumerate(zip(filenames, scored, strict=True)):
+        scores = probabilities_of(resident, one.logits)
+        made = _prediction(resident, filename=name, scored=one, scores=scores, top_k=top_k)
+        if identify is not None:
+            made["id"] = identify(place, resident, one, scores)
+        predictions.append(to_json(made, inf_nan_mode="null"))
     return b"".join((head[:-1], b',"predictions":[', b",".join(predictions), b"]}"))
 
 
@@ -144,10 +156,14 @@ def _higher(resident: Resident, scores: NDArray[np.float64], *, best: float) -> 
 
 
 def _prediction(
-    resident: Resident, *, filename: str | None, scored: Scored, top_k: int
+    resident: Resident,
+    *,
+    filename: str | None,
+    scored: Scored,
+    scores: NDArray[np.float64],
+    top_k: int,
 ) -> dict[str, Any]:
     """Name the classes of one image, with the fields of `Prediction` in their order."""
-    scores = probabilities_of(resident, scored.logits)
     order = best_of(scores, top_k)
     indexes: list[int] = order.tolist()
     values: list[float] = scores[order].tolist()

@@ -17,7 +17,8 @@ import numpy as np
 
 from dne_serve.errors import DecoderUnavailable
 from dne_serve.inference import decode_worker
-from dne_serve.inference.decode_worker import ANSWERED, ASKED, PIXELS, READY, TOO_LARGE
+from dne_serve.inference.decode_worker import ANSWERED, ASKED, PIXELS, READY, REENCODE, TOO_LARGE
+from dne_serve.inference.reencoding import Reencoded
 from model_store.errors import DneError, ImageRejected, ImageTooLarge
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Preprocessing
@@ -52,17 +53,25 @@ class DecodeProcess:
     def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
         """Decode an image, or raise ImageRejected, ImageTooLarge, ImageTooSlow or
         DecoderUnavailable."""
+        size = preprocessing.image_size
+        payload = self._ask(data, preprocessing.model_dump_json().encode())
+        return np.frombuffer(payload, dtype=np.uint8).reshape(size, size, 3)
+
+    def reencode(self, data: bytes) -> Reencoded:
+        """Write an image anew for the inbox, or raise as `read` does."""
+        return Reencoded.unpack(self._ask(data, REENCODE))
+
+    def _ask(self, data: bytes, parameters: bytes) -> bytes:
         process = self._running()
         with _ended_after(process, self._seconds) as late:
             try:
-                kind, payload = _exchange(process, data, preprocessing)
+                kind, payload = _exchange(process, data, parameters)
             except (OSError, EOFError) as error:
                 raise self._verdict(late) from error
         if late.is_set():
             self.stop()
         if kind == PIXELS:
-            size = preprocessing.image_size
-            return np.frombuffer(payload, dtype=np.uint8).reshape(size, size, 3)
+            return payload
         raise (ImageTooLarge if kind == TOO_LARGE else ImageRejected)(payload.decode())
 
     def stop(self) -> None:
@@ -172,12 +181,11 @@ def _ended_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[t
 
 
 def _exchange(
-    process: subprocess.Popen[bytes], data: bytes, preprocessing: Preprocessing
+    process: subprocess.Popen[bytes], data: bytes, parameters: bytes
 ) -> tuple[int, bytes]:
     asked, answered = process.stdin, process.stdout
     if asked is None or answered is None:
         raise EOFError
-    parameters = preprocessing.model_dump_json().encode()
     asked.write(ASKED.pack(len(parameters), len(data)))
     asked.write(parameters)
     asked.write(data)

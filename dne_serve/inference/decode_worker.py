@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from dne_serve.inference.reencoding import reencode
 from model_store.errors import ImageRejected, ImageTooLarge
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
@@ -26,6 +27,8 @@ ASKED = struct.Struct(">II")
 ANSWERED = struct.Struct(">BI")
 """Kind and length of the payload, which follows."""
 PIXELS, REJECTED, TOO_LARGE = range(3)
+REENCODE = b"reencode"
+"""Parameters of a request for a picture of the inbox instead of pixels of the network."""
 READY = b"R"
 """Written once, so that the time to start is not taken from the first image."""
 BASE_BYTES = 1 << 30
@@ -80,6 +83,8 @@ def read_frame(stream: BinaryIO) -> tuple[bytes, bytes] | None:
 
 def _decode(parameters: bytes, image: bytes, *, max_pixels: int) -> tuple[int, bytes]:
     try:
+        if parameters == REENCODE:
+            return PIXELS, reencode(image, max_pixels=max_pixels).pack()
         preprocessing = Preprocessing.model_validate_json(parameters)
         return PIXELS, read_pixels(image, preprocessing, max_pixels=max_pixels).tobytes()
     except ImageTooLarge as error:

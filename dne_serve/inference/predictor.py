@@ -25,6 +25,8 @@ from model_store.store.store import Store
 
 log = logging.getLogger("dne_serve.predictor")
 
+OnCompared = Callable[[int, Sequence[str | None]], None]
+
 
 class Predictor:
     """Leads requests through decoder and batcher. Used on the event loop."""
@@ -40,6 +42,7 @@ class Predictor:
         guard: Guard,
         statistics: Statistics,
         max_wait_s: float,
+        wants_tokens: bool = False,
         on_answered: Callable[[By, int], None] = lambda by, images: None,
         on_compared: Callable[[int, int], None] = lambda same, other: None,
         counts: AnswerCounts | None = None,
@@ -53,6 +56,7 @@ class Predictor:
         self._guard = guard
         self._statistics = statistics
         self._max_wait_s = max_wait_s
+        self._wants_tokens = wants_tokens
         self._on_answered = on_answered
         self._on_compared = on_compared
         self._counts = AnswerCounts() if counts is None else counts
@@ -94,17 +98,24 @@ class Predictor:
         self._check_room(1)
 
     async def score(
-        self, chosen: Chosen, *, pictures: Sequence[Picture], since: float | None = None
+        self,
+        chosen: Chosen,
+        *,
+        pictures: Sequence[Picture],
+        since: float | None = None,
+        on_compared: OnCompared | None = None,
     ) -> list[Scored]:
         """Compute the logits and the doubt of the version that answers, for each picture in order.
-        `since`: the moment when the request had arrived, if that was earlier."""
+        `since`: the moment when the request had arrived, if that was earlier. `on_compared` gets
+        the version that the answers are compared with, now or later, and its label for each picture
+        if it is another one."""
         resident, version = chosen.resident, chosen.resident.version
         with self._statistics.request(version, images=len(pictures)):
             deadline = Deadline(self._max_wait_s, since=since)
             with self._statistics.decoding(version):
                 pixels = await deadline.result(self._decode(resident, pictures))
             with self._guard.request(version):  # decoding is no work of the version's
-                answers = await self._ask(chosen, pixels, deadline)
+                answers = await self._ask(chosen, pixels, deadline, on_compared)
         scored = [Scored.of(resident, one) for one in answers]
         unknown = sum(one.is_unknown for one in scored)
         self._guard.answered(version, images=len(scored), unknown=unknown)
@@ -113,7 +124,11 @@ class Predictor:
         return scored
 
     async def _ask(
-        self, chosen: Chosen, pixels: Sequence[Pixels], deadline: Deadline
+        self,
+        chosen: Chosen,
+        pixels: Sequence[Pixels],
+        deadline: Deadline,
+        on_compared: OnCompared | None,
     ) -> list[Answer]:
         """Compute the answers of the version that answers. A shadow of the same lineage is computed
         in the same pass, any other shadow in a pass after the answer."""
@@ -122,12 +137,13 @@ class Predictor:
         if shadow and wider:
             both = await deadline.answers(self._submit(wider, pixels, (resident, shadow)))
             answers = [_given(own) for own, _ in both]
-            self._compare(resident, answers, shadow, [other for _, other in both])
+            self._compare(chosen, answers, [other for _, other in both], on_compared)
             return answers
         alone = await deadline.answers(self._submit(resident, pixels, (resident,)))
         answers = [_given(own) for (own,) in alone]
         if shadow:
-            task = asyncio.create_task(self._ask_apart(resident, answers, shadow, pixels))
+            apart = self._ask_apart(chosen, shadow, answers, pixels, on_compared)
+            task = asyncio.create_task(apart)
             self._comparing.add(task)  # the event loop itself holds on to no task
             task.add_done_callback(self._comparing.discard)
         return answers
@@ -135,15 +151,18 @@ class Predictor:
     def _submit(
         self, widest: Resident, pixels: Sequence[Pixels], residents: tuple[Resident, ...]
     ) -> list[Future[Answers]]:
-        queries = [Query(pixels=one, residents=residents) for one in pixels]
+        queries = [
+            Query(pixels=one, residents=residents, wants_token=self._wants_tokens) for one in pixels
+        ]
         return self._batcher.submit(widest, items=queries)
 
     async def _ask_apart(
         self,
-        resident: Resident,
-        answers: Sequence[Answer],
+        chosen: Chosen,
         shadow: Resident,
+        answers: Sequence[Answer],
         pixels: Sequence[Pixels],
+        on_compared: OnCompared | None,
     ) -> None:
         try:
             tickets = self._submit(shadow, pixels, (shadow,))
@@ -151,20 +170,26 @@ class Predictor:
         except DneError as error:  # nobody waits for it
             log.debug("the shadow was not asked: %s", error)
             return
-        self._compare(resident, answers, shadow, [one for (one,) in others])
+        self._compare(chosen, answers, [one for (one,) in others], on_compared)
 
     def _compare(
         self,
-        resident: Resident,
+        chosen: Chosen,
         answers: Sequence[Answer],
-        shadow: Resident,
         others: Sequence[Answer | None],
+        on_compared: OnCompared | None,
     ) -> None:
-        same = sum(
-            other is not None and _label(resident, own) == _label(shadow, other)
+        resident, shadow = chosen.resident, chosen.shadow
+        assert shadow is not None  # nobody else compares
+        pairs = [
+            (_label(resident, own), None if other is None else _label(shadow, other))
             for own, other in zip(answers, others, strict=True)
-        )
-        self._on_compared(same, len(answers) - same)
+        ]
+        if chosen.by == "served":
+            same = sum(own == other for own, other in pairs)
+            self._on_compared(same, len(answers) - same)
+        if on_compared is not None:
+            on_compared(shadow.version, [None if own == other else other for own, other in pairs])
 
     def _load(self, version: int) -> Resident:
         store = self._open_store()

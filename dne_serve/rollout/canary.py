@@ -58,6 +58,8 @@ class Companions:
     shadow: int | None
     residents: Residents
     clock: Callable[[], float] = time.monotonic
+    compares_canary: bool = False
+    """Compare the canary's answers with those of the served version."""
     _canary: _Companion | None = field(init=False)
     _shadow: _Companion | None = field(init=False)
     _due: float = field(init=False, default=0.0)
@@ -89,7 +91,8 @@ class Companions:
         if canary is not None and (canary.version == served.version or canary.version < at_least):
             canary = None
         if canary is not None and self._is_due():
-            return Chosen(resident=canary, by="canary")
+            compared = served if self.compares_canary else None
+            return Chosen(resident=canary, by="canary", shadow=compared)
         shadow = self._shadow.resident if self._shadow else None
         if shadow is not None and shadow.version == served.version:
             shadow = None

@@ -119,6 +119,24 @@ class Metrics:
             "dne_guard_returns", "Promotions that the guard took back.", registry=new
         )
 
+        self.collected = Counter(
+            "dne_collected_images", "Pictures kept in the inbox by this server.", registry=new
+        )
+        self.not_collected = Counter(
+            "dne_collect_dropped_images",
+            "Pictures that a rule would keep and that were not kept: no room in the queue, the cap "
+            "of the hour or of all, a near-duplicate, a bad image, the store.",
+            ("reason",),
+            registry=new,
+        )
+
+    def settled(self, outcome: str) -> None:
+        """Count a picture that was offered to the inbox."""
+        if outcome == "kept":
+            self.collected.inc()
+        elif outcome != "known":
+            self.not_collected.labels(outcome).inc()
+
     def watch(
         self,
         *,

@@ -89,6 +89,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     if not quick:
         from model_store.cli.class_commands import add_class_care_commands
         from model_store.cli.housekeeping_commands import add_housekeeping_commands
+        from model_store.cli.inbox_command import add_inbox_command
         from model_store.cli.key_commands import add_keys_command
         from model_store.cli.mend_command import add_mend_command
         from model_store.cli.removal_commands import add_removal_commands
@@ -98,6 +99,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
         add_removal_commands(add)
         add_mend_command(add)
         add_keys_command(subparsers)
+        add_inbox_command(subparsers)
     return parser
 
 

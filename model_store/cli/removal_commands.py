@@ -24,7 +24,7 @@ from model_store.maintenance.forget import (
 )
 from model_store.records.describe import change
 from model_store.store.store import Store
-from model_store.tables import printable, size
+from model_store.tables import counted, printable, size
 
 
 def add_removal_commands(add: Add) -> None:
@@ -70,15 +70,19 @@ def forget_one(options: argparse.Namespace) -> int:
         found = look_up(store, options.class_name)
         if options.dry_run:
             return _told(options, asdict(found), _images(found, "would be gone from"))
-        if found.shards and not _agreed(
-            options, f"Remove the images of {name} ({size(found.bytes)})? It cannot be undone."
-        ):
+        question = (
+            f"Remove the images of {name} ({size(found.bytes)}, and "
+            f"{counted(found.inbox_items, 'item')} of the inbox)? It cannot be undone."
+        )
+        if (found.shards or found.inbox_items) and not _agreed(options, question):
             return _left_alone()
     report = forget_class(store, options.class_name, actor=current_actor(), reason=options.reason)
     if options.json:
         print_json({**asdict(report), "not_undone": CANNOT_BE_UNDONE})
         return EXIT_OK
     print(_images(report, "are gone from"))
+    if report.inbox_items:
+        print(f"{counted(report.inbox_items, 'item')} of the inbox with that class are gone")
     if report.other_classes:
         others = ", ".join(map(printable, report.other_classes))
         print(f"the same images were kept for {others}, and are gone there too")

@@ -1,4 +1,5 @@
-"""Remove the images of a class, memory and held-out, and their statistics from every version.
+"""Remove the images of a class, memory and held-out, and their statistics from every version, and
+the pictures of the class from the inbox.
 
 A tombstone names each shard that is gone, so that `verify` knows it was meant. The weights keep
 what the network has learnt from the images.
@@ -11,6 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from model_store.errors import DataRejected
+from model_store.inbox.inbox import Inbox
+from model_store.inbox.reading import open_index
+from model_store.inbox.removal import forget_items, items_of_class
 from model_store.layout import forgotten_name, shard_name
 from model_store.names import is_same, spelt_among
 from model_store.records.manifest import Manifest, ShardRef
@@ -31,17 +35,18 @@ CANNOT_BE_UNDONE = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
     """The shards that are gone, and the versions that named them. `other_classes` had the very same
-    images."""
+    images. `inbox_items`: pictures of the inbox with that label, or that answer and no label."""
 
     class_name: str
     versions: tuple[int, ...]
     shards: tuple[str, ...]
     bytes: int
     other_classes: tuple[str, ...]
+    inbox_items: int
 
 
 def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
-    """Forget a class. Raise DataRejected where no version knows it."""
+    """Forget a class. Raise DataRejected where neither a version nor the inbox knows it."""
     with store.using_reserve() as reserved:
         return _forget_all(reserved, class_name, actor=actor, reason=reason)
 
@@ -49,16 +54,22 @@ def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> F
 def look_up(store: Store, class_name: str) -> ForgetReport:
     """Tell what forgetting a class would remove now, and remove nothing."""
     manifests = read_all_manifests(store)
-    _check_known(manifests, class_name)
+    inbox = Inbox(store.objects)
+    items = len(items_of_class(inbox, open_index(inbox), class_name))
+    if not items:
+        _check_known(manifests, class_name)
     there = list_shards(store)
     gone = {sha256: size for sha256, size in _new(manifests, class_name).items() if sha256 in there}
-    return _report(manifests, class_name, gone)
+    return _report(manifests, class_name, gone, items=items)
 
 
 def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
     gone: dict[str, int] = {}
     manifests = read_all_manifests(store)
-    _check_known(manifests, class_name)
+    inbox = Inbox(store.objects)
+    items = forget_items(inbox, open_index(inbox), class_name)
+    if not items:
+        _check_known(manifests, class_name)
     while True:
         found = _new(manifests, class_name)
         new = {sha256: size for sha256, size in found.items() if sha256 not in gone}
@@ -69,7 +80,7 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
             _forget(store, sha256, class_name=class_name, actor=actor, reason=reason)
             gone[sha256] = size if sha256 in there else 0
         manifests = read_all_manifests(store)  # a version that came meanwhile may name more
-    return _report(manifests, class_name, gone)
+    return _report(manifests, class_name, gone, items=items)
 
 
 def _new(manifests: list[Manifest], class_name: str) -> dict[str, int]:
@@ -79,13 +90,16 @@ def _new(manifests: list[Manifest], class_name: str) -> dict[str, int]:
     return {ref.sha256: ref.bytes for ref in refs if ref.sha256 not in weights}
 
 
-def _report(manifests: list[Manifest], class_name: str, gone: Mapping[str, int]) -> ForgetReport:
+def _report(
+    manifests: list[Manifest], class_name: str, gone: Mapping[str, int], *, items: int
+) -> ForgetReport:
     return ForgetReport(
         class_name=class_name,
         versions=tuple(one.version for one in manifests if _kept_of([one], class_name)),
         shards=tuple(gone),
         bytes=sum(gone.values()),
         other_classes=_others(manifests, gone.keys(), class_name),
+        inbox_items=items,
     )
 
 

@@ -37,6 +37,9 @@ class FakeModel:
     def log_odds(self, passed: Floats, rows: Sequence[int]) -> Floats | None:
         raise NotImplementedError
 
+    def tokens(self, passed: Floats, rows: Sequence[int], *, width: int) -> Floats:
+        return passed[list(rows), :width]
+
 
 class FakeEngine:
     """Loads by remembering. Versions in `broken` cannot be loaded."""

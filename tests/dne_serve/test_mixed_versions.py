@@ -144,3 +144,6 @@ class Overflowing:
 
     def log_odds(self, passed: object, rows: Sequence[int]) -> Floats | None:
         return None
+
+    def tokens(self, passed: object, rows: Sequence[int], *, width: int) -> Floats:
+        return self._sound.tokens(passed, rows, width=width)

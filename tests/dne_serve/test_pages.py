@@ -9,7 +9,7 @@ import dne_serve
 from dne_serve.http import pages
 from tests.live_server import Live
 
-PAGES = ("/", "/docs")
+PAGES = ("/", "/label", "/docs")
 FILES = sorted(f"/console/{path.name}" for path in pages.CONSOLE.iterdir())
 ASSETS = re.compile(r'(?:src|href)="([^"]+)"')
 
@@ -34,7 +34,7 @@ def test_a_page_may_run_no_script_of_its_own_text(steady: Live, page: str) -> No
     assert not re.search(r"<script(?![^>]*\bsrc=)|\bon\w+=|<style|javascript:", answer.text)
 
 
-@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", *FILES])
+@pytest.mark.parametrize("path", [*PAGES, "/openapi.json", *FILES])
 def test_everything_the_pages_are_made_of_is_under_the_same_policy(steady: Live, path: str) -> None:
     answer = steady.http.get(path)
     assert answer.status_code == 200
@@ -62,4 +62,5 @@ def test_the_pages_are_part_of_the_package() -> None:
     assert {path.name for path in pages.CONSOLE.iterdir()} == {
         "index.html", "style.css", "console.js", "ask.js", "elements.js", "moves.js", "predict.js",
         "versions.js", "docs.html", "docs.css", "docs.js", "schema.js", "try.js", "icon.svg",
+        "label.html", "label.css", "label.js", "label_items.js", "label_names.js", "label_tiles.js",
     }  # fmt: skip

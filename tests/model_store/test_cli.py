@@ -59,10 +59,14 @@ def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
 
 def test_every_command_and_every_option_has_a_help_text() -> None:
     commands = _subparsers(build_parser())
-    assert sorted(commands.choices) == sorted([*COMMANDS, "keys"])
+    assert sorted(commands.choices) == sorted([*COMMANDS, "keys", "inbox"])
     keys = _subparsers(commands.choices["keys"])
     assert sorted(keys.choices) == ["distrust", "list", "new", "show", "trust"]
-    for group in (commands, keys):
+    inbox = _subparsers(commands.choices["inbox"])
+    assert sorted(inbox.choices) == sorted(
+        ["clear", "delete", "discard", "export", "label", "list", "show", "wrong"]
+    )
+    for group in (commands, keys, inbox):
         assert all(choice.help for choice in group._choices_actions)
         for parser in group.choices.values():
             assert all(action.help for action in parser._actions if action.dest != "==SUPPRESS==")

@@ -8,7 +8,7 @@ from importlib.resources import files
 import pytest
 
 from model_store import spec
-from model_store.records import channel, fields, manifest, quality
+from model_store.records import channel, fields, inbox, manifest, quality
 from model_store.records import sealing as record
 from model_store.store import making, shard, store
 from tests.model_store.drafts import prepare
@@ -38,6 +38,11 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         manifest.Signature,
         channel.ChannelRecord,
         making.StoreRecord,
+        inbox.ItemRecord,
+        inbox.Picture,
+        inbox.TopClass,
+        inbox.LabelRecord,
+        inbox.UsedRecord,
     ],
 )
 def test_every_member_of_every_record_is_described(model: type[fields.Record]) -> None:

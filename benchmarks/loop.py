@@ -1,0 +1,270 @@
+"""Measure the loop from answers to labels: what collecting costs the answers, and a large inbox.
+
+    python -m benchmarks.loop [--rounds N] [--seconds S] [--items N] [--json]
+
+Throughput: two servers of the same version, one of them with `--collect "score<…"`, the bound
+chosen so that a tenth of the pictures match, and with caps that are not met. They take turns. There
+are 3,000 different pictures of 320 × 240 pixels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import io
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.figures import Figure, at_least, at_most, print_figures
+from benchmarks.grown import paper_spec, publish_lineage, random_network
+from model_store.inbox.naming import picture_name
+from model_store.records.inbox import ItemRecord, Picture, TopClass
+from model_store.store.store import Store
+
+START = (sys.executable, "-c", "import sys; from dne_serve.cli import main; sys.exit(main())")
+PICTURES = 3000
+SAMPLE = 300
+CONNECTIONS = 8
+MATCHING = 0.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure collecting, and a large inbox.")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each server")
+    parser.add_argument("--seconds", type=float, default=10.0, help="seconds of a turn")
+    parser.add_argument("--items", type=int, default=100_000, help="items of the large inbox")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    options = parser.parse_args()
+    measured: dict[str, float] = {}
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        location = Path(folder) / "models"
+        _make_store(location)
+        if options.rounds:
+            figures += measure_collecting(location, options.rounds, options.seconds, measured)
+        if options.items:
+            figures += measure_inbox(location, options.items, measured)
+    print_figures(figures, measured=measured, as_json=options.json)
+
+
+def measure_collecting(
+    location: Path, rounds: int, seconds: float, measured: dict[str, float]
+) -> list[Figure]:
+    """Compare the throughput and the 99th percentile with and without collecting, in turns."""
+    bodies = [_photo(seed) for seed in range(PICTURES)]
+    bound = _bound(location, bodies)
+    caps = ("--collect-per-hour", "1000000", "--collect-total", "1000000")
+    rates: dict[str, list[float]] = {"off": [], "on": []}
+    tails: dict[str, list[float]] = {"off": [], "on": []}
+    with (
+        _server(location) as off,
+        _server(location, "--collect", f"score<{bound:.6f}", *caps) as on,
+    ):
+        for _ in range(rounds + 1):  # the first turn of each warms up
+            for name, url in (("off", off), ("on", on)):
+                took = _load(url, bodies, seconds=seconds)
+                rates[name].append(len(took) / seconds)
+                tails[name].append(float(np.quantile(took, 0.99)))
+        counted = _metrics(on)
+    pairs = [b / a for a, b in zip(rates["off"][1:], rates["on"][1:], strict=True)]
+    tail_pairs = [b / a for a, b in zip(tails["off"][1:], tails["on"][1:], strict=True)]
+    offered = sum(counted.values())
+    asked = sum(rates["on"]) * seconds
+    measured |= {
+        "requests/s off": median(rates["off"][1:]),
+        "requests/s on": median(rates["on"][1:]),
+        "p99 off (ms)": 1000 * median(tails["off"][1:]),
+        "p99 on (ms)": 1000 * median(tails["on"][1:]),
+        "share that matches": offered / asked,
+        **{f"pictures {name}": number for name, number in counted.items()},
+    }
+    return [
+        at_least("throughput with collecting / without", median(pairs), 0.97),
+        at_most("p99 with collecting / without", median(tail_pairs), 1.1),
+    ]
+
+
+def measure_inbox(location: Path, items: int, measured: dict[str, float]) -> list[Figure]:
+    """Time the first page of a large inbox over HTTP, and the memory that the server gains."""
+    _fill(location, items)
+    with _server(location) as url:
+        before = _resident_bytes(url)
+        first = _timed(f"{url}/inbox?limit=100&state=unlabelled")
+        after_first = _resident_bytes(url)
+        for order in ("newest", "uncertain", "unknown", "disagreeing"):
+            measured[f"page by {order} (s)"] = _timed(f"{url}/inbox?limit=100&order={order}")
+        time.sleep(20)
+        measured["page after a new listing (s)"] = _timed(f"{url}/inbox?limit=100")
+        gained = max(after_first, _resident_bytes(url)) - before
+    return [
+        at_most(f"first page of {items} items (s)", first, 1.0),
+        at_most("memory for them (MiB)", gained / (1 << 20), 50.0),
+    ]
+
+
+def _make_store(location: Path) -> None:
+    store = Store.create(str(location))
+    spec = paper_spec(1)
+    (manifest,) = publish_lineage(store, random_network(spec), [1])
+    store.promote(manifest.version, channel="production", actor="benchmark", reason="")
+
+
+def _photo(seed: int) -> bytes:
+    grid = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    written = io.BytesIO()
+    Image.fromarray(grid).resize((320, 240), Image.Resampling.BICUBIC).save(written, "JPEG")
+    return written.getvalue()
+
+
+def _bound(location: Path, bodies: list[bytes]) -> float:
+    """Find the score that a tenth of the pictures are below."""
+    with _server(location) as url:
+        scores = [_predict(url, body)["predictions"][0]["score"] for body in bodies[:SAMPLE]]
+    return float(np.quantile(scores, MATCHING))
+
+
+@contextmanager
+def _server(location: Path, *options: str) -> Iterator[str]:
+    options = ("--backend", "onnx", "--log-level", "warning", *options)
+    process = subprocess.Popen(
+        [*START, "--store", str(location), "--port", "0", "--json", *options],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        _PROCESSES[url] = process.pid
+        _wait(url)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+_PROCESSES: dict[str, int] = {}
+_PLACE = count()
+
+
+def _wait(url: str) -> None:
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(f"{url}/readyz").close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(url)
+
+
+def _predict(url: str, body: bytes) -> dict[str, list[dict[str, float]]]:
+    headers = {"Content-Type": "image/jpeg"}
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/predict", body, headers)) as answer:
+        found: dict[str, list[dict[str, float]]] = json.load(answer)
+    return found
+
+
+def _load(url: str, bodies: list[bytes], *, seconds: float) -> list[float]:
+    """Send pictures over some connections for a time, and return how long each answer took."""
+    host = url.removeprefix("http://")
+    until = time.perf_counter() + seconds
+
+    def send(_: int) -> list[float]:
+        connection = http.client.HTTPConnection(host)
+        took = []
+        while (began := time.perf_counter()) < until:
+            headers = {"Content-Type": "image/jpeg"}
+            connection.request("POST", "/predict", bodies[next(_PLACE) % len(bodies)], headers)
+            answer = connection.getresponse()
+            answer.read()
+            if answer.status == 200:
+                took.append(time.perf_counter() - began)
+        connection.close()
+        return took
+
+    with ThreadPoolExecutor(CONNECTIONS) as clients:
+        return [one for some in clients.map(send, range(CONNECTIONS)) for one in some]
+
+
+def _metrics(url: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    found = {"kept": 0.0}
+    for line in lines:
+        if line.startswith("dne_collected_images_total "):
+            found["kept"] = float(line.split()[-1])
+        if line.startswith("dne_collect_dropped_images_total{"):
+            found[f"dropped: {line.split(chr(34))[1]}"] = float(line.split()[-1])
+    return found
+
+
+def _timed(url: str) -> float:
+    began = time.perf_counter()
+    with urllib.request.urlopen(url) as answer:
+        json.load(answer)
+    return time.perf_counter() - began
+
+
+def _resident_bytes(url: str) -> int:
+    """Read the resident memory of a server."""
+    pages = Path(f"/proc/{_PROCESSES[url]}/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+def _fill(location: Path, items: int) -> None:
+    """Write items as files, without the sync that a server makes for each."""
+    from model_store.inbox.naming import item_name, new_id
+    from model_store.records.sealing import seal_record
+
+    chance = np.random.default_rng(0)
+    since = datetime.now(UTC) - timedelta(days=20)
+    for number in range(items):
+        data = number.to_bytes(8)
+        score = float(chance.uniform(0.05, 1))
+        record = ItemRecord(
+            id=new_id(since + timedelta(seconds=17 * number)),
+            time="2026-11-17T12:00:00.000000Z",
+            picture=Picture(
+                sha256=hashlib.sha256(data).hexdigest(),
+                bytes=len(data),
+                type="image/png",
+                width=8,
+                height=8,
+                dhash=f"{int(chance.integers(1 << 62)):016x}",
+            ),
+            channel="production",
+            version=1,
+            top=(TopClass(label="a", score=score),),
+            margin=score,
+            unknown=bool(chance.random() < 0.2),
+            unknown_score=float(chance.random()),
+            rules=("score<0.6",),
+            transaction=f"{number:032x}",
+        )
+        for name, content in (
+            (item_name(record.id), seal_record(record)),
+            (picture_name(record), data),
+        ):
+            path = location / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    os.sync()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Keep doubtful pictures in the inbox, off the way of the answers."""

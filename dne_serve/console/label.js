@@ -1,0 +1,206 @@
+// The page at /label: look at what waits, name it, undo. label_items.js keeps the items,
+// label_tiles.js draws them, label_names.js completes names.
+
+import { READ_TOKEN, ask, keepToken, token } from "./ask.js";
+import { $, count, make, percent, show, when } from "./elements.js";
+import { Items } from "./label_items.js";
+import { NameBox } from "./label_names.js";
+import { Tiles } from "./label_tiles.js";
+
+const LABEL_TOKEN = "dne-label-token";
+const KEYED = 5; // classes that have a key
+const REFRESH_MS = 5000;
+
+const bearer = () => token(LABEL_TOKEN) || token(READ_TOKEN);
+const items = new Items(bearer);
+const tiles = new Tiles($("grid"), { bearer, onFocus: tell, onNear: loadMore });
+const names = new NameBox($("name"), $("names"), (label) => judge({ label }));
+const done = []; // what can be undone, the newest last
+
+async function begin() {
+  show($("inbox-error"), "");
+  try {
+    await items.load({ order: $("order").value, state: $("shown").value });
+    tiles.fill(items);
+    tellCounts();
+    names.setClasses(await classNames());
+  } catch (error) {
+    fail(error);
+  }
+}
+
+async function classNames() {
+  try {
+    return (await ask("classes", { bearer: bearer() })).classes.map((one) => one.label);
+  } catch {
+    return []; // nothing is served yet: names can be typed all the same
+  }
+}
+
+async function loadMore() {
+  if (!items.hasMore || items.loading) return;
+  $("more").hidden = false;
+  try {
+    tiles.append(await items.more());
+  } catch (error) {
+    fail(error);
+  }
+  $("more").hidden = true;
+}
+
+function fail(error) {
+  if (!error.refused) {
+    show($("inbox-error"), error.message);
+    return;
+  }
+  $("door").hidden = false;
+  show($("door-error"), $("door").dataset.tried ? error.message : "");
+  $("state").textContent = "Closed";
+}
+
+// What is said of the images
+
+function tellCounts() {
+  const { unlabelled, labelled, wrong, discarded } = items.counts;
+  $("counts").textContent = `${count(unlabelled, "image waits", "images wait")} · ${labelled} labelled · ${wrong} wrong · ${discarded} discarded`;
+  $("state").textContent = items.collecting ? "This server collects images" : "This server collects no images";
+  const empty = items.size === 0;
+  $("empty").hidden = !empty;
+  if (empty) $("empty").replaceChildren(...emptyHelp());
+  if (empty) $("panel").hidden = true;
+}
+
+function emptyHelp() {
+  if (items.counts.unlabelled + items.counts.labelled + items.counts.wrong + items.counts.discarded) {
+    return [make("p", "", $("shown").value === "unlabelled" ? "Everything has a label." : "There are none.")];
+  }
+  const how = make("pre", "", 'dne-serve --collect "unknown,score<0.6"');
+  const help = [make("p", "", "No image was kept yet."), make("p", "", "A server keeps images that it is unsure of when it is told to:"), how];
+  if (items.collecting) help.splice(1, 2, make("p", "", "Images that a rule of this server chooses appear here by themselves."));
+  return help;
+}
+
+function tell() {
+  const chosen = tiles.chosen();
+  const one = tiles.focused;
+  $("panel").hidden = !one;
+  if (!one) return;
+  $("panel-title").textContent = chosen.length > 1 ? `${chosen.length} images` : (one.judgement?.label ?? titleOf(one));
+  tiles.showLarge($("picture"), one);
+  const said = one.judgement ? [`${one.judgement.kind} by ${one.judgement.actor}`] : [];
+  const others = one.other_label ? [`version ${one.other_version} says ${one.other_label}`] : [];
+  $("facts").textContent = [...said, `version ${one.version}`, ...others, `kept by ${one.rules.join(", ")}`, when(one.time)].join(" · ");
+  $("likeliest").replaceChildren(...one.top.slice(0, KEYED).map(choice));
+  $("group").hidden = one.group === undefined;
+}
+
+function titleOf(one) {
+  return one.unknown ? `Not like any class; nearest: ${one.label}` : `${one.label}, ${percent(one.score)}`;
+}
+
+function choice({ label, score }, place) {
+  const button = make("button");
+  button.type = "button";
+  button.append(make("kbd", "", String(place + 1)), make("span", "name", label), make("span", "value", percent(score)));
+  button.addEventListener("click", () => judge({ label }));
+  return button;
+}
+
+// Judging
+
+/** Label, discard or mark all chosen images, and go on with the next one. */
+async function judge(judgement) {
+  const chosen = tiles.chosen();
+  if (!chosen.length) return;
+  show($("label-error"), "");
+  const told = await items.judge(chosen, judgement);
+  const written = told.filter((one) => !one.error);
+  if (written.length) done.push(written);
+  $("undo").disabled = done.length === 0;
+  const gone = written.map((one) => one.item).filter((item) => item.state !== $("shown").value);
+  tiles.remove([...gone, ...told.filter((one) => one.gone).map((one) => one.item)]);
+  tiles.clearSelection();
+  tiles.focusGrid();
+  if (judgement.label && written.length) names.add(judgement.label);
+  const what = judgement.label ?? (judgement.discard ? "discarded" : "marked");
+  $("told").textContent = written.length ? `${count(written.length, "image", "images")}: ${what}` : "";
+  tellProblems(told.filter((one) => one.error));
+  tellCounts();
+  tell();
+}
+
+function tellProblems(problems) {
+  const sentences = [...new Set(problems.map((one) => one.error.message))];
+  show($("label-error"), sentences.join(" "));
+  for (const one of problems) if (!one.gone) tiles.redraw(one.item);
+}
+
+async function undo() {
+  const last = done.pop();
+  $("undo").disabled = done.length === 0;
+  if (!last) return;
+  const told = await items.takeBack(last);
+  const back = told.filter((one) => !one.error).map((one) => one.item);
+  tiles.putBack(back.filter((item) => item.state === $("shown").value));
+  $("told").textContent = `${count(back.length, "image", "images")}: taken back`;
+  tellProblems(told.filter((one) => one.error));
+  tellCounts();
+  tell();
+}
+
+// Keys
+
+function onKey(event) {
+  if (event.target === $("name") || event.target.closest("select, #door, summary")) return;
+  const plain = !event.ctrlKey && !event.metaKey && !event.altKey;
+  if ((event.ctrlKey || event.metaKey) && event.key === "z") act(event, undo);
+  else if ((event.ctrlKey || event.metaKey) && event.key === "a") act(event, () => tiles.selectAll());
+  else if (plain && event.key === "Enter" && event.shiftKey) act(event, () => tiles.selectGroup());
+  else if (plain && (event.key === "Delete" || event.key === "Backspace")) act(event, () => judge({ discard: true }));
+  else if (plain && /^[1-5]$/.test(event.key)) act(event, () => judgeByKey(Number(event.key)));
+  else if (plain && event.key === " " && !event.target.closest("button")) act(event, () => tiles.toggle());
+  else if (plain && event.key.startsWith("Arrow")) act(event, () => tiles.move(event.key, event.shiftKey));
+  else if (plain && event.key.length === 1 && /[\p{L}\p{N}]/u.test(event.key) && tiles.focused) $("name").focus(); // and the letter lands there
+}
+
+function act(event, action) {
+  event.preventDefault();
+  action();
+}
+
+function judgeByKey(place) {
+  const label = tiles.focused?.top[place - 1]?.label;
+  if (label !== undefined) judge({ label });
+}
+
+async function keepFresh() {
+  if (!document.hidden && $("door").hidden) {
+    try {
+      const fresh = await items.news();
+      tiles.prepend(fresh);
+      tellCounts();
+      show($("inbox-error"), "");
+    } catch (error) {
+      fail(error);
+    }
+  }
+  setTimeout(keepFresh, REFRESH_MS);
+}
+
+$("door").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepToken(LABEL_TOKEN, $("door-token").value);
+  $("door").dataset.tried = "yes";
+  $("door").hidden = true;
+  begin();
+});
+for (const id of ["order", "shown"]) $(id).addEventListener("change", begin);
+$("discard").addEventListener("click", () => judge({ discard: true }));
+$("undo").addEventListener("click", undo);
+$("group").addEventListener("click", () => tiles.selectGroup());
+$("naming").addEventListener("submit", (event) => event.preventDefault());
+$("name").addEventListener("keydown", (event) => {
+  if (event.key === "Escape") tiles.focusGrid();
+});
+document.addEventListener("keydown", onKey);
+begin().then(keepFresh);

@@ -1,0 +1,1 @@
+"""Show the inbox over HTTP, and take labels and feedback."""

@@ -1,0 +1,150 @@
+"""Define the JSON of the inbox and of feedback."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dne_serve.http.schemas import Score
+from model_store.inbox.inbox import CLEAR, DISCARD, WRONG, Judgement
+from model_store.inbox.index import State
+from model_store.records.inbox import LabelKind
+
+MAX_LABEL = 1000
+"""Longer than any class name: a label that is too long is told so in words."""
+ItemText = Annotated[str, Field(max_length=100)]
+LabelText = Annotated[str, Field(max_length=MAX_LABEL)]
+
+
+class JudgementAnswer(BaseModel):
+    """What somebody said of an item. `label` is null unless `kind` is `label`."""
+
+    number: int
+    kind: LabelKind
+    label: str | None
+    actor: str
+    time: str
+
+
+class ItemAnswer(BaseModel):
+    """A picture of the inbox and the answer to it. `label`, `score` and `top` are those of the
+    version that answered. `other_label` is that of a shadow or of the served version, if it
+    differs. `rules` are the reasons for keeping it. `number` is that of the newest label record, 0
+    for none, and belongs into the next one's `after`."""
+
+    id: str
+    time: str
+    version: int
+    channel: str
+    label: str
+    score: float
+    margin: float
+    top: list[Score]
+    unknown: bool
+    unknown_score: float | None
+    other_version: int | None
+    other_label: str | None
+    rules: list[str]
+    width: int
+    height: int
+    type: str
+    bytes: int
+    sha256: str
+    dhash: str
+    state: State
+    number: int
+    judgement: JudgementAnswer | None
+
+
+class InboxAnswer(BaseModel):
+    """A page of the inbox. `counts` are those of all items by state. `next_cursor` is the `cursor`
+    of the next page, or null. `collecting` tells whether this server keeps pictures."""
+
+    items: list[ItemAnswer]
+    counts: dict[State, int]
+    total: int
+    next_cursor: str | None
+    collecting: bool
+
+
+class GroupAnswer(BaseModel):
+    """Items that look alike, those nearest to the middle of the group first."""
+
+    items: list[ItemAnswer]
+
+
+class GroupsAnswer(BaseModel):
+    """Groups of items, the largest first. `by` is `tokens` if they are those of images that the
+    version sees alike, and `labels` if they only have the same nearest class. `counts`, `total` and
+    `collecting` are as in a page of the inbox."""
+
+    groups: list[GroupAnswer]
+    by: Literal["tokens", "labels"]
+    counts: dict[State, int]
+    total: int
+    collecting: bool
+
+
+class ItemHistoryAnswer(ItemAnswer):
+    """An item with all its label records, oldest first."""
+
+    history: list[JudgementAnswer]
+
+
+class LabelledAnswer(JudgementAnswer):
+    """The label record that was written."""
+
+    id: str
+
+
+class DeletedAnswer(BaseModel):
+    id: str
+    deleted: bool
+
+
+class LabelBody(BaseModel):
+    """One of `label`, `wrong` (another class than the answer), `discard` (of no use) and `clear`
+    (as if nobody had said anything). `after` is the `number` that the client has seen: if somebody
+    else has written since, the answer is 409. Without `after` the record is written anyway."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    label: LabelText | None = None
+    wrong: bool = False
+    discard: bool = False
+    clear: bool = False
+    after: Annotated[int, Field(ge=0, le=99_999_999)] | None = None
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        said = (self.label is not None, self.wrong, self.discard, self.clear)
+        if sum(said) != 1:
+            raise ValueError("say one of label, wrong, discard and clear")
+        return self
+
+    def judgement(self) -> Judgement:
+        """Raise LabelInvalid for a label that cannot name a class."""
+        if self.label is not None:
+            return Judgement.of_class(self.label)
+        return WRONG if self.wrong else DISCARD if self.discard else CLEAR
+
+
+class FeedbackBody(BaseModel):
+    """The `id` of a prediction, and either its true `label` or that it is `wrong`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: ItemText
+    label: LabelText | None = None
+    wrong: bool = False
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        if (self.label is not None) == self.wrong:
+            raise ValueError("say either label or wrong")
+        return self
+
+    def judgement(self) -> Judgement:
+        """Raise LabelInvalid for a label that cannot name a class."""
+        return Judgement.of_class(self.label) if self.label is not None else WRONG

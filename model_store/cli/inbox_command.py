@@ -1,0 +1,236 @@
+"""Run `dne-store inbox`: look at pictures that servers have kept, label and export them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from model_store.cli.command import (
+    EXIT_OK,
+    Command,
+    add_json_option,
+    add_store_option,
+    current_actor,
+    print_json,
+)
+from model_store.errors import WrongUsage
+from model_store.inbox.describe import describe_item, describe_label
+from model_store.inbox.export import export_labelled
+from model_store.inbox.inbox import CLEAR, DISCARD, WRONG, Inbox, Judgement
+from model_store.inbox.index import STATES, Index, Order
+from model_store.inbox.reading import Item, open_index, read_items
+from model_store.records.inbox import LabelRecord
+from model_store.store.store import Store
+from model_store.tables import columns, counted, percent, printable, size
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+ABOUT = "look at pictures that servers have kept; label, discard and export them"
+DEFAULT_LISTED = 50
+MAX_LISTED = 1000
+
+
+def add_inbox_command(commands: Subparsers) -> None:
+    inbox = commands.add_parser("inbox", help=ABOUT, description=ABOUT)
+    subparsers = inbox.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    def add(name: str, command: Command, *, help: str) -> argparse.ArgumentParser:
+        subparser = subparsers.add_parser(name, help=help, description=help)
+        subparser.set_defaults(command=command)
+        add_store_option(subparser)
+        add_json_option(subparser)
+        return subparser
+
+    _add_list(add("list", list_items, help="list items, a page at a time"))
+    show = add("show", show_item, help="show an item, its answer and its labels")
+    show.add_argument("id", metavar="ID", help="the item")
+    label = add("label", label_items, help="say of which class pictures are")
+    label.add_argument(
+        "pairs", metavar="ID LABEL", nargs="+", help="an item and its class; several pairs"
+    )
+    for name, command, help in (
+        ("wrong", mark_wrong, "say that answers are wrong, without naming a class"),
+        ("discard", discard_items, "say that pictures are of no use"),
+        ("clear", clear_items, "take the newest label, or discard, of items back"),
+        ("delete", delete_all, "delete items with their pictures; nothing of them stays"),
+    ):
+        add(name, command, help=help).add_argument("ids", metavar="ID", nargs="+", help="the items")
+    export = add("export", export_items, help="write labelled pictures as one folder a class")
+    export.add_argument(
+        "--out", metavar="DIR", type=Path, required=True, help="a folder that is new or empty"
+    )
+
+
+def _add_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--order",
+        choices=get_args(Order),
+        default="newest",
+        help="newest, least certain (uncertain), unknown or disagreeing first "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--state",
+        choices=STATES,
+        action="append",
+        help="only items in this state; may be given several times (default: all)",
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="N",
+        type=_limit,
+        default=DEFAULT_LISTED,
+        help=f"items in a page, at most {MAX_LISTED} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cursor", metavar="C", help="go on after a page: its next_cursor (default: the beginning)"
+    )
+
+
+def list_items(options: argparse.Namespace) -> int:
+    inbox, index = _open(options)
+    page = index.page(
+        order=options.order,
+        states=options.state or STATES,
+        cursor=options.cursor,
+        limit=options.limit,
+    )
+    items = list(read_items(inbox, page.rows))
+    if options.json:
+        print_json(
+            {
+                "items": [describe_item(item) for item in items],
+                "counts": index.counts(),
+                "total": len(index),
+                "next_cursor": page.next_cursor,
+            }
+        )
+        return EXIT_OK
+    if items:
+        print(columns([("item", "answer", "score", "unknown", "rules", "label"), *_rows(items)]))
+    counts = ", ".join(f"{count} {state}" for state, count in index.counts().items())
+    print(f"{counted(len(index), 'item')}: {counts}")
+    if page.next_cursor:
+        print(f"more: --cursor {page.next_cursor}")
+    return EXIT_OK
+
+
+def show_item(options: argparse.Namespace) -> int:
+    inbox = Inbox(Store.open(options.store).objects)
+    record, history = inbox.item(options.id), inbox.history(options.id)
+    item = Item(record=record, head=history[-1] if history else None)
+    labels = [describe_label(one) for one in history]
+    if options.json:
+        print_json({**describe_item(item), "history": labels})
+        return EXIT_OK
+    picture = record.picture
+    fields = [
+        ("item", record.id),
+        ("time", record.time),
+        ("version", str(record.version)),
+        ("answer", ", ".join(f"{one.label} {percent(one.score)}" for one in record.top)),
+        ("unknown", f"{'yes' if record.unknown else 'no'} ({percent(record.unknown_score)})"),
+        ("other answer", record.other_label or "-"),
+        ("rules", ", ".join(record.rules)),
+        ("picture", f"{picture.width}×{picture.height}, {picture.type}, {size(picture.bytes)}"),
+    ]
+    print(columns(fields))
+    if history:
+        rows = [(str(one.number), _said(one), one.actor, one.time) for one in history]
+        print("\n" + columns([("record", "label", "who", "when"), *rows]))
+    return EXIT_OK
+
+
+def label_items(options: argparse.Namespace) -> int:
+    words: Sequence[str] = options.pairs
+    if len(words) % 2:
+        raise WrongUsage(f"{words[-1]!r} has no label: write ID LABEL, and then the next pair")
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return _judge(options, [(item, Judgement.of_class(label)) for item, label in pairs])
+
+
+def mark_wrong(options: argparse.Namespace) -> int:
+    return _judge(options, [(item, WRONG) for item in options.ids])
+
+
+def discard_items(options: argparse.Namespace) -> int:
+    return _judge(options, [(item, DISCARD) for item in options.ids])
+
+
+def clear_items(options: argparse.Namespace) -> int:
+    return _judge(options, [(item, CLEAR) for item in options.ids])
+
+
+def delete_all(options: argparse.Namespace) -> int:
+    inbox = Inbox(Store.open(options.store).objects)
+    for item in options.ids:
+        inbox.item(item)
+    for item in options.ids:
+        inbox.delete(item)
+    if options.json:
+        print_json({"deleted": list(options.ids)})
+    else:
+        print(f"{counted(len(options.ids), 'item')} deleted, with pictures and labels")
+    return EXIT_OK
+
+
+def export_items(options: argparse.Namespace) -> int:
+    inbox, index = _open(options)
+    exported = export_labelled(inbox, index, out=options.out)
+    if options.json:
+        print_json(
+            {"out": str(options.out), "classes": exported.classes, "items": exported.numbers}
+        )
+        return EXIT_OK
+    for name, count in exported.classes.items():
+        print(f"{counted(count, 'picture')} of {printable(name)}")
+    print(f"`dne-train add-task --data {options.out}` learns them")
+    return EXIT_OK
+
+
+def _judge(options: argparse.Namespace, judgements: Sequence[tuple[str, Judgement]]) -> int:
+    """Append a record to each item, once all of them are known to be there."""
+    inbox = Inbox(Store.open(options.store).objects)
+    for item, _ in judgements:
+        inbox.item(item)
+    actor = current_actor()
+    records = [inbox.judge(item, judgement, actor=actor) for item, judgement in judgements]
+    if options.json:
+        print_json({"items": [{"id": one.item, **describe_label(one)} for one in records]})
+        return EXIT_OK
+    for one in records:
+        print(f"{one.item}: {printable(_said(one))} (record {one.number})")
+    return EXIT_OK
+
+
+def _open(options: argparse.Namespace) -> tuple[Inbox, Index]:
+    inbox = Inbox(Store.open(options.store).objects)
+    return inbox, open_index(inbox)
+
+
+def _rows(items: Sequence[Item]) -> list[tuple[str, ...]]:
+    return [
+        (
+            item.record.id,
+            item.record.answer.label,
+            percent(item.record.answer.score),
+            "unknown" if item.record.unknown else "-",
+            ",".join(item.record.rules),
+            _said(item.head) if item.head else "-",
+        )
+        for item in items
+    ]
+
+
+def _said(record: LabelRecord) -> str:
+    return record.label if record.label is not None else f"({record.kind})"
+
+
+def _limit(text: str) -> Any:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 4 else 0
+    if not 1 <= number <= MAX_LISTED:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_LISTED}")
+    return number

@@ -1,0 +1,134 @@
+"""The page at `/label`, driven by keys, on a server that collects what it is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.browsing import NEEDS_CHROMIUM, playwright, watching
+from tests.live_server import TOKEN, Live, live_server, png, wait_for
+from tests.trained_store import TrainedStore
+
+pytestmark = NEEDS_CHROMIUM
+WAITING = 12
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def live(trained_copy: TrainedStore) -> Iterator[Live]:
+    with live_server(trained_copy.location, collect="sample=100%", admin_token=None) as live:
+        live.wait_until_ready()
+        live.predict(*(png(seed, size=24) for seed in range(WAITING))).raise_for_status()
+        wait_for(lambda: counts(live)["unlabelled"] == WAITING)
+        yield live
+
+
+@pytest.fixture
+def page(browser: playwright.Browser, live: Live) -> Iterator[playwright.Page]:
+    with watching(browser, live.url, path="/label") as watched:
+        watched.page.get_by_label("First", exact=True).select_option("newest")
+        playwright.expect(tiles(watched.page)).to_have_count(WAITING)
+        watched.page.locator(".tile[tabindex='0']").focus()
+        yield watched.page
+
+
+def counts(live: Live) -> dict[str, int]:
+    found: dict[str, int] = live.http.get("/inbox").json()["counts"]
+    return found
+
+
+def tiles(page: playwright.Page) -> playwright.Locator:
+    return page.get_by_role("listbox", name="Images").get_by_role("option")
+
+
+def labels(live: Live) -> list[str]:
+    items = live.http.get("/inbox", params={"state": "labelled"}).json()["items"]
+    return sorted(one["judgement"]["label"] for one in items)
+
+
+def test_keys_label_discard_and_take_back(page: playwright.Page, live: Live) -> None:
+    first = live.http.get("/inbox").json()["items"][0]
+    page.keyboard.press("1")
+    playwright.expect(tiles(page)).to_have_count(WAITING - 1)
+    assert labels(live) == [first["top"][0]["label"]]
+    page.keyboard.press("Delete")
+    playwright.expect(tiles(page)).to_have_count(WAITING - 2)
+    assert counts(live)["discarded"] == 1
+    page.keyboard.press("Control+z")
+    page.keyboard.press("Control+z")
+    playwright.expect(tiles(page)).to_have_count(WAITING)
+    assert counts(live) == {"unlabelled": WAITING, "labelled": 0, "wrong": 0, "discarded": 0}
+    playwright.expect(page.get_by_role("button", name="Undo")).to_be_disabled()
+
+
+def test_a_range_gets_a_new_name_that_is_offered_from_then_on(
+    page: playwright.Page, live: Live
+) -> None:
+    for _ in range(3):
+        page.keyboard.press("Shift+ArrowRight")
+    playwright.expect(page.get_by_role("heading", name="4 images")).to_be_visible()
+    page.keyboard.type("zebra")
+    playwright.expect(page.get_by_role("option", name="New class: zebra")).to_be_visible()
+    page.keyboard.press("Enter")
+    playwright.expect(tiles(page)).to_have_count(WAITING - 4)
+    assert labels(live) == ["zebra"] * 4
+    page.keyboard.type("ze")
+    playwright.expect(page.get_by_role("option", name="zebra", exact=True)).to_be_visible()
+    page.keyboard.press("Enter")
+    playwright.expect(tiles(page)).to_have_count(WAITING - 5)
+    assert labels(live) == ["zebra"] * 5
+
+
+def test_a_name_of_markup_is_text(page: playwright.Page, live: Live) -> None:
+    page.get_by_label("Another class, or a new name").fill(HOSTILE)
+    page.keyboard.press("Enter")
+    # The name holds a slash in no place, so it is a valid name, and nothing else.
+    playwright.expect(tiles(page)).to_have_count(WAITING - 1)
+    assert labels(live) == [HOSTILE]
+    page.get_by_label("Show").select_option("labelled")
+    playwright.expect(tiles(page)).to_have_count(1)
+    playwright.expect(tiles(page).first).to_contain_text(HOSTILE)
+
+
+def test_a_name_that_cannot_be_one_is_refused_in_words(page: playwright.Page, live: Live) -> None:
+    page.get_by_label("Another class, or a new name").fill("a/b")
+    page.keyboard.press("Enter")
+    playwright.expect(
+        page.get_by_role("alert").filter(has_text="cannot name a folder")
+    ).to_be_visible()
+    assert counts(live)["unlabelled"] == WAITING
+
+
+def test_two_people_do_not_overwrite_each_other(page: playwright.Page, live: Live) -> None:
+    first = live.http.get("/inbox").json()["items"][0]
+    live.http.post(f"/inbox/{first['id']}/label", json={"label": "theirs"}).raise_for_status()
+    page.keyboard.press("1")
+    playwright.expect(page.get_by_role("alert").filter(has_text="theirs")).to_be_visible()
+    assert labels(live) == ["theirs"]
+
+
+def test_an_image_that_is_gone_leaves_the_grid(page: playwright.Page, live: Live) -> None:
+    first = live.http.get("/inbox").json()["items"][0]
+    live.http.delete(f"/inbox/{first['id']}").raise_for_status()
+    page.keyboard.press("1")
+    playwright.expect(tiles(page)).to_have_count(WAITING - 1)
+    playwright.expect(
+        page.get_by_role("alert").filter(has_text=re.compile("inbox"))
+    ).to_be_visible()
+
+
+def test_who_has_no_token_is_asked_for_one(
+    browser: playwright.Browser, trained_copy: TrainedStore
+) -> None:
+    with live_server(trained_copy.location, collect="sample=100%") as live:
+        live.wait_until_ready()
+        with watching(browser, live.url, path="/label") as watched:
+            page = watched.page
+            page.get_by_label("The inbox needs a token").fill("wrong")
+            page.get_by_role("button", name="Use it").click()
+            playwright.expect(page.locator("#door-error")).to_be_visible()
+            page.get_by_label("The inbox needs a token").fill(TOKEN)
+            page.get_by_role("button", name="Use it").click()
+            playwright.expect(page.get_by_text("No image was kept yet.")).to_be_visible()
