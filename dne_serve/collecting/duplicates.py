@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-NEAR_BITS = 4
+NEAR_BITS = 6
 """Two pictures whose hashes differ in at most so many of 64 bits are near-duplicates."""
 
 

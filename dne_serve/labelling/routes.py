@@ -132,14 +132,16 @@ def label_item(request: Request, serving: Parts, item: ItemPath, body: LabelBody
 
 
 @labelling.delete("/inbox/{item}")
-def delete_item(serving: Parts, item: ItemPath) -> DeletedAnswer:
-    """Delete an item with its picture and its labels. Nothing of it stays."""
+def delete_item(request: Request, serving: Parts, item: ItemPath) -> DeletedAnswer:
+    """Delete an item with its picture and its labels. Nothing of it stays in the store; the audit
+    log says who deleted it."""
     inbox = serving.desk.inbox
     inbox.item(item)
     if serving.collector is not None:
         serving.collector.drop(item)
     inbox.delete(item)
     serving.desk.index.deleted(item)
+    serving.audit.note("DELETE /inbox/{item}", who=actor_of(request), item=item)
     return DeletedAnswer(id=item, deleted=True)
 
 

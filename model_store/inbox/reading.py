@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from model_store.errors import ItemNotFound, RecordInvalid
+from model_store.errors import ItemNotFound, RecordInvalid, StoreUnsupported
 from model_store.inbox.index import Index, Row
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def read_items(inbox: Inbox, rows: Iterable[Row]) -> Iterator[Item]:
         try:
             record = inbox.item(row.id)
             head = inbox.label_record(row.id, row.number) if row.number else None
-        except (ItemNotFound, RecordInvalid):
+        except (ItemNotFound, RecordInvalid, StoreUnsupported):
             return None
         return Item(record=record, head=head)
 
