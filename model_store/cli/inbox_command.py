@@ -26,7 +26,9 @@ from model_store.store.store import Store
 from model_store.tables import columns, counted, percent, printable, size
 
 if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+    from model_store.cli.parser import Parser
+
+    Subparsers = argparse._SubParsersAction[Parser]
 
 ABOUT = "look at pictures that servers have kept; label, discard and export them"
 DEFAULT_LISTED = 50
