@@ -1,4 +1,4 @@
-"""Make the engine that the settings ask for, measured for the served version if they leave it open."""
+"""Make the engine that the settings ask for, or measure which one is fastest."""
 
 from __future__ import annotations
 

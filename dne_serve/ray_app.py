@@ -64,7 +64,7 @@ def app(arguments: dict[str, Any]) -> Any:
     """Build the application for `serve run` and `serve deploy`. Arguments are named as settings
     are, with `start_seconds` besides."""
     try:
-        from ray import serve
+        import ray.serve as serve
     except ImportError as error:
         raise WrongUsage("Ray is not installed: pip install 'dne-serve[ray]'") from error
     start_s = _start_seconds(arguments.get(START, START_S))

@@ -1,9 +1,12 @@
-"""Replicas behind Ray's proxy, for real: releases, a kill, a redeploy and autoscaling under load."""
+"""Ray, for real: releases, a kill, a redeploy and autoscaling under load, and jobs that train."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,8 +84,8 @@ def test_a_killed_replica_fails_only_the_requests_on_it(
 ) -> None:
     image = trained_copy.image("a")
     with (
-        Load(fleet.url, image=image, clients=3) as plain,
-        Load(fleet.url, image=image, clients=3, attempts=10) as patient,
+        Load(fleet.url, image=image, clients=4) as plain,
+        Load(fleet.url, image=image, clients=4, attempts=10) as patient,
     ):
         wait_for(lambda: min(plain.answered, patient.answered) > 50, seconds=SLOW_S)
         victim, *_ = fleet.replicas()
@@ -98,7 +101,7 @@ def test_a_killed_replica_fails_only_the_requests_on_it(
     assert patient.failed == []
     scale_row(
         "Ray Serve, 2 replicas: kill -9 of one",
-        "3 clients without and 3 with retries",
+        "4 clients without and 4 with retries",
         f"{plain.answered + patient.answered} answered; {len(plain.failed)} failed that were on "
         f"it, 0 others; with retries 0 ({patient.retried} sent again); replaced after "
         f"{replaced_s:.0f} s",
@@ -186,3 +189,59 @@ def told(cluster: Cluster) -> str:
     """What `serve status` shows of the deployment."""
     deployments = cluster.application().get("deployments", {})
     return str(deployments.get("dne", {}).get("message", ""))
+
+
+def start_job(cluster: Cluster, store: Path, data: Path, *others: str) -> subprocess.Popen[str]:
+    """`dne-train add-task --on ray` with a relative path, which the job cannot use as it is."""
+    command = [sys.executable, "-c", "import sys; from trainer.cli import main; sys.exit(main())"]
+    options = ["--on", "ray", "--ray-address", cluster.address, "--store", str(store), "--json"]
+    small = ["--preset", "tiny", "--epochs", "3", "--augment", "none", "--threads", "1"]
+    return subprocess.Popen(
+        [*command, "add-task", "--data", data.name, *options, *small, *others],
+        env=cluster.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=data.parent,
+    )
+
+
+def test_a_task_is_learnt_as_a_job_and_followed_from_here(
+    cluster: Cluster, trained_store: TrainedStore, tmp_path: Path, scale_row: AddRow
+) -> None:
+    letters, digits = trained_store.data("letters"), trained_store.data("digits")
+    began = time.monotonic()
+    first = start_job(cluster, tmp_path / "models", letters)
+    out, err = first.communicate(timeout=SLOW_S)
+    took_s = time.monotonic() - began
+    assert first.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["version"] == 1
+    assert "accuracy" in err
+    second = start_job(cluster, tmp_path / "models", digits, "--ray-upload", "--min-new", "100%")
+    out, err = second.communicate(timeout=SLOW_S)
+    answer = json.loads(out.splitlines()[-1])
+    assert (second.returncode == 3) is not answer["promoted"], err
+    assert Store.open(str(tmp_path / "models")).manifest(2).tasks[-1].name == "digits"
+    again = start_job(cluster, tmp_path / "models", letters)
+    assert again.wait(timeout=SLOW_S) == 1  # the classes are known already
+    scale_row(
+        "dne-train add-task --on ray",
+        "a job by path, one by upload, one that fails",
+        f"exit codes and JSON are the jobs' own; the first took {took_s:.0f} s",
+    )
+
+
+def test_ctrl_c_stops_the_job_and_publishes_nothing(
+    cluster: Cluster, trained_store: TrainedStore, tmp_path: Path
+) -> None:
+    store, letters = tmp_path / "models", trained_store.data("letters")
+    process = start_job(cluster, store, letters, "--epochs", "100000")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "images/s" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=SLOW_S)
+    assert process.returncode == 1
+    assert "has ended: STOPPED" in err
+    assert not store.exists() or Store.open(str(store)).versions() == []

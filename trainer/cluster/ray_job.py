@@ -59,8 +59,10 @@ def run_on_ray(
     if "://" not in options.store:
         _say(f"note: the cluster must see the store {options.store} as the same folder")
     job = _submit(client, entrypoint, options)
-    _say(f"job {job} of {options.ray_address}: Ctrl-C stops it; to follow it again: "
-         f"ray job logs --follow {job}")
+    _say(
+        f"job {job} of {options.ray_address}: Ctrl-C stops it; to follow it again: "
+        f"ray job logs --follow {job}"
+    )
     output = JobOutput(mark=entrypoint.mark)
     try:
         _follow(client, job, output)
