@@ -30,6 +30,17 @@ CORES = 8
 STORE_BYTES = 80 << 20
 Change = Callable[[dict[str, Any]], None]
 
+PATIENCE = {
+    "RAY_agent_register_timeout_ms": "240000",
+    "RAY_health_check_initial_delay_ms": "60000",
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_health_check_failure_threshold": "10",
+    "RAY_worker_register_timeout_seconds": "240",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+}
+"""Time for Ray's own processes: a node that is only slow must not be taken for dead."""
+
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="RAY IS NOT INSTALLED, SO NOTHING WAS TRIED ON IT: docs/ray.md says how to",
@@ -148,11 +159,12 @@ def _environment() -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        **PATIENCE,
     }
 
 
 def _answers(address: str, head: subprocess.Popen[bytes]) -> bool:
-    assert head.poll() is None, "ray start has ended"
+    assert head.poll() is None, f"ray start has ended with {head.returncode}"
     try:
         return httpx.get(f"{address}/api/version", timeout=10).status_code in (200, 401, 403)
     except httpx.TransportError:
