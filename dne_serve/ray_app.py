@@ -1,6 +1,6 @@
 """Serve with Ray: replicas of the same application behind the proxy of Ray Serve.
 
-    serve run dne_serve.ray_app:app store=./models allow_open=true
+    serve run dne_serve.ray_app:app store=$PWD/models allow_open=true
 
 Each replica has its own engine and follows the channel itself. The proxy listens, so the limits of
 `dne_serve.wire` do not hold: docs/ray.md tells what takes their place. Ray is imported by `app`
