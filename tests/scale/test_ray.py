@@ -210,6 +210,8 @@ def start_job(cluster: Cluster, store: Path, data: Path, *others: str) -> subpro
         stderr=subprocess.PIPE,
         text=True,
         cwd=data.parent,
+        # A shell that runs the tests in the background has them ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
