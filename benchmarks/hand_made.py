@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 
-from dne_serve import cli
+from dne_serve import cli, engine_start
 from dne_serve.engines.base import Engine
 from dne_serve.engines.choose import Choosing, choose_engine
 from dne_serve.settings import Settings
@@ -23,7 +23,7 @@ def main(backend: str, weights: str, workers: str, *options: str) -> int:
             pack=weights == "packed",
         )
 
-    cli._engine = hand_made
+    engine_start.make_engine = hand_made
     return cli.main(["--backend", backend, *options])
 
 

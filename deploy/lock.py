@@ -30,8 +30,8 @@ TOOLS_LOCK = PROJECT / "deploy/tools.lock"
 UV = str(Path(sys.executable).with_name("uv"))
 UV_OPTIONS = ("--generate-hashes", "--no-header", "--no-annotate", "--no-config", "--quiet")
 OWN_BUILDS = ("torch",)
-APART = {"onnxruntime-gpu": "extra == 'gpu'"}
-"""onnxruntime-gpu and onnxruntime are one package by two names: only one can be installed."""
+ONLY_FOR = re.compile(r"# Only for the extra (\w+):")
+"""Begins the part of constraints.txt that one extra alone needs. `make` does not install it."""
 HEADER = "# Made by `make lock` from constraints.txt; not to be edited.\n"
 
 
@@ -67,6 +67,20 @@ def lock_tools() -> None:
 def read_pins(path: Path) -> dict[str, str]:
     lines = path.read_text().splitlines()
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
+
+
+def read_apart(path: Path) -> dict[str, str]:
+    """Read the pins that one extra alone needs, each with the marker that leaves it out."""
+    found, extra = {}, ""
+    for line in path.read_text().splitlines():
+        if heading := ONLY_FOR.match(line):
+            extra = heading[1]
+        elif extra and "==" in line:
+            found[line.partition("==")[0]] = f"extra == '{extra}'"
+    return found
+
+
+APART = read_apart(PROJECT / "constraints.txt")
 
 
 def read_lock(path: Path) -> dict[str, str]:

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +23,13 @@ from model_store.cli.command import (
     run,
 )
 from model_store.cli.parser import Parser
-from model_store.errors import DneError, StoreNotFound
+from model_store.errors import DneError
 
 if TYPE_CHECKING:
     from dne_serve.engines.base import Engine
-    from dne_serve.engines.choose import Choosing
-    from model_store.records.manifest import Manifest
 
 ENVIRONMENT_ONLY = frozenset({"admin_token"})
 REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard", "collect"})
-
-COPIES = 6
-"""Copies of the weights that all measured engines hold together."""
 
 log = logging.getLogger("dne_serve")
 
@@ -113,12 +107,14 @@ def serve(settings: Settings, *, as_json: bool) -> int:
     listener = _listen(settings.host, settings.port)
     with listener:
         # After the port is ours, because these imports take seconds and the port may be taken.
-        choosing = _begin_choosing(settings)  # measures beside the imports that follow
+        from dne_serve.engine_start import begin_measuring, make_engine
+
+        choosing = begin_measuring(settings)  # beside the imports that follow
         from dne_serve.app import create_app
         from dne_serve.wire.draining import DrainingServer
         from dne_serve.wire.uvicorn_config import server_config
 
-        engine = _engine(settings, choosing)
+        engine = make_engine(settings, choosing)
         app = create_app(settings, engine=engine)
         config = server_config(app, settings)
         server = DrainingServer(
@@ -133,56 +129,6 @@ def serve(settings: Settings, *, as_json: bool) -> int:
         server.run(sockets=[listener])
     log.info("stopped")
     return EXIT_OK
-
-
-def _begin_choosing(settings: Settings) -> Choosing | None:
-    """Begin to measure engines, if the choice is left to the server."""
-    from dne_serve.engines.choose import Wanted, begin_choosing, served_by
-    from dne_serve.rollout.memory import available_bytes
-    from model_store.store.store import Store
-
-    store = None
-    with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
-        store = Store.open(settings.store)
-    if settings.backend != "auto":
-        return None
-    limits = [one for one in (available_bytes(), settings.max_model_bytes) if one is not None]
-    wanted = Wanted(
-        device=settings.device,
-        threads=settings.threads,
-        max_batch=settings.max_batch,
-        precision=settings.precision,
-        resident=1 + settings.max_resident,
-        room_bytes=min(limits, default=None),
-    )
-    served = served_by(store, channel=settings.channel)
-    return begin_choosing(wanted, served=served if _fits(served, settings) else None)
-
-
-def _fits(served: Manifest | None, settings: Settings) -> bool:
-    """Tell whether a pass of the version fits in memory: a hostile shape takes gigabytes."""
-    from dne_serve.rollout.footprint import pass_bytes
-    from dne_serve.rollout.memory import available_bytes
-
-    if served is None:
-        return False
-    needed = pass_bytes(served.spec, batch=settings.max_batch, backend="onnx", workers=2)
-    available = available_bytes()
-    return available is None or needed + COPIES * 4 * served.spec.parameters < available
-
-
-def _engine(settings: Settings, choosing: Choosing | None) -> Engine:
-    from dne_serve.engines.choose import choose_engine
-
-    if choosing is not None:
-        return choosing.engine()
-    return choose_engine(
-        settings.backend,
-        device=settings.device,
-        threads=settings.threads,
-        max_batch=settings.max_batch,
-        precision=settings.precision,
-    )
 
 
 def _listen(host: str, port: int) -> socket.socket:

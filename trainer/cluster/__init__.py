@@ -1,0 +1,1 @@
+"""Run a command on a cluster, and follow it from here."""

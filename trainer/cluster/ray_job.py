@@ -1,0 +1,183 @@
+"""Run `dne-train` as a job of a Ray cluster: submit it, follow its output, end as it ends.
+
+The laptop and the cluster speak JSON over HTTP. Nothing that the cluster sends is unpickled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Protocol
+
+from model_store.cli.command import EXIT_FAILED, EXIT_NOT_PROMOTED, EXIT_OK, EXIT_USAGE
+from model_store.errors import DneError, WrongUsage
+from trainer.cluster.entrypoint import Entrypoint, make_entrypoint
+from trainer.cluster.job_output import JobOutput
+
+OWN_CODES = frozenset({EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_PROMOTED})
+RECONNECTS = 5
+PAUSE_S = 2.0
+STOP_S = 20.0
+"""Time for a job to end after it was told to."""
+ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+
+
+class JobFailed(DneError):
+    """A job that ended without an exit code of its command, or cannot be followed."""
+
+
+class JobClient(Protocol):
+    """The part of Ray's JobSubmissionClient that is used."""
+
+    def submit_job(
+        self,
+        *,
+        entrypoint: str,
+        runtime_env: dict[str, Any],
+        entrypoint_num_cpus: float,
+        entrypoint_num_gpus: float,
+    ) -> str: ...
+    def tail_job_logs(self, job_id: str) -> AsyncIterator[str]: ...
+    def get_job_info(self, job_id: str) -> Any: ...
+    def stop_job(self, job_id: str) -> bool: ...
+
+
+def run_on_ray(
+    options: argparse.Namespace,
+    arguments: Sequence[str],
+    *,
+    connect: Callable[[str], JobClient] | None = None,
+) -> int:
+    """Submit the command and follow it. Print its answer and return its exit code."""
+    client = (connect or connect_to_ray)(options.ray_address)
+    entrypoint = make_entrypoint(options, arguments)
+    if "://" not in options.store:
+        _say(f"note: the cluster must see the store {options.store} as the same folder")
+    job = _submit(client, entrypoint, options)
+    _say(
+        f"job {job} of {options.ray_address}: Ctrl-C stops it; to follow it again: "
+        f"ray job logs --follow {job}"
+    )
+    output = JobOutput(mark=entrypoint.mark)
+    try:
+        _follow(client, job, output)
+        code = _exit_code(client, job)
+    except KeyboardInterrupt:
+        _stop(client, job)
+        raise
+    if output.answer:
+        print(output.answer)
+    return code
+
+
+def connect_to_ray(address: str) -> JobClient:
+    """Connect to the dashboard of a cluster. WrongUsage if Ray is not installed here."""
+    if not address.startswith(("http://", "https://")):
+        raise WrongUsage(
+            f"--ray-address {address} is not the address of a dashboard: "
+            "give one such as http://head-node:8265"
+        )
+    try:
+        from ray.job_submission import JobSubmissionClient
+    except ImportError as error:
+        raise WrongUsage("--on ray needs Ray here too: pip install 'dne-serve[ray]'") from error
+    # Ray lets its variables win over an argument. The option must win over both.
+    os.environ["RAY_API_SERVER_ADDRESS"] = address
+    try:
+        client: JobClient = JobSubmissionClient(address)
+    except Exception as error:  # of many kinds: no such host, no such route, a wrong token
+        raise JobFailed(f"the Ray cluster {address} does not answer: {_reason(error)}") from error
+    return client
+
+
+def _submit(client: JobClient, entrypoint: Entrypoint, options: argparse.Namespace) -> str:
+    # The history of the channel names the person who asked. The job ends as it would at Ctrl-C.
+    variables = {"LOGNAME": _user(), "RAY_JOB_STOP_SIGNAL": "SIGINT"}
+    environment: dict[str, Any] = {"env_vars": variables}
+    if entrypoint.upload is not None:
+        os.environ.setdefault("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")  # images are data
+        environment["working_dir"] = str(entrypoint.upload)
+    try:
+        return client.submit_job(
+            entrypoint=entrypoint.line,
+            runtime_env=environment,
+            entrypoint_num_cpus=options.threads or 1,
+            entrypoint_num_gpus=1 if options.device == "cuda" else 0,
+        )
+    except Exception as error:
+        raise JobFailed(f"the Ray cluster did not take the job: {_reason(error)}") from error
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"
+
+
+def _follow(client: JobClient, job: str, output: JobOutput) -> None:
+    """Show the output of the job until it ends. A lost connection is made again."""
+    for attempt in range(RECONNECTS + 1):
+        try:
+            asyncio.run(_show(client, job, output))
+            return
+        except Exception as error:
+            if attempt == RECONNECTS:
+                raise JobFailed(
+                    f"lost sight of job {job}, which goes on: {_reason(error)}; to follow it: "
+                    f"ray job logs --follow {job}"
+                ) from error
+            time.sleep(PAUSE_S)
+
+
+async def _show(client: JobClient, job: str, output: JobOutput) -> None:
+    output.begin_again()
+    async for text in client.tail_job_logs(job):
+        for line in output.take(text):
+            print(line, file=sys.stderr, flush=True)
+
+
+def _exit_code(client: JobClient, job: str) -> int:
+    ended = _wait_for_end(client, job)
+    code = getattr(ended, "driver_exit_code", None)
+    if code in OWN_CODES and _status(ended) != "STOPPED":
+        return int(code)
+    raise JobFailed(
+        f"job {job} ended as {_status(ended)}: {getattr(ended, 'message', None) or 'no reason'}"
+    )
+
+
+def _wait_for_end(client: JobClient, job: str) -> Any:
+    end = time.monotonic() + STOP_S
+    while _status(info := client.get_job_info(job)) not in ENDED:
+        if time.monotonic() > end:
+            raise JobFailed(f"job {job} is {_status(info)}; ask later: ray job status {job}")
+        time.sleep(0.2)
+    return info
+
+
+def _status(info: Any) -> str:
+    return str(getattr(info.status, "value", info.status))
+
+
+def _stop(client: JobClient, job: str) -> None:
+    """Tell the job to end, and wait until it has."""
+    _say(f"stopping job {job}; Ctrl-C again leaves it to Ray")
+    try:
+        client.stop_job(job)
+        _say(f"job {job} has ended: {_status(_wait_for_end(client, job))}")
+    except Exception as error:
+        _say(f"job {job} may go on ({_reason(error)}); to stop it: ray job stop {job}")
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
