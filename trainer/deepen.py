@@ -12,10 +12,11 @@ from trainer.learning.student import Student, make_deepening
 from trainer.one_version import Outcome, learn_version
 from trainer.presets import heads_for
 from trainer.progress import Progress
+from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask, Deepen
 
 
-def deepen(request: Deepen, *, progress: Progress) -> Outcome:
+def deepen(request: Deepen, *, progress: Progress, ranks: Ranks = ALONE) -> Outcome:
     """Learn one expert for all tasks since the newest expert, from the exemplars of their classes.
 
     The version is promoted if the expert earns its cost.
@@ -26,11 +27,16 @@ def deepen(request: Deepen, *, progress: Progress) -> Outcome:
     data = recall_task_data(
         base, names=_classes_to_deepen(base.parent), request=request, progress=progress
     )
-    return deepen_with(base, data=data, request=request, progress=progress)
+    return deepen_with(base, data=data, request=request, progress=progress, ranks=ranks)
 
 
 def deepen_with(
-    base: Base, *, data: TaskData, request: AddTask | Deepen, progress: Progress
+    base: Base,
+    *,
+    data: TaskData,
+    request: AddTask | Deepen,
+    progress: Progress,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Learn the expert from these images, which are labelled among the classes of the base."""
     assert base.parent is not None
@@ -44,7 +50,9 @@ def deepen_with(
         )
         return student, replace(data, new_images=images)
 
-    outcome, _ = learn_version(base, request=request, progress=progress, prepare=prepare)
+    outcome, _ = learn_version(
+        base, request=request, progress=progress, prepare=prepare, ranks=ranks
+    )
     return outcome
 
 

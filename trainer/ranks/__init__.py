@@ -1,0 +1,1 @@
+"""Learn in several processes: start them, join them, and exchange what all of them must know."""
