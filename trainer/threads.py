@@ -1,8 +1,8 @@
 """Choose the threads of torch: few for work that is too small, or a machine that is too busy.
 
-Between two operations of torch all threads wait for the slowest. Beside other programs a thread may
-lose its core for milliseconds, hundreds of times in a step, so that two threads can take ten times as
-long as one. Nothing but a timed step tells.
+Between two operations of torch all threads wait for the slowest. Beside other programs a thread
+may lose its core for milliseconds, hundreds of times in a step, so that two threads can take ten
+times as long as one. Nothing but a timed step tells.
 """
 
 from __future__ import annotations

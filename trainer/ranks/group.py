@@ -55,9 +55,7 @@ class Group:
         self.rank, self.count, self._members = rank, count, members
 
     def spread(self, forward: Forward, parameters: Sequence[nn.Parameter]) -> Forward:
-        module = DistributedDataParallel(
-            _Forward(forward, parameters), process_group=self._members, broadcast_buffers=False
-        )
+        module = DistributedDataParallel(_Forward(forward, parameters), process_group=self._members)
         return cast(Forward, module)
 
     def total(self, *values: float) -> tuple[float, ...]:

@@ -17,6 +17,8 @@ from trainer.ranks.launch import EXIT_LOST, GRACE_S
 from trainer.ranks.place import Place
 from trainer.ranks.ranks import RankLost, Ranks
 
+STDIN = 0
+
 
 @contextmanager
 def taking_part(place: Place, *, on_gpu: bool) -> Iterator[Ranks]:
@@ -47,7 +49,8 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _end_with_stdin() -> None:
     """End this process when the command that has started it is gone, however that came about."""
-    sys.stdin.buffer.read()
+    while os.read(STDIN, 1):  # nothing is ever written
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)
     os._exit(1)  # it waits for a rank, where no signal reaches it
