@@ -114,7 +114,7 @@ def _read_turn(
     if ranks.rank < len(parts):
         mine = cache.tokens(images.take(parts[ranks.rank])).tobytes()
     read = [
-        np.frombuffer(data, dtype=np.float32).reshape(len(rows), -1)
+        np.frombuffer(bytearray(data), dtype=np.float32).reshape(len(rows), -1)
         for rows, data in zip(parts, ranks.gathered(mine), strict=False)
     ]
     for rows, tokens_PW in zip(parts, read, strict=True):

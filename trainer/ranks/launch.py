@@ -44,11 +44,15 @@ class Started:
         return self.process.poll()
 
 
-def launch(arguments: Sequence[str], *, processes: int) -> int:
+PROGRAM = ("-m", "trainer")
+
+
+def launch(arguments: Sequence[str], *, processes: int, program: Sequence[str] = PROGRAM) -> int:
     """Run `dne-train` with these arguments in so many processes. Return the exit code of all."""
     with tempfile.TemporaryDirectory(prefix="dne-ranks-") as folder, _sigterm_interrupts():
         started = [
-            _start(arguments, Path(folder), rank=rank, ranks=processes) for rank in range(processes)
+            _start([*program, *arguments], Path(folder), rank=rank, ranks=processes)
+            for rank in range(processes)
         ]
         try:
             _wait_for_all_or_a_fault(started)
@@ -72,7 +76,7 @@ def refuse_processes(processes: int, place: Place | None) -> None:
         )
 
 
-def _start(arguments: Sequence[str], folder: Path, *, rank: int, ranks: int) -> Started:
+def _start(command: Sequence[str], folder: Path, *, rank: int, ranks: int) -> Started:
     place = Place(
         rank=rank, ranks=ranks, local_rank=rank, local_ranks=ranks, meeting=folder / "meeting"
     )
@@ -83,7 +87,7 @@ def _start(arguments: Sequence[str], folder: Path, *, rank: int, ranks: int) -> 
     said = folder / f"rank-{rank}"
     with said.open("wb") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "trainer", *arguments],
+            [sys.executable, "-P", *command],
             env=environment,
             stdin=subprocess.PIPE,  # a rank ends when its stdin does, so none outlives this command
             stdout=None if rank == 0 else errors,
