@@ -18,7 +18,7 @@ from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.fit import ChooseThreads, fit
 from trainer.learning.losses import Objective, cross_entropy
 from trainer.learning.plan import Plan
-from trainer.threads import FEWEST_IMAGES, choose_threads
+from trainer.ranks.threads import FEWEST_IMAGES, choose_threads
 
 
 def step_of(seconds: dict[int, float]) -> Callable[[], None]:

@@ -39,8 +39,8 @@ from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import read_tokens
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks, refuse_differences
+from trainer.ranks.threads import choose_threads
 from trainer.request import Learning
-from trainer.threads import choose_threads
 from trainer.tokens.gathered import gather
 from trainer.tokens.statistics import ClassStatistics, decode
 

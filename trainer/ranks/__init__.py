@@ -1,1 +1,1 @@
-"""Learn in several processes: start them, join them, and exchange what all of them must know."""
+"""Compute in several processes and threads: start them, join them, choose how many."""

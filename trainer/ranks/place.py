@@ -12,7 +12,7 @@ from pathlib import Path
 
 from model_store.errors import WrongUsage
 
-MEETING = "DNE_RANKS_MEET_IN"
+MEETING = "RANKS_MEET_IN"
 """The file in which processes of one machine find each other; `torchrun` has an address instead."""
 
 
