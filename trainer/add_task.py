@@ -29,10 +29,11 @@ from trainer.deepen import deepen_with
 from trainer.learning.student import Student, make_student, refuse_pretrained
 from trainer.one_version import Outcome, learn_version
 from trainer.progress import Progress
+from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask
 
 
-def add_task(request: AddTask, *, progress: Progress) -> Outcome:
+def add_task(request: AddTask, *, progress: Progress, ranks: Ranks = ALONE) -> Outcome:
     """Train, judge and publish a version, and promote it if the gate lets it pass."""
     started = time.monotonic()
     listing, parents = _listed(request)
@@ -43,7 +44,7 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
     if base.parent and request.quick is False:
         again = _learnt_quickly(listing, base=base, request=request, progress=progress)
         if again is not None:
-            return deepen_with(base, data=again, request=request, progress=progress)
+            return deepen_with(base, data=again, request=request, progress=progress, ranks=ranks)
     if base.parent:
         listing = _checked(listing, base.parent, request)
     notes = _say_look_alikes(listing, base, progress)
@@ -64,13 +65,15 @@ def add_task(request: AddTask, *, progress: Progress) -> Outcome:
         )
         return student, data
 
-    outcome, data = learn_version(base, request=request, progress=progress, prepare=prepare)
+    outcome, data = learn_version(
+        base, request=request, progress=progress, prepare=prepare, ranks=ranks
+    )
     outcome = replace(outcome, notes=notes, seconds=time.monotonic() - started)
     lacks_expert = bool(outcome.manifest.spec.tasks_without_expert)
     if request.quick is not False or outcome.refused or not lacks_expert:
         return outcome
     now = replace(base_of(request), parent=outcome.manifest)
-    deeper = deepen_with(now, data=data, request=request, progress=progress)
+    deeper = deepen_with(now, data=data, request=request, progress=progress, ranks=ranks)
     return replace(outcome, deeper=deeper)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,12 +25,23 @@ from model_store.cli.command import (
 )
 from model_store.cli.parser import Parser
 from model_store.errors import WrongUsage
+from model_store.tables import counted
 from trainer.cluster.entrypoint import add_cluster_options
-from trainer.options import add_options, add_running_options, option_name, read_options
+from trainer.options import (
+    add_options,
+    add_processes_option,
+    add_running_options,
+    option_name,
+    read_options,
+)
+from trainer.ranks.launch import launch, refuse_processes
+from trainer.ranks.place import Place, cores_here, place_of, refuse_ranks
 from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report
 
 if TYPE_CHECKING:
     from trainer.one_version import Outcome
+    from trainer.progress import Progress
+    from trainer.ranks.ranks import Ranks
 
 Asked = TypeVar("Asked")
 
@@ -41,9 +53,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Set before torch is loaded. Threads that spin while they wait for each other slow training
     # down tenfold as soon as anything else uses the machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    options = parser().parse_args(arguments)
-    options.arguments = sys.argv[1:] if arguments is None else [*arguments]
-    return run(lambda: int(options.command(options)))
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = parser().parse_args(given)
+    options.arguments = given
+    return run(lambda: _command(options, given))
+
+
+def _command(options: argparse.Namespace, given: Sequence[str]) -> int:
+    """Run a command here, or in as many processes as are asked for."""
+    place, processes = place_of(), getattr(options, "processes", None)
+    if processes is not None:
+        refuse_processes(processes, place)
+        if processes > 1 and place is None and getattr(options, "on", None) is None:
+            return launch(given, processes=processes)
+    return int(options.command(options))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,6 +91,7 @@ def _add_task_parser(commands: Any) -> None:
     )
     one.set_defaults(command=_add_task)
     add_options(one, AddTask)
+    add_processes_option(one)
     add_running_options(one)
     add_channel_option(one)
     add_cluster_options(one)
@@ -83,6 +107,7 @@ def _deepen_parser(commands: Any) -> None:
     )
     one.set_defaults(command=_deepen)
     add_options(one, Deepen)
+    add_processes_option(one)
     add_running_options(one)
     add_channel_option(one)
 
@@ -118,9 +143,9 @@ def _add_task(options: argparse.Namespace) -> int:
     request = _request(AddTask, options, of=data, pretrained=_pretrained(options))
     _prepare_torch(options)
     from trainer.add_task import add_task
-    from trainer.progress import show_progress
 
-    return _tell(add_task(request, progress=show_progress()), options)
+    with _ranks(options) as (ranks, progress):
+        return _tell(add_task(request, progress=progress, ranks=ranks), options, ranks)
 
 
 def _add_task_elsewhere(options: argparse.Namespace) -> int:
@@ -134,30 +159,71 @@ def _deepen(options: argparse.Namespace) -> int:
     request = _request(Deepen, options, of=Path("deepen"))
     _prepare_torch(options)
     from trainer.deepen import NothingToDeepen, deepen
-    from trainer.progress import show_progress
 
-    try:
-        outcome = deepen(request, progress=show_progress())
-    except NothingToDeepen as nothing:
-        if not request.if_needed:
-            raise
-        return _tell_nothing(str(nothing), options)
-    return _tell(outcome, options)
+    with _ranks(options) as (ranks, progress):
+        try:
+            outcome = deepen(request, progress=progress, ranks=ranks)
+        except NothingToDeepen as nothing:
+            if not request.if_needed:
+                raise
+            return _tell_nothing(str(nothing), options, ranks)
+        return _tell(outcome, options, ranks)
 
 
-def _tell_nothing(why: str, options: argparse.Namespace) -> int:
+def _tell_nothing(why: str, options: argparse.Namespace, ranks: Ranks) -> int:
     """Say that nothing had to be learnt, which is no failure."""
-    if options.json:
+    if ranks.rank:
+        pass  # the first rank has said it
+    elif options.json:
         print_json({"version": None, "deepened": [], "nothing": why})
     else:
         print(f"nothing to learn: {why}")
     return EXIT_OK
 
 
-def _tell(outcome: Outcome, options: argparse.Namespace) -> int:
+@contextmanager
+def _ranks(options: argparse.Namespace) -> Iterator[tuple[Ranks, Progress]]:
+    """Join the other processes of the run, if there are any. The first one shows the progress."""
+    from model_store.network.device import choose_device
+    from trainer.progress import Silent, show_progress
+    from trainer.ranks.ranks import ALONE, refuse_differences
+
+    place = place_of()
+    if place is None:
+        yield ALONE, show_progress()
+        return
+    from trainer.ranks.member import taking_part
+
+    with taking_part(place, on_gpu=choose_device(options.device).type == "cuda") as ranks:
+        refuse_differences(ranks, _shared(options), what="options")
+        progress = Silent() if ranks.rank else show_progress()
+        progress.note(_how_shared(place))
+        yield ranks, progress
+
+
+def _shared(options: argparse.Namespace) -> dict[str, object]:
+    """List the options that all ranks must have alike: machines may differ in paths and threads."""
+    paths = {"arguments", "data", "val_data", "checkpoint", "file", "sign"}
+    own = {"command", "json", "threads", *paths}
+    return {name: value for name, value in sorted(vars(options).items()) if name not in own}
+
+
+def _how_shared(place: Place) -> str:
+    import torch
+
+    threads, cores = torch.get_num_threads(), cores_here()
+    said = f"learning in {place.ranks} processes, {counted(threads, 'thread')} each"
+    if place.local_ranks * threads > cores:
+        said += f"; this machine has {counted(cores, 'core')}, so they wait for each other"
+    return said
+
+
+def _tell(outcome: Outcome, options: argparse.Namespace, ranks: Ranks) -> int:
     from trainer.report.text import tell_outcome
 
-    if options.json:
+    if ranks.rank:
+        pass  # the first rank has said it
+    elif options.json:
         print_json(outcome.as_json())
     else:
         tell_outcome(outcome)
@@ -177,6 +243,7 @@ def _request(
         signer=load_signer(options.sign) if options.sign else None,
         checkpoint=_checkpoint_folder(options, of=of),
         tokens=default_folder(),
+        measures_threads=options.threads is None and place_of() is None,
         **others,
     )
 
@@ -203,6 +270,7 @@ def _checkpoint_folder(options: argparse.Namespace, *, of: Path) -> Path:
 
 
 def _evaluate(options: argparse.Namespace) -> int:
+    refuse_ranks("evaluate")
     _prepare_torch(options)
     from trainer.evaluation.evaluate import evaluate
     from trainer.progress import show_progress
@@ -219,8 +287,9 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    refuse_ranks("report")
     _prepare_torch(options)
-    from model_store.tables import counted, percent
+    from model_store.tables import percent
     from trainer.progress import show_progress
     from trainer.report.report import write_report
 
@@ -236,6 +305,9 @@ def _report(options: argparse.Namespace) -> int:
 def _prepare_torch(options: argparse.Namespace) -> None:
     import torch
 
+    place = place_of()
+    if place is not None and options.threads is None:
+        torch.set_num_threads(max(1, cores_here() // place.local_ranks))
     if options.threads is not None:
         if not 1 <= options.threads <= MAX_THREADS:
             raise WrongUsage(

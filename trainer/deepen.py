@@ -13,6 +13,7 @@ from trainer.learning.student import Student, make_deepening
 from trainer.one_version import Outcome, learn_version
 from trainer.presets import heads_for
 from trainer.progress import Progress
+from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask, Deepen
 
 
@@ -20,7 +21,7 @@ class NothingToDeepen(WrongUsage):
     """No task lacks an expert, or the expert was learnt before and was not promoted."""
 
 
-def deepen(request: Deepen, *, progress: Progress) -> Outcome:
+def deepen(request: Deepen, *, progress: Progress, ranks: Ranks = ALONE) -> Outcome:
     """Learn one expert for all tasks since the newest expert, from the exemplars of their classes.
 
     The version is promoted if the expert earns its cost.
@@ -39,11 +40,16 @@ def deepen(request: Deepen, *, progress: Progress) -> Outcome:
         request=request,
         progress=progress,
     )
-    return deepen_with(base, data=data, request=request, progress=progress)
+    return deepen_with(base, data=data, request=request, progress=progress, ranks=ranks)
 
 
 def deepen_with(
-    base: Base, *, data: TaskData, request: AddTask | Deepen, progress: Progress
+    base: Base,
+    *,
+    data: TaskData,
+    request: AddTask | Deepen,
+    progress: Progress,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Learn the expert from these images, which are labelled among the classes of the base."""
     assert base.parent is not None
@@ -57,7 +63,9 @@ def deepen_with(
         )
         return student, replace(data, new_images=images)
 
-    outcome, _ = learn_version(base, request=request, progress=progress, prepare=prepare)
+    outcome, _ = learn_version(
+        base, request=request, progress=progress, prepare=prepare, ranks=ranks
+    )
     return outcome
 
 

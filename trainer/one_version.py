@@ -5,6 +5,7 @@ Nothing of the version can be seen before it is published.
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable
@@ -28,8 +29,9 @@ from trainer.learning.learn import learn, plan_of
 from trainer.learning.plan import Plan
 from trainer.learning.student import Student
 from trainer.progress import Progress
+from trainer.ranks.ranks import ALONE, RankLost, Ranks, refuse_differences
 from trainer.request import Learning
-from trainer.version_draft import draft_version
+from trainer.version_draft import draft_version, finish
 
 MAX_REASON = 2000
 """Characters that a channel record takes."""
@@ -90,14 +92,17 @@ def learn_version(
     request: Learning,
     progress: Progress,
     prepare: Callable[[], tuple[Student, TaskData]],
+    ranks: Ranks = ALONE,
 ) -> tuple[Outcome, TaskData]:
     """Learn what `prepare` returns, and publish it. The base's shards are announced meanwhile.
 
-    Return the images too: a version that follows learns from them again.
+    Return the images too: a version that follows learns from them again. All ranks learn, and the
+    first one judges and publishes.
     """
     started = time.monotonic()
-    transaction = uuid.uuid4().hex
-    _announce(base, transaction)
+    transaction = ranks.from_first(uuid.uuid4().hex.encode()).decode()
+    announced = base if ranks.rank == 0 else None
+    _announce(announced, transaction)
     checkpoint = None
     try:
         student, data = prepare()
@@ -105,7 +110,9 @@ def learn_version(
         progress.note(str(expected))
         say_evidence(student, data=data, limits=request.limits, progress=progress)
         plan = plan_of(student, images=data.for_training, request=request)
-        checkpoint = _checkpoint(student, data, plan, request=request, progress=progress)
+        checkpoint = _checkpoint(
+            student, data, plan, request=request, progress=progress, ranks=ranks
+        )
         learnt = learn(
             student,
             data=data,
@@ -113,27 +120,40 @@ def learn_version(
             request=request,
             progress=progress,
             checkpoint=checkpoint,
+            ranks=ranks,
         )
-        draft, shards = draft_version(
-            student,
-            base=base,
-            data=data,
-            request=request,
-            transaction=transaction,
-            learnt=learnt,
-        )
-        store = base.made_store()
-        manifest = store.publish(draft, shards=shards, signer=request.signer)
-        if checkpoint:
-            checkpoint.remove()
-        refused = _promote(store, manifest, base=base, request=request)
+        final = finish(student, data=data, request=request, learnt=learnt, ranks=ranks)
+
+        def publish() -> tuple[Manifest, str | None]:
+            draft, shards = draft_version(
+                student,
+                base=base,
+                data=data,
+                request=request,
+                transaction=transaction,
+                learnt=learnt,
+                final=final,
+            )
+            ranks.total(0)  # all ranks are still there, or nothing is published
+            store = base.made_store()
+            manifest = store.publish(draft, shards=shards, signer=request.signer)
+            if checkpoint:
+                checkpoint.remove()
+            return manifest, _promote(store, manifest, base=base, request=request)
+
+        manifest, refused = _published_by_first(ranks, base, publish)
     except OutcomeUnknown:
         raise  # the version may be there, so its shards stay announced
     except KeyboardInterrupt as error:
-        _withdraw(base, transaction)
-        raise Interrupted(_where_it_stopped(base, transaction, request, checkpoint)) from error
+        _withdraw(announced, transaction)
+        where = _where_it_stopped(base, transaction, request, checkpoint)
+        raise Interrupted(f"interrupted: {where}") from error
+    except RankLost as error:
+        _withdraw(announced, transaction)
+        where = _where_it_stopped(base, transaction, request, checkpoint)
+        raise RankLost(f"{error}: {where}") from error
     except Exception:
-        _withdraw(base, transaction)
+        _withdraw(announced, transaction)
         raise
     outcome = Outcome(
         manifest=manifest,
@@ -146,16 +166,29 @@ def learn_version(
     return outcome, data
 
 
-def _announce(base: Base, transaction: str) -> None:
+def _published_by_first(
+    ranks: Ranks, base: Base, publish: Callable[[], tuple[Manifest, str | None]]
+) -> tuple[Manifest, str | None]:
+    """Let the first rank publish a version, and tell the others its number."""
+    if ranks.rank == 0:
+        manifest, refused = publish()
+        ranks.from_first(json.dumps([manifest.version, refused]).encode())
+        return manifest, refused
+    ranks.total(0)
+    version, refused = json.loads(ranks.from_first(b""))
+    return Store.open(base.location).manifest(version), refused
+
+
+def _announce(base: Base | None, transaction: str) -> None:
     """Announce the shards that this run needs, so that no housekeeping removes them meanwhile."""
-    if base.store is not None and base.parent is not None:
+    if base is not None and base.store is not None and base.parent is not None:
         digests = [ref.sha256 for ref in base.parent.shards]
         base.store.announce(transaction, parent=base.parent.version, digests=digests)
 
 
-def _withdraw(base: Base, transaction: str) -> None:
+def _withdraw(base: Base | None, transaction: str) -> None:
     with suppress(StoreError):  # an announcement expires; the fault of the run must be seen
-        store = base.store_now()
+        store = base.store_now() if base else None
         if store is not None:
             store.withdraw(transaction)
 
@@ -179,13 +212,27 @@ def _forecast(student: Student, base: Base, data: TaskData) -> Forecast:
 
 
 def _checkpoint(
-    student: Student, data: TaskData, plan: Plan | None, *, request: Learning, progress: Progress
+    student: Student,
+    data: TaskData,
+    plan: Plan | None,
+    *,
+    request: Learning,
+    progress: Progress,
+    ranks: Ranks,
 ) -> Checkpoint | None:
-    """Open this run's checkpoint, which an interrupted run may have left."""
-    if request.checkpoint is None:
+    """Open this run's checkpoint, which an interrupted run may have left.
+
+    Refuse ranks whose images, start or options differ.
+    """
+    if request.checkpoint is None and ranks.count == 1:
         return None
     configuration = configuration_of(student, images=data.for_training, plan=plan, request=request)
-    return Checkpoint(request.checkpoint, configuration=configuration, progress=progress)
+    refuse_differences(ranks, configuration, what="data")
+    if request.checkpoint is None:
+        return None
+    return Checkpoint(
+        request.checkpoint, configuration=configuration, progress=progress, ranks=ranks
+    )
 
 
 def _promote(store: Store, manifest: Manifest, *, base: Base, request: Learning) -> str | None:
@@ -226,11 +273,11 @@ def _where_it_stopped(
     newest = store.newest() if store else None
     if store is None or newest is None or store.manifest(newest).transaction != transaction:
         if checkpoint is None or checkpoint.reached is None:
-            return "interrupted: nothing was published"
+            return "nothing was published"
         return (
-            "interrupted: nothing was published; the same command goes on after "
+            "nothing was published; the same command goes on after "
             f"{checkpoint.reached}, which is kept in {shown(checkpoint.folder)}"
         )
     head = store.head(request.channel)
     promoted = "promoted" if head and head.target == newest else "not promoted"
-    return f"interrupted: version {newest} was published just before, and {promoted}"
+    return f"version {newest} was published just before, and {promoted}"

@@ -124,6 +124,15 @@ def _number(text: str, *, expected: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not {expected}") from error
 
 
+def add_processes_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--processes",
+        metavar="N",
+        type=int,
+        help="learn in N processes on this machine; torchrun starts them on several (default: 1)",
+    )
+
+
 def add_running_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that every command has."""
     parser.add_argument(
@@ -132,6 +141,11 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("DNE_DEVICE") or "auto",
         help="where to compute (default: a GPU when there is one)",
     )
-    parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: torch's)")
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=int,
+        help="CPU threads (default: one for each core, or fewer if the first steps are faster so)",
+    )
     add_store_option(parser)
     add_json_option(parser)

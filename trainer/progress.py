@@ -37,6 +37,22 @@ def show_progress(stream: TextIO | None = None) -> Progress:
     return Bars() if chosen.isatty() else Lines(chosen)
 
 
+class Silent:
+    """No progress: the first of several processes speaks for all of them."""
+
+    def note(self, text: str) -> None:
+        pass
+
+    @contextmanager
+    def phase(self, name: str, *, total: int) -> Iterator[Phase]:
+        yield self
+
+    def advance(
+        self, images: int, *, loss: float | None = None, accuracy: float | None = None
+    ) -> None:
+        pass
+
+
 class Lines:
     """Progress as lines: one when a phase ends, and one every few seconds while it runs."""
 

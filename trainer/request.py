@@ -126,6 +126,8 @@ class Learning:
     """None: no checkpoint is kept. The command line has a default of its own."""
     tokens: Path | None = None
     """The folder of tokens that were read before; None: none are kept."""
+    measures_threads: bool = False
+    """True: the first steps are timed to choose the number of CPU threads."""
     signer: Signs | None = field(default=None, metadata={"add": add_sign_option})
     effort: Effort = field(default_factory=Effort)
     loss: str = _learning(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from model_store import __version__
 from model_store.codec import encode_classifier, encode_expert
+from model_store.inference.forward import Lineage
 from model_store.records.manifest import (
     ClassImages,
     ClassTokens,
@@ -24,11 +27,59 @@ from trainer.data.exemplars import herding_order, keep, merged, shrink
 from trainer.data.task_data import TaskData
 from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import cache_of, reduced_tokens_of
+from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import Learning
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.statistics import encode
 
 Shards = dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Final:
+    """The experts that have learnt, folded, and what they see in the images."""
+
+    experts: Lineage
+    cache: TokenCache
+    exemplars: Mapping[str, Sequence[int]]
+    """The training images to remember of each new class, in herding order."""
+
+
+def finish(
+    student: Student, *, data: TaskData, request: Learning, learnt: Learnt, ranks: Ranks = ALONE
+) -> Final:
+    """Fold the experts that have learnt, and choose exemplars of the new classes by them."""
+    experts = student.lineage()
+    cache = learnt.cache or cache_of(student, experts, folder=request.tokens)
+    names: Sequence[str] = ()
+    quota = _quota(student, data, request)
+    if quota and student.aim != "deepening":  # which has no images but exemplars
+        names = student.new_classes
+    exemplars = herded(names, data=data, cache=cache, quota=quota, ranks=ranks)
+    return Final(experts=experts, cache=cache, exemplars=exemplars)
+
+
+def herded(
+    names: Sequence[str], *, data: TaskData, cache: TokenCache, quota: int, ranks: Ranks = ALONE
+) -> dict[str, list[int]]:
+    """Choose exemplars on clean images, in herding order. The ranks take classes in turn.
+
+    A class is herded by one rank that has all its images, so the memory does not depend on ranks.
+    """
+    pool = data.for_training
+    mine: dict[str, list[int]] = {}
+    for name in names[ranks.rank :: ranks.count]:
+        rows = pool.rows_of(name)
+        mine[name] = rows[herding_order(cache.tokens(pool.take(rows)), count=quota)].tolist()
+    merged_rows: dict[str, list[int]] = {}
+    for one in ranks.gathered(json.dumps(mine).encode()):
+        merged_rows |= json.loads(one)
+    return {name: merged_rows[name] for name in names}
+
+
+def _quota(student: Student, data: TaskData, request: Learning) -> int:
+    """Count the exemplars that a class may have."""
+    return request.exemplars // (len(student.network.spec.classes) - len(data.retired))
 
 
 def draft_version(
@@ -39,10 +90,10 @@ def draft_version(
     request: Learning,
     transaction: str,
     learnt: Learnt,
+    final: Final,
 ) -> tuple[Draft, Shards]:
     """Return the version to publish, and its new shards by digest."""
-    experts = student.lineage()
-    cache = cache_of(student, experts, folder=request.tokens)
+    experts, cache = final.experts, final.cache
     network, parent = student.network, base.parent
     tasks, shards = _tasks(student, base, learnt.training)
     classifier_data = encode_classifier(network)
@@ -61,7 +112,7 @@ def draft_version(
         model_bytes=total_bytes((*(one.expert for one in tasks if one.expert), classifier)),
     )
     doubt = shard_ref("doubt", assessment.doubt) if assessment.doubt else None
-    memory, held_out, image_shards = _images_to_keep(student, base, data, cache, request)
+    memory, held_out, image_shards = _images_to_keep(student, base, data, final, request)
     cache.save()
     statistics, statistics_shards = _statistics(learnt, base, classes=network.spec.classes)
     draft = Draft(
@@ -96,16 +147,15 @@ Kept = tuple[ClassImages, ...]
 
 
 def _images_to_keep(
-    student: Student, base: Base, data: TaskData, cache: TokenCache, request: Learning
+    student: Student, base: Base, data: TaskData, final: Final, request: Learning
 ) -> tuple[Kept, Kept, Shards]:
-    """Choose exemplars and held-out images. Return their entries, and new shards."""
+    """Encode exemplars and held-out images. Return their entries, and new shards."""
     if not request.keeps_pictures:
         return (), (), {}
-    quota = request.exemplars // (len(student.network.spec.classes) - len(data.retired))
-    older = shrink(base.memory, quota=quota)
+    older = shrink(base.memory, quota=_quota(student, data, request))
     if student.aim == "deepening":  # there are no images but those that are kept already
         return older, base.held_out, {}
-    memory, memory_shards = _exemplars(student, data, cache=cache, quota=quota)
+    memory, memory_shards = keep(data.for_training, kind="memory", rows_by_class=final.exemplars)
     held = data.new_held_out
     held_out, held_shards = keep(
         held,
@@ -154,16 +204,3 @@ def _statistics(
         shards[ref.sha256] = data
         by_class[name] = ClassTokens(class_name=name, shard=ref, count=statistics.count)
     return tuple(by_class[name] for name in classes if name in by_class), shards
-
-
-def _exemplars(
-    student: Student, data: TaskData, *, cache: TokenCache, quota: int
-) -> tuple[tuple[ClassImages, ...], Shards]:
-    """Choose the new classes' exemplars on clean images, in herding order."""
-    pool = data.for_training
-    rows_by_class: dict[str, list[int]] = {}
-    for name in student.new_classes if quota else ():
-        rows = pool.rows_of(name)
-        seen = cache.tokens(pool.take(rows))
-        rows_by_class[name] = rows[herding_order(seen, count=quota)].tolist()
-    return keep(pool, kind="memory", rows_by_class=rows_by_class)

@@ -220,7 +220,7 @@ def test_help_names_every_option_of_the_design(dne_train: Command) -> None:
         *("--image-size", "--patch-size", "--depth", "--head-width", "--checkpoint", "--extend"),
         *("--max-drop", "--min-new", "--max-latency-ms", "--max-bytes", "--force"),
         *("--pretrained", "--unfreeze-last", "--normalise", "--attention-heads"),
-        "--unknown-rate",
+        *("--unknown-rate", "--processes"),
     ):
         assert option in dne_train.out
 

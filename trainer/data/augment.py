@@ -15,6 +15,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from trainer.ranks.part import Part
+
 PADDING_SHARE = 1 / 8  # 4 pixels of 32
 SMALLEST_FOR_STANDARD = 32
 """The smallest image side for `standard`: its shifts and rotations destroy smaller images."""
@@ -56,11 +58,16 @@ class Augmentation:
             crop=name != "none", flip=standard if flip is None else flip, rand_augment=standard
         )
 
-    def __call__(self, images_BCHW: Tensor, generator: Generator) -> Tensor:
-        """Return changed copies. The generator is on the CPU, whatever the device of the images."""
+    def __call__(
+        self, images_BCHW: Tensor, generator: Generator, part: Part | None = None
+    ) -> Tensor:
+        """Return changed copies. The generator is on the CPU, whatever the device of the images.
+
+        The images may be a part of a batch: each is changed as if the whole batch was there.
+        """
         if not (self.crop or self.flip or self.rand_augment):
             return images_BCHW
-        draws = _Draws(len(images_BCHW), images_BCHW.device, generator)
+        draws = _Draws(part or Part.of(len(images_BCHW)), images_BCHW.device, generator)
         affine = torch.eye(3, device=images_BCHW.device).expand(draws.count, 3, 3)
         if self.crop:
             affine = _crop(draws, size=images_BCHW.shape[-1]) @ affine
@@ -80,20 +87,24 @@ class Augmentation:
 class _Draws:
     """Random numbers for a batch, one for each image."""
 
-    def __init__(self, count: int, device: torch.device, generator: Generator) -> None:
-        self.count, self._device, self._generator = count, device, generator
+    def __init__(self, part: Part, device: torch.device, generator: Generator) -> None:
+        self._part, self._device, self._generator = part, device, generator
+        self.count = max(1, part.images)
 
     def uniform(self) -> Tensor:
-        return torch.rand(self.count, generator=self._generator).to(self._device)
+        return self._of_part(torch.rand(self._part.whole, generator=self._generator))
 
     def normal(self) -> Tensor:
-        return torch.randn(self.count, generator=self._generator).to(self._device)
+        return self._of_part(torch.randn(self._part.whole, generator=self._generator))
 
     def sign(self) -> Tensor:
         return torch.where(self.uniform() < 0.5, -1.0, 1.0)
 
     def below(self, limit: int) -> Tensor:
-        return torch.randint(limit, (self.count,), generator=self._generator).to(self._device)
+        return self._of_part(torch.randint(limit, (self._part.whole,), generator=self._generator))
+
+    def _of_part(self, drawn: Tensor) -> Tensor:
+        return drawn[self._part.rows].to(self._device)
 
 
 def _crop(draws: _Draws, *, size: int) -> Tensor:

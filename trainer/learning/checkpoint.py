@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from model_store.records.manifest import Scalar
 from model_store.store.cache import cache_folder
 from trainer.learning.learner import Learner
 from trainer.progress import Progress
+from trainer.ranks.ranks import ALONE, Ranks
 
 Configuration = Mapping[str, Scalar]
 
@@ -113,6 +114,8 @@ class Reached:
     """Finished phases."""
     unit: str = "epoch"
     """The name of a unit of `epochs`."""
+    threads: int | None = None
+    """The CPU threads of torch: with another number the bits differ."""
 
     def __str__(self) -> str:
         return f"{self.unit} {self.epochs} of {self.phase}"
@@ -121,19 +124,37 @@ class Reached:
 class Checkpoint:
     """The checkpoint of one run in `folder`. A folder that cannot be written is no error."""
 
-    def __init__(self, folder: Path, *, configuration: Configuration, progress: Progress) -> None:
-        """Read the checkpoint of the same configuration, and note those of other ones."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        configuration: Configuration,
+        progress: Progress,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """Read the checkpoint of the same configuration, and note those of other ones.
+
+        Only the first rank reads and writes; the others get what it has read.
+        """
         self.folder = folder
         self.reached: Reached | None = None
         self._configuration = dict(configuration)
         self._progress = progress
         self._record = folder / f"{_key(self._configuration)}.json"
         self._tensors: dict[str, Tensor] = {}
-        self._writable = True
+        self._writable = ranks.rank == 0
         self._saved_at = -math.inf
-        self._note_others()
-        if self._record.exists():
-            self._take_up()
+        if ranks.rank == 0:
+            self._note_others()
+            if self._record.exists():
+                self._take_up()
+        if ranks.count > 1:
+            self._share(ranks)
+
+    def take_threads(self) -> None:
+        """Compute in as many threads as the run that is taken up: others make other bits."""
+        if self.reached is not None and self.reached.threads is not None:
+            torch.set_num_threads(self.reached.threads)
 
     def is_past(self, phase: str) -> bool:
         """Tell whether the earlier run had finished this phase."""
@@ -163,7 +184,9 @@ class Checkpoint:
         past = self.reached.past if self.reached else ()
         if self.reached and self.reached.phase != phase:
             past = (*past, self.reached.phase)
-        reached = Reached(phase=phase, epochs=epochs, past=past, unit=unit)
+        reached = Reached(
+            phase=phase, epochs=epochs, past=past, unit=unit, threads=torch.get_num_threads()
+        )
         try:
             self._write(reached, safetensors.torch.save(state.tensors()))
         except OSError as error:
@@ -181,6 +204,15 @@ class Checkpoint:
                 path.unlink(missing_ok=True)
             self.folder.rmdir()  # fails, as it should, unless the folder is empty
 
+    def _share(self, ranks: Ranks) -> None:
+        """Give every rank the state that the first one has read."""
+        said = ranks.from_first(json.dumps(self.reached and asdict(self.reached)).encode())
+        tensors = ranks.from_first(safetensors.torch.save(self._tensors))
+        reached = json.loads(said)
+        if ranks.rank and reached is not None:
+            self.reached = Reached(**{**reached, "past": tuple(reached["past"])})
+            self._tensors = safetensors.torch.load(tensors)
+
     def _write(self, reached: Reached, data: bytes) -> None:
         digest = hashlib.sha256(data).hexdigest()
         name = f"{self._record.stem}-{digest[:16]}.safetensors"
@@ -190,6 +222,7 @@ class Checkpoint:
             "epochs": reached.epochs,
             "past": list(reached.past),
             "unit": reached.unit,
+            "threads": reached.threads,
             "file": name,
             "sha256": digest,
         }
@@ -209,6 +242,7 @@ class Checkpoint:
                 epochs=record["epochs"],
                 past=tuple(record["past"]),
                 unit=record["unit"],
+                threads=record["threads"],
             )
         except (OSError, ValueError, KeyError, TypeError, SafetensorError):
             self._progress.note(

@@ -35,12 +35,12 @@ def configuration_of(
         "experts": len(network.spec.experts),
         "learnt parameters": sum(one.numel() for one in network.learnable()),
         "images": _digest_of_images(images, student),
-        "start": _digest(network.state_dict().values()),
+        "start": digest_of(network.state_dict().values()),
     }
 
 
-def _digest(tensors: Iterable[Tensor]) -> str:
-    """Digest the parent's weights and the first weights of a new expert, which the seed decides."""
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Digest weights. Those of a start are the parent's, and an expert's that the seed decides."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(tensor.detach().cpu().contiguous().numpy().data)

@@ -24,6 +24,8 @@ from trainer.learning.learner import AnyLearner, BatchLoss, Learner, Step
 from trainer.learning.out_of_memory import explained
 from trainer.learning.plan import Plan
 from trainer.progress import Progress
+from trainer.ranks.part import Part
+from trainer.ranks.ranks import ALONE, LossAndRight, Ranks, part_of
 
 WARM_UP_SHARE = 0.1
 FINAL_RATE_SHARE = 0.01
@@ -33,6 +35,9 @@ SLOW_RATE_SHARE = 0.1
 
 OptimiserFactory = Callable[[Learner, Sequence[nn.Parameter], float], torch.optim.Optimizer]
 """Make the optimiser of parameters at a learning rate. Its groups may have a `rate_share`."""
+
+ChooseThreads = Callable[[int, Callable[[], None]], None]
+"""Choose the number of threads for so many images, by timing steps that change nothing."""
 
 Schedule = Callable[[int], Callable[[int], float]]
 """Give the share of the learning rate in each of so many steps."""
@@ -54,10 +59,13 @@ def fit(
     checkpoint: Checkpoint | None = None,
     make_optimiser: OptimiserFactory | None = None,
     schedule: Schedule | None = None,
+    ranks: Ranks = ALONE,
+    choose_threads: ChooseThreads | None = None,
 ) -> None:
     """Change `parameters`, and nothing else, so that `network` answers the labels of `images`.
 
-    Go on from `checkpoint`, to the same bits as without an interruption.
+    Go on from `checkpoint`, to the same bits as without an interruption. Each of the `ranks` takes
+    a part of every batch.
     """
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
     epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
@@ -73,19 +81,25 @@ def fit(
         state=state,
         loss_of=partial(objective, network),
         images=images,
-        prepare=lambda pixels: normalisation.standardise(
-            augment(normalisation.scale(pixels.permute(0, 3, 1, 2).float()), changes)
+        prepare=lambda pixels, part: normalisation.standardise(
+            augment(normalisation.scale(pixels.permute(0, 3, 1, 2).float()), changes, part)
         ),
+        ranks=ranks,
         rate=plan.learning_rate,
         schedule=schedule or rate_share,
         steps=sum(map(len, epochs)),
         taken=sum(map(len, epochs[:done])),
     )
     images_left = sum(len(rows) for batches in epochs[done:] for rows in batches)
+    if choose_threads is not None:
+        choose_threads(images_left, partial(take_step.attempt, plan.batch_size))
     with progress.phase(name, total=images_left) as phase:
         for epoch, batches in enumerate(epochs[done:], start=done + 1):
             for rows in batches:
-                with explained(batch_size=len(rows), attempt=take_step.attempt):
+                with (
+                    explained(batch_size=len(rows), attempt=take_step.attempt),
+                    ranks.watched(),
+                ):
                     loss, accuracy = take_step(rows)
                 phase.advance(len(rows), loss=loss, accuracy=accuracy)
             if checkpoint is not None:
@@ -101,13 +115,15 @@ class _Stepper:
         state: RunState,
         loss_of: Callable[[Tensor, Tensor], Step],
         images: LabelledImages,
-        prepare: Callable[[Tensor], Tensor],
+        prepare: Callable[[Tensor, Part], Tensor],
         rate: float,
         schedule: Schedule,
         steps: int,
         taken: int,
+        ranks: Ranks,
     ) -> None:
         self._state, self._loss_of, self._prepare = state, loss_of, prepare
+        self._ranks, self._spread = ranks, ranks.spread(self._loss_and_right, state.parameters)
         self._device = state.network.device
         self._pixels = torch.from_numpy(images.pixels_NHWC).to(self._device)
         self._labels = torch.from_numpy(images.labels_N).to(self._device)
@@ -120,28 +136,39 @@ class _Stepper:
         for group in optimiser.param_groups:
             group["lr"] = group.get("rate_share", 1.0) * self._rate * self._share(self._taken)
         self._taken += 1
-        step = self._forward(rows)
-        loss = step.loss.item()
+        part = part_of(self._ranks, len(rows))
+        mean, right = self._spread(*self._batch(rows, part))
+        mean = part.weight * mean
+        loss, answered = self._ranks.total(
+            mean.item() / part.ranks, right.item() if part.images else 0
+        )
         if not math.isfinite(loss):
             raise DneError(
                 f"the loss became {loss} in step {self._taken} of {self._steps}: nothing was "
                 "published; try a lower --learning-rate"
             )
         optimiser.zero_grad(set_to_none=True)
-        step.loss.backward()  # type: ignore[no-untyped-call]
+        mean.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-        return loss, step.right.item() / len(rows)
+        return loss, answered / len(rows)
 
     def attempt(self, size: int) -> None:
-        """Use as much memory as a step on `size` images, and change no weight."""
+        """Compute as in a step on `size` images, and change neither weights nor later draws."""
+        drawn = self._state.changes.get_state()
         self._state.optimiser.zero_grad(set_to_none=True)
-        step = self._forward(np.zeros(size, dtype=np.int64))
-        step.loss.backward()  # type: ignore[no-untyped-call]
+        batch = self._batch(np.zeros(size, dtype=np.int64), part_of(self._ranks, size))
+        mean, _ = self._loss_and_right(*batch)
+        mean.backward()  # type: ignore[no-untyped-call]
+        self._state.changes.set_state(drawn)
 
-    def _forward(self, rows: NDArray[np.int64]) -> Step:
-        chosen = torch.from_numpy(rows).to(self._device)
-        images_BCHW = self._prepare(self._pixels[chosen])
-        return self._loss_of(images_BCHW, self._labels[chosen])
+    def _batch(self, rows: NDArray[np.int64], part: Part) -> tuple[Tensor, Tensor]:
+        """Return this rank's part of a batch: changed images and their labels."""
+        chosen = torch.from_numpy(rows[part.rows]).to(self._device)
+        return self._prepare(self._pixels[chosen], part), self._labels[chosen]
+
+    def _loss_and_right(self, images_BCHW: Tensor, labels_B: Tensor) -> LossAndRight:
+        step = self._loss_of(images_BCHW, labels_B)
+        return step.loss, step.right
 
 
 def normalisation_on(device: torch.device, preprocessing: Preprocessing) -> Normalisation[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch import nn
 
@@ -24,7 +25,8 @@ from trainer.data.sampling import (
 from trainer.data.task_data import TaskData
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.classifier import fit_classifier
-from trainer.learning.fit import adamw, fit
+from trainer.learning.configuration import digest_of
+from trainer.learning.fit import ChooseThreads, adamw, fit
 from trainer.learning.losses import Objective, classification_named
 from trainer.learning.plan import (
     PRETRAINED_TUNING_SHARE,
@@ -36,6 +38,8 @@ from trainer.learning.plan import (
 from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import read_tokens
 from trainer.progress import Progress
+from trainer.ranks.ranks import ALONE, Ranks, refuse_differences
+from trainer.ranks.threads import choose_threads
 from trainer.request import Learning
 from trainer.tokens.gathered import gather
 from trainer.tokens.statistics import ClassStatistics, decode
@@ -61,8 +65,12 @@ def learn(
     request: Learning,
     progress: Progress,
     checkpoint: Checkpoint | None = None,
+    ranks: Ranks = ALONE,
 ) -> Learnt:
-    """Learn the newest expert, if it is to change, and all heads."""
+    """Learn the newest expert, if it is to change, and all heads.
+
+    All ranks learn the expert and read tokens; the first one alone fits a classifier.
+    """
     lesson = Lesson(
         student=student,
         data=data,
@@ -70,12 +78,16 @@ def learn(
         request=request,
         progress=progress,
         checkpoint=checkpoint,
+        ranks=ranks,
     )
     lesson.say()
     if student.aim == "extension":
         lesson.refuse_missing()
+    if checkpoint is not None and request.measures_threads:
+        checkpoint.take_threads()
     if plan is not None:
         lesson.learn_by_steps(plan)
+        lesson.refuse_different_weights()
     fitted = lesson.fit_classifier() if student.on_pretrained else Learnt()
     student.network.requires_grad_(False).eval()
     return replace(fitted, training={**lesson.figures(), **fitted.training, **student.origin})
@@ -92,6 +104,7 @@ class Lesson:
     request: Learning
     progress: Progress
     checkpoint: Checkpoint | None
+    ranks: Ranks = ALONE
 
     @property
     def images(self) -> LabelledImages:
@@ -168,16 +181,25 @@ class Lesson:
         if self.student.teacher and can_be_balanced(self.images, retired=self.data.retired):
             self._balance(plan, frozen)
 
+    def refuse_different_weights(self) -> None:
+        """Refuse to go on unless all ranks have learnt the same, to the last bit."""
+        if self.ranks.count > 1:
+            learnt = digest_of(self.student.network.learnable())
+            refuse_differences(self.ranks, {"learnt": learnt}, what="weights")
+
     def fit_classifier(self) -> Learnt:
         """Fit all heads to the tokens at hand, and to stand-ins for images that are gone."""
         student, request, retired = self.student, self.request, self.data.retired
-        tokens_NW = read_tokens(
+        tokens_NW, cache = read_tokens(
             student,
             self.images,
             folder=request.tokens,
             progress=self.progress,
             checkpoint=self.checkpoint,
+            ranks=self.ranks,
         )
+        if self.ranks.rank:
+            return Learnt(cache=cache)
         width = student.network.spec.slice_width(0)
         gathered = gather(
             tokens_NW,
@@ -205,6 +227,7 @@ class Lesson:
             former=student.before,
         )
         return Learnt(
+            cache=cache,
             training={"strength": fitted.l2_penalty},
             statistics=gathered.changed,
             tokens_NW=gathered.tokens_NV,
@@ -250,6 +273,7 @@ class Lesson:
             draw_epoch=self._new_beside_old(),
             seed=self.request.seed,
             slow=self.student.given,
+            choose=self._choose_threads,
         )
 
     def _new_beside_old(self) -> DrawEpoch:
@@ -267,6 +291,7 @@ class Lesson:
             ),
             draw_epoch=balanced(self.images, retired=self.data.retired),
             seed=self.request.seed,
+            choose=self._choose_threads,
         )
 
     def _balance(self, plan: Plan, frozen: Lineage | None) -> None:
@@ -304,6 +329,7 @@ class Lesson:
         draw_epoch: DrawEpoch,
         seed: int,
         slow: Collection[nn.Parameter] = (),
+        choose: ChooseThreads | None = None,
     ) -> None:
         preprocessing = self.student.preprocessing
         fit(
@@ -325,4 +351,14 @@ class Lesson:
             name=name,
             progress=self.progress,
             checkpoint=self.checkpoint,
+            ranks=self.ranks,
+            choose_threads=choose,
         )
+
+    @property
+    def _choose_threads(self) -> ChooseThreads | None:
+        """Choose threads in the first phase of a run; one that is taken up has its own."""
+        taken_up = self.checkpoint is not None and self.checkpoint.reached is not None
+        if not self.request.measures_threads or taken_up:
+            return None
+        return partial(choose_threads, note=self.progress.note)

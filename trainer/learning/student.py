@@ -37,6 +37,7 @@ from trainer.learning.losses import Teacher
 from trainer.presets import NetworkShape
 from trainer.progress import Progress
 from trainer.request import AddTask, Learning, PretrainedFile
+from trainer.tokens.cache import TokenCache
 from trainer.tokens.statistics import ClassStatistics
 
 Aim = Literal["expert", "head", "extension", "deepening"]
@@ -128,6 +129,8 @@ class Learnt:
     fitted_on: int = 0
     """The number of images that gave the classifier a temperature of its own; 0 without one, and
     where a sample of them gave it."""
+    cache: TokenCache | None = None
+    """The tokens that were read, if any were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

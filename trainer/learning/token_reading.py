@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model_store.inference.forward import Lineage
@@ -18,6 +19,7 @@ from trainer.evaluation.precision_agreement import REDUCED_BATCH, Read, ReadToke
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.student import Student
 from trainer.progress import Progress
+from trainer.ranks.ranks import ALONE, Ranks
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.passes import Floats
 
@@ -72,10 +74,12 @@ def read_tokens(
     folder: Path | None,
     progress: Progress,
     checkpoint: Checkpoint | None = None,
-) -> Floats:
+    ranks: Ranks = ALONE,
+) -> tuple[Floats, TokenCache]:
     """Compute [N, W], the token of each image without augmentation. See ADR 14.
 
-    Tokens that an earlier run has left in `folder` are not computed again.
+    Tokens that an earlier run has left in `folder` are not computed again. The ranks take parts in
+    turn, so a part is computed in the same batches whatever their number is.
     """
     network = student.network
     parts = [
@@ -87,14 +91,35 @@ def read_tokens(
     # Folded after the checkpoint has put the learnt weights back.
     cache = cache_of(student, student.lineage(), folder=folder)
     with progress.phase(PHASE, total=sum(map(len, parts[done:]))) as phase:
-        for number, rows in enumerate(parts[done:], start=done + 1):
-            part = cache.tokens(images.take(rows))
-            state.tokens_NW[rows[0] : rows[-1] + 1] = torch.from_numpy(part)
-            phase.advance(len(rows))
+        for first in range(done, len(parts), ranks.count):
+            turn = parts[first : first + ranks.count]
+            for rows, tokens_PW in zip(turn, _read_turn(cache, images, turn, ranks), strict=True):
+                state.tokens_NW[rows[0] : rows[-1] + 1] = torch.from_numpy(tokens_PW)
+                phase.advance(len(rows))
+            number = first + len(turn)
             if checkpoint is not None:
                 checkpoint.save(PHASE, number, state, last=number == len(parts), unit="part")
-    cache.save()
-    return state.tokens_NW.numpy()
+    if ranks.rank == 0:
+        cache.save()
+    return state.tokens_NW.numpy(), cache
+
+
+def _read_turn(
+    cache: TokenCache, images: LabelledImages, parts: Sequence[NDArray[np.int64]], ranks: Ranks
+) -> list[Floats]:
+    """Read one part, and get the others from the ranks that read them."""
+    if ranks.count == 1:
+        return [cache.tokens(images.take(rows)) for rows in parts]
+    mine = b""
+    if ranks.rank < len(parts):
+        mine = cache.tokens(images.take(parts[ranks.rank])).tobytes()
+    read = [
+        np.frombuffer(bytearray(data), dtype=np.float32).reshape(len(rows), -1)
+        for rows, data in zip(parts, ranks.gathered(mine), strict=False)
+    ]
+    for rows, tokens_PW in zip(parts, read, strict=True):
+        cache.know(images.take(rows), tokens_PW)
+    return read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

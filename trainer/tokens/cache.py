@@ -79,6 +79,11 @@ class TokenCache:
             found[row] = self._known[digest]
         return found
 
+    def know(self, images: LabelledImages, tokens_NW: Floats) -> None:
+        """Take up tokens of images that another process has computed."""
+        for pixels, token_W in zip(images.pixels_NHWC, tokens_NW, strict=True):
+            self._known.setdefault(_digest(pixels), token_W)
+
     def save(self) -> None:
         """Write new tokens to the file. A cache that cannot be written is no reason to stop."""
         if self._path is None or len(self._known) == self._saved:

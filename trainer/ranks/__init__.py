@@ -1,0 +1,1 @@
+"""Compute in several processes and threads: start them, join them, choose how many."""

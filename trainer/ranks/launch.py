@@ -1,0 +1,155 @@
+"""Start the processes of `--processes N` on this machine, and end with what the first one says.
+
+`torchrun` does the same for several machines. It is not used here because it knows no exit code
+but 0 and 1, and its ranks meet at a port that is open to others. Import no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from model_store.cli.command import EXIT_FAILED, EXIT_NOT_PROMOTED, EXIT_OK
+from model_store.errors import WrongUsage
+from trainer.ranks.place import Place
+
+MOST_PROCESSES = 1024
+EXIT_LOST = 4
+"""A rank ended because another one had ended. Only the command that started the ranks sees it."""
+POLL_S = 0.05
+GRACE_S = 10.0
+"""The time in which a rank can end by itself, after another one or after SIGTERM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A process of the run."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    said: Path
+    """The stderr of the process. The first one has no such file: it speaks for all."""
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll()
+
+
+PROGRAM = ("-m", "trainer")
+
+
+def launch(arguments: Sequence[str], *, processes: int, program: Sequence[str] = PROGRAM) -> int:
+    """Run `dne-train` with these arguments in so many processes. Return the exit code of all."""
+    with tempfile.TemporaryDirectory(prefix="dne-ranks-") as folder, _sigterm_interrupts():
+        started = [
+            _start([*program, *arguments], Path(folder), rank=rank, ranks=processes)
+            for rank in range(processes)
+        ]
+        try:
+            _wait_for_all_or_a_fault(started)
+            _wait(started, seconds=GRACE_S)
+            ended = [one for one in started if one.code is not None]
+        except KeyboardInterrupt:
+            ended = []  # the first rank says how far the run has come
+        finally:
+            _end(started)
+        return _verdict(started[0], ended)
+
+
+def refuse_processes(processes: int, place: Place | None) -> None:
+    """Refuse numbers that make no sense."""
+    if not 1 <= processes <= MOST_PROCESSES:
+        raise WrongUsage(f"--processes must be between 1 and {MOST_PROCESSES}, not {processes}")
+    if place is not None and place.ranks != processes:
+        raise WrongUsage(
+            f"--processes {processes} does not fit: torchrun has started {place.ranks}; leave "
+            "--processes out"
+        )
+
+
+def _start(command: Sequence[str], folder: Path, *, rank: int, ranks: int) -> Started:
+    place = Place(
+        rank=rank, ranks=ranks, local_rank=rank, local_ranks=ranks, meeting=folder / "meeting"
+    )
+    # The same code in the same order as here, and nothing from the folder that the user is in.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment |= place.variables()
+    environment.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    said = folder / f"rank-{rank}"
+    with said.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-P", *command],
+            env=environment,
+            stdin=subprocess.PIPE,  # a rank ends when its stdin does, so none outlives this command
+            stdout=None if rank == 0 else errors,
+            stderr=None if rank == 0 else errors,
+            start_new_session=True,  # Ctrl-C comes here only, and is handed on once
+        )
+    return Started(rank, process, said)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _wait_for_all_or_a_fault(started: Sequence[Started]) -> None:
+    while any(one.code is None for one in started) and not any(one.code for one in started):
+        time.sleep(POLL_S)
+
+
+def _wait(started: Sequence[Started], *, seconds: float) -> None:
+    give_up = time.monotonic() + seconds
+    while any(one.code is None for one in started) and time.monotonic() < give_up:
+        time.sleep(POLL_S)
+
+
+def _end(started: Sequence[Started]) -> None:
+    """Ask processes that run to end, and end those that do not."""
+    for one in started:
+        if one.code is None:
+            one.process.terminate()
+    _wait(started, seconds=GRACE_S)
+    for one in started:
+        if one.code is None:
+            one.process.kill()
+        one.process.wait()
+        assert one.process.stdin is not None
+        one.process.stdin.close()
+
+
+def _verdict(first: Started, ended: Sequence[Started]) -> int:
+    """Return the exit code of the run, and say whose fault it was unless the first rank has."""
+    code = first.process.returncode
+    if code in (EXIT_OK, EXIT_NOT_PROMOTED):
+        return code
+    faulty = [one for one in ended if one.code not in (EXIT_OK, EXIT_LOST)]
+    if first in faulty and code > 0:
+        return code
+    for one in faulty:
+        print(f"error: rank {one.rank} {_how_it_ended(one)}", file=sys.stderr)
+    return next((one.code for one in faulty if one.code and one.code > 0), EXIT_FAILED)
+
+
+def _how_it_ended(one: Started) -> str:
+    code = one.process.returncode
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}; the same command goes on"
+    said = one.said.read_text(errors="backslashreplace").strip()
+    return f"ended with {code}: {said.removeprefix('error: ')}" if said else f"ended with {code}"
