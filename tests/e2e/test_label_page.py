@@ -132,3 +132,15 @@ def test_who_has_no_token_is_asked_for_one(
             page.get_by_label("The inbox needs a token").fill(TOKEN)
             page.get_by_role("button", name="Use it").click()
             playwright.expect(page.get_by_text("No image was kept yet.")).to_be_visible()
+
+
+def test_a_group_is_selected_and_named_at_once(page: playwright.Page, live: Live) -> None:
+    page.get_by_label("First", exact=True).select_option("groups")
+    playwright.expect(tiles(page)).to_have_count(WAITING)
+    largest = live.http.get("/inbox/groups").json()["groups"][0]["items"]
+    page.locator(".tile[tabindex='0']").focus()
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("noise")
+    page.keyboard.press("Enter")
+    playwright.expect(tiles(page)).to_have_count(WAITING - len(largest))
+    assert labels(live) == ["noise"] * len(largest)

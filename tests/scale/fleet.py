@@ -23,6 +23,8 @@ START_S = 300
 SETTINGS = {"DNE_BACKEND": "torch", "OMP_NUM_THREADS": "1"}
 AT_LEAST = "Dne-At-Least"
 TOO_OLD = "or a younger one was asked for"
+FOLLOWED_S = 10.0
+"""Time after which every server that is up has followed a move, also on a busy machine."""
 PATIENCE = 25
 """Times that a session is told to wait before it begins anew: a rollback may last."""
 PAUSE_S = 0.03
@@ -146,7 +148,7 @@ class Seen:
     answered: int = 0
     waited: int = 0
     put_off: int = 0
-    """Requests for more than any version that the balancer itself answered with "later"."""
+    """Requests for more than the servers have, which the balancer itself answered with "later"."""
     went_back: int = 0
     never_named: int = 0
     failed: list[str] = field(default_factory=list)
@@ -166,12 +168,28 @@ class Seen:
         return Times(median_s=took[len(took) // 2], p99_s=took[len(took) * 99 // 100])
 
 
-class Sessions:
-    """Clients that never take an older version than the youngest one they have seen. `named` has
-    the versions that the channel has named so far."""
+class Moves:
+    """The versions that a channel has named so far, and the newest of them since when."""
 
-    def __init__(self, url: str, *, image: bytes, named: set[int], count: int = 4) -> None:
-        self._url, self._image, self._named = url, image, named
+    def __init__(self, first: int) -> None:
+        self.named = {first}
+        self._target, self._at = first, time.monotonic()
+
+    def note(self, version: int) -> None:
+        """Call it before the channel is moved."""
+        self.named.add(version)
+        self._target, self._at = version, time.monotonic()
+
+    def is_due(self, youngest: int) -> bool:
+        """Tell whether all servers serve a version by now that such a session takes."""
+        return self._target >= youngest and time.monotonic() > self._at + FOLLOWED_S
+
+
+class Sessions:
+    """Clients that never take an older version than the youngest one they have seen."""
+
+    def __init__(self, url: str, *, image: bytes, moves: Moves, count: int = 4) -> None:
+        self._url, self._image, self._moves = url, image, moves
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._ask) for _ in range(count)]
@@ -213,7 +231,8 @@ class Sessions:
         if answer.status_code == 503 and TOO_OLD in answer.text:
             seen.waited += 1
             return 0
-        if answer.status_code == 503 and "retry-after" in answer.headers and youngest > 1:
+        put_off = answer.status_code == 503 and "retry-after" in answer.headers
+        if put_off and not self._moves.is_due(youngest):
             seen.put_off += 1
             return 0
         if answer.status_code != 200:
@@ -223,6 +242,6 @@ class Sessions:
         seen.answered += 1
         seen.times.append((time.monotonic(), took_s))
         seen.went_back += version < youngest
-        seen.never_named += version not in self._named
+        seen.never_named += version not in self._moves.named
         seen.versions.add(version)
         return version

@@ -23,7 +23,7 @@ from tests.campaigns import AddRow
 from tests.live_server import wait_for
 from tests.s3_server import free_ports
 from tests.scale.conftest import Bucket
-from tests.scale.fleet import Fleet, Seen, Sessions, balancer, running, served_by
+from tests.scale.fleet import Fleet, Moves, Seen, Sessions, balancer, running, served_by
 
 MINUTES = float(os.environ.get("SCALE_MINUTES", "10"))
 SHORT_MINUTES = min(MINUTES, 3.0)
@@ -42,7 +42,7 @@ class Campaign:
     bucket: Bucket
     fleet: Fleet
     sessions: Sessions
-    named: set[int]
+    moves: Moves
 
     @property
     def seen(self) -> Seen:
@@ -53,7 +53,7 @@ class Campaign:
         began = time.monotonic()
         for number in range(count):
             time.sleep(max(0.0, began + number * minutes * 60 / count - time.monotonic()))
-            self.named.add(self.bucket.lineage[number % len(self.bucket.lineage)])
+            self.moves.note(self.bucket.lineage[number % len(self.bucket.lineage)])
             self.bucket.release(number)
 
     def check(self) -> None:
@@ -67,14 +67,14 @@ def campaign(name: str, bucket: Bucket, folder: Path) -> Iterator[Campaign]:
         pytest.skip(f"{name} is not installed: NOTHING WAS TRIED BEHIND IT")
     front, *ports = free_ports(4)
     fleet = Fleet(bucket.location, ports=ports, folder=folder, settings=SETTINGS)
-    named = {bucket.trained.served}
+    moves = Moves(bucket.trained.served)
     with (
         running(fleet),
         balancer(name, front, ports, folder) as url,
-        Sessions(url, image=bucket.image, named=named) as sessions,
+        Sessions(url, image=bucket.image, moves=moves) as sessions,
     ):
         wait_for(lambda: sessions.seen.answered > 50, seconds=60)
-        yield Campaign(bucket, fleet, sessions, named)
+        yield Campaign(bucket, fleet, sessions, moves)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def test_serving_does_not_notice_a_store_that_is_away(
         stop_for_a_while(bucket, how)
         up = time.monotonic()
         last = bucket.lineage[AFTERWARDS % len(bucket.lineage)]
-        run.named.add(last)
+        run.moves.note(last)
         bucket.release(AFTERWARDS)
         wait_for(lambda: served_by(run.fleet) == {last}, seconds=60)
         back_s = time.monotonic() - up

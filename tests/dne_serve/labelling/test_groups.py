@@ -1,0 +1,78 @@
+"""Images that look alike stand together, whatever else waits."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dne_serve.collecting.tokens import packed, unpacked
+from dne_serve.labelling.groups import group
+from model_store.inbox.reading import Item
+from tests.model_store.inbox.items import item_record
+
+Floats = NDArray[np.float64]
+
+
+def items_of(*kinds: int, seed: int = 0, noise: float = 0.4) -> list[Item]:
+    """Items whose tokens stand around the middle of their kind."""
+    chance = np.random.default_rng(seed)
+    middles = chance.normal(size=(max(kinds) + 1, 64))
+    return [
+        item_with(middles[kind] + noise * chance.normal(size=64), label=f"kind {kind}")
+        for kind in kinds
+    ]
+
+
+def item_with(token: Floats | None, *, label: str = "cat") -> Item:
+    text = None if token is None else packed(token)
+    return Item(record=item_record("a thing", label=label, token=text), head=None)
+
+
+def test_kinds_stand_together_and_the_largest_group_comes_first() -> None:
+    items = items_of(0, 1, 2, 1, 0, 1, 2, 1, 1, 0, 2, 1)
+    found = group(items)
+    assert found.by == "tokens"
+    assert [len(one) for one in found.groups] == [6, 3, 3]
+    for one in found.groups:
+        assert len({item.record.answer.label for item in one}) == 1
+
+
+def test_every_item_is_in_one_group() -> None:
+    items = [*items_of(*range(5), *range(5)), item_with(None), item_with(np.ones(32))]
+    found = group(items)
+    grouped = [item.record.id for one in found.groups for item in one]
+    assert sorted(grouped) == sorted(item.record.id for item in items)
+
+
+def test_without_tokens_items_are_grouped_by_their_nearest_class() -> None:
+    found = group([item_with(None, label=name) for name in ("cat", "dog", "cat")])
+    assert found.by == "labels"
+    assert [len(one) for one in found.groups] == [2, 1]
+
+
+def test_without_scipy_items_are_grouped_by_their_nearest_class(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.cluster.hierarchy", None)
+    assert group(items_of(0, 1, 0)).by == "labels"
+
+
+def test_nothing_waits() -> None:
+    assert group([]).groups == []
+
+
+def test_the_direction_of_a_token_is_kept() -> None:
+    chance = np.random.default_rng(0)
+    one, other = chance.normal(size=(2, 384)) * [[1e-3], [1e3]]
+    kept = [unpacked(packed(token) or "") for token in (one, other)]
+    true = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+    found = kept[0] @ kept[1] / np.linalg.norm(kept[0]) / np.linalg.norm(kept[1])
+    assert abs(true - found) < 0.01
+
+
+@pytest.mark.parametrize("token", [np.zeros(8), np.full(8, np.nan), np.full(8, np.inf)])
+def test_a_token_without_a_direction_is_none(token: Floats) -> None:
+    assert packed(token) is None
