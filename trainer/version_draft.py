@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from model_store import __version__
-from model_store.codec import encode_classifier, encode_expert
+from model_store.codec import decode_images, encode_classifier, encode_expert
 from model_store.records.manifest import (
     ClassImages,
     ClassTokens,
     Draft,
     Scalar,
+    ShardKind,
     TaskRecord,
     geometry_of,
     task_record,
@@ -21,6 +24,8 @@ from model_store.store.shard import shard_ref
 from trainer.assess import assess
 from trainer.base import Base
 from trainer.data.exemplars import herding_order, keep, merged, shrink
+from trainer.data.folders import LabelledImages
+from trainer.data.pictures import StoredImage
 from trainer.data.task_data import TaskData
 from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import cache_of, reduced_tokens_of
@@ -107,10 +112,9 @@ def _images_to_keep(
         return older, base.held_out, {}
     memory, memory_shards = _exemplars(student, data, cache=cache, quota=quota)
     held = data.new_held_out
-    held_out, held_shards = keep(
-        held,
-        kind="held-out",
-        rows_by_class={name: held.rows_of(name).tolist() for name in student.new_classes},
+    rows_by_class = {name: held.rows_of(name).tolist() for name in student.new_classes}
+    held_out, held_shards = _keep(
+        held, kind="held-out", rows_by_class=rows_by_class, cache=cache, student=student
     )
     shards = {**memory_shards, **held_shards}
     return merged(older, memory), merged(base.held_out, held_out), shards
@@ -158,7 +162,7 @@ def _statistics(
 
 def _exemplars(
     student: Student, data: TaskData, *, cache: TokenCache, quota: int
-) -> tuple[tuple[ClassImages, ...], Shards]:
+) -> tuple[Kept, Shards]:
     """Choose the new classes' exemplars on clean images, in herding order."""
     pool = data.for_training
     rows_by_class: dict[str, list[int]] = {}
@@ -166,4 +170,22 @@ def _exemplars(
         rows = pool.rows_of(name)
         seen = cache.tokens(pool.take(rows))
         rows_by_class[name] = rows[herding_order(seen, count=quota)].tolist()
-    return keep(pool, kind="memory", rows_by_class=rows_by_class)
+    return _keep(pool, kind="memory", rows_by_class=rows_by_class, cache=cache, student=student)
+
+
+def _keep(
+    images: LabelledImages,
+    *,
+    kind: ShardKind,
+    rows_by_class: Mapping[str, Sequence[int]],
+    cache: TokenCache,
+    student: Student,
+) -> tuple[Kept, Shards]:
+    """Encode images, and let the next run find their tokens without decoding them."""
+    entries, shards = keep(images, kind=kind, rows_by_class=rows_by_class)
+    for entry in entries:
+        files = decode_images(shards[entry.shard.sha256], count=entry.count)
+        rows = np.array(rows_by_class[entry.class_name], dtype=np.int64)
+        stored = [StoredImage(one, student.preprocessing) for one in files]
+        cache.also_name(images.take(rows), stored)
+    return entries, shards

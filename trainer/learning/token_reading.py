@@ -88,9 +88,8 @@ def read_tokens(
     cache = cache_of(student, student.lineage(), folder=folder)
     with progress.phase(PHASE, total=sum(map(len, parts[done:]))) as phase:
         for number, rows in enumerate(parts[done:], start=done + 1):
-            part = cache.tokens(images.take(rows))
+            part = cache.tokens(images.take(rows), advance=phase.advance)
             state.tokens_NW[rows[0] : rows[-1] + 1] = torch.from_numpy(part)
-            phase.advance(len(rows))
             if checkpoint is not None:
                 checkpoint.save(PHASE, number, state, last=number == len(parts), unit="part")
     cache.save()
