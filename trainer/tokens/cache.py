@@ -70,7 +70,7 @@ class TokenCache:
         """
         names = images.pictures.digests()
         missing = [row for row, name in enumerate(names) if name not in self._known]
-        if advance is not None:
+        if advance is not None and len(missing) < len(names):
             advance(len(names) - len(missing))
         if missing:
             self._read_missing(images.pictures.take(np.array(missing, dtype=np.int64)), advance)
@@ -90,6 +90,8 @@ class TokenCache:
         pixels_NHWC = pictures.pixels_NHWC
         digests = [pixels_digest(pixels) for pixels in pixels_NHWC]
         new = [row for row, digest in enumerate(digests) if digest not in self._known]
+        if advance is not None and len(new) < len(digests):
+            advance(len(digests) - len(new))
         computed = in_batches(
             self._network,
             pixels_NHWC[new],
