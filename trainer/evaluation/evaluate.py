@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from model_store.codec import load_doubt, load_network
@@ -32,8 +31,6 @@ from trainer.progress import Progress
 from trainer.request import Evaluate
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.passes import Floats
-
-"""Images between two reports of progress."""
 
 
 def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
