@@ -101,6 +101,16 @@ def test_train_and_val_folders_are_refused_with_the_options_to_use(
     assert f"use --data {photos / 'train'} --val-data {photos / 'val'}" in told
 
 
+def test_a_folder_of_tasks_is_refused_with_one_of_them_as_an_example(
+    dne_train: Command, tmp_path: Path
+) -> None:
+    for task in ("birds", "cars", "test"):
+        write_classes(tmp_path / "photos" / task, [f"{task} 1", f"{task} 2"])
+    photos = tmp_path / "photos"
+    told = refused(dne_train, photos, code=2)
+    assert f"in 2 folders: give one of them at a time, as with --data {photos / 'birds'}" in told
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
