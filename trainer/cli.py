@@ -108,10 +108,6 @@ def _report_parser(commands: Any) -> None:
 
 def _add_task(options: argparse.Namespace) -> int:
     data: Path = options.data
-    if not data.is_dir():  # said before torch is imported
-        from trainer.data.folders import list_classes
-
-        list_classes(data)
     request = _request(AddTask, options, of=data, pretrained=_pretrained(options))
     _prepare_torch(options)
     from trainer.add_task import add_task
