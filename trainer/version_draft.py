@@ -6,14 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from model_store import __version__
-from model_store.codec import encode_classifier, encode_expert
+from model_store.codec import decode_images, encode_classifier, encode_expert
 from model_store.inference.forward import Lineage
 from model_store.records.manifest import (
     ClassImages,
     ClassTokens,
     Draft,
     Scalar,
+    ShardKind,
     TaskRecord,
     geometry_of,
     task_record,
@@ -24,6 +27,8 @@ from model_store.store.shard import shard_ref
 from trainer.assess import assess
 from trainer.base import Base
 from trainer.data.exemplars import herding_order, keep, merged, shrink
+from trainer.data.folders import LabelledImages
+from trainer.data.pictures import StoredImage
 from trainer.data.task_data import TaskData
 from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import cache_of, reduced_tokens_of
@@ -155,12 +160,18 @@ def _images_to_keep(
     older = shrink(base.memory, quota=_quota(student, data, request))
     if student.aim == "deepening":  # there are no images but those that are kept already
         return older, base.held_out, {}
-    memory, memory_shards = keep(data.for_training, kind="memory", rows_by_class=final.exemplars)
+    cache = final.cache
+    memory, memory_shards = _keep(
+        data.for_training,
+        kind="memory",
+        rows_by_class=final.exemplars,
+        cache=cache,
+        student=student,
+    )
     held = data.new_held_out
-    held_out, held_shards = keep(
-        held,
-        kind="held-out",
-        rows_by_class={name: held.rows_of(name).tolist() for name in student.new_classes},
+    rows_by_class = {name: held.rows_of(name).tolist() for name in student.new_classes}
+    held_out, held_shards = _keep(
+        held, kind="held-out", rows_by_class=rows_by_class, cache=cache, student=student
     )
     shards = {**memory_shards, **held_shards}
     return merged(older, memory), merged(base.held_out, held_out), shards
@@ -204,3 +215,21 @@ def _statistics(
         shards[ref.sha256] = data
         by_class[name] = ClassTokens(class_name=name, shard=ref, count=statistics.count)
     return tuple(by_class[name] for name in classes if name in by_class), shards
+
+
+def _keep(
+    images: LabelledImages,
+    *,
+    kind: ShardKind,
+    rows_by_class: Mapping[str, Sequence[int]],
+    cache: TokenCache,
+    student: Student,
+) -> tuple[Kept, Shards]:
+    """Encode images, and let the next run find their tokens without decoding them."""
+    entries, shards = keep(images, kind=kind, rows_by_class=rows_by_class)
+    for entry in entries:
+        files = decode_images(shards[entry.shard.sha256], count=entry.count)
+        rows = np.array(rows_by_class[entry.class_name], dtype=np.int64)
+        stored = [StoredImage(one, student.preprocessing) for one in files]
+        cache.also_name(images.take(rows), stored)
+    return entries, shards

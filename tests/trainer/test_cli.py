@@ -115,6 +115,16 @@ def test_a_class_that_differs_from_a_known_one_in_case_is_named_with_it(
     assert "'a' is known: is 'A' meant to be that class?" in dne_train.err
 
 
+def test_a_folder_of_tasks_is_refused_with_one_of_them_as_an_example(
+    dne_train: Command, tmp_path: Path
+) -> None:
+    for task in ("birds", "cars", "test"):
+        write_classes(tmp_path / "photos" / task, [f"{task} 1", f"{task} 2"])
+    photos = tmp_path / "photos"
+    told = refused(dne_train, photos, code=2)
+    assert f"in 2 folders: give one of them at a time, as with --data {photos / 'birds'}" in told
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -36,8 +36,14 @@ def refuse_nested(listing: Listing) -> None:
             "with --hierarchy folders"
         )
     names = {name.lower(): folder for name, folder in split.items()}
-    first = names.get("train", next(iter(split.values())))
+    to_learn = [name for name in names if name not in JUDGE_NAMES] or list(names)
+    first = names.get("train", names[to_learn[0]])
     use = f"--data {shown(first)}"
+    if "train" not in names and len(to_learn) > 1:
+        raise WrongUsage(
+            f"--data {shown(listing.folder)} has its class folders one level deeper, in "
+            f"{counted(len(to_learn), 'folder')}: give one of them at a time, as with {use}"
+        )
     judge = next((names[name] for name in JUDGE_NAMES if name in names), None)
     if judge is not None and judge != first:
         use += f" --val-data {shown(judge)}"

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.codec import decode_images, encode_images
-from model_store.preprocess import encode_png, read_pixels
 from model_store.records.manifest import ClassImages, Preprocessing, ShardKind, ShardRef
 from model_store.store.shard import check_shard, shard_ref
-from trainer.data.folders import LabelledImages, in_threads
+from trainer.data.folders import LabelledImages
+from trainer.data.pictures import Pictures, StoredImage, in_threads
 
 HELD_OUT_SHARES = (0.1, 0.2)
 """The share of a class's images that is held out, and the share where too few would be."""
@@ -90,15 +90,12 @@ def keep(
     for name, rows in rows_by_class.items():
         if not len(rows):
             continue
-        data = encode_images(list(in_threads(_encoder(images, rows), len(rows))))
+        pictures = images.pictures.take(np.array(rows, dtype=np.int64))
+        data = encode_images(list(in_threads(pictures.encoded, len(rows))))
         ref = shard_ref(kind, data)
         shards[ref.sha256] = data
         entries.append(ClassImages(class_name=name, shard=ref, count=len(rows)))
     return tuple(entries), shards
-
-
-def _encoder(images: LabelledImages, rows: Sequence[int]) -> Callable[[int], bytes]:
-    return lambda place: encode_png(images.pixels_NHWC[rows[place]])
 
 
 def merged(old: Sequence[ClassImages], new: Sequence[ClassImages]) -> tuple[ClassImages, ...]:
@@ -122,23 +119,18 @@ def recall(
     read: Callable[[ShardRef], bytes],
     preprocessing: Preprocessing,
 ) -> LabelledImages:
-    """Read the images of `entries` from the store, and label them among `classes`."""
-    encoded: list[bytes] = []
+    """Read the images of `entries` from the store, and label them among `classes`. They are
+    decoded when their pixels are asked for."""
+    stored: list[StoredImage] = []
     labels: list[int] = []
     for entry in entries:
         data = read(entry.shard)
         check_shard(entry.shard, data, expected=None)
         images = decode_images(data, count=entry.count)
-        encoded += images
+        stored += [StoredImage(one, preprocessing) for one in images]
         labels += [classes.index(entry.class_name)] * len(images)
-    size = preprocessing.image_size
-    pixels = np.zeros((len(encoded), size, size, 3), dtype=np.uint8)
-
-    def place(row: int) -> None:
-        pixels[row] = read_pixels(encoded[row], preprocessing)
-
-    for _ in in_threads(place, len(encoded)):
-        pass
     return LabelledImages(
-        classes=classes, pixels_NHWC=pixels, labels_N=np.array(labels, dtype=np.int64)
+        classes=classes,
+        pixels_NHWC=Pictures(stored, side=preprocessing.image_size),
+        labels_N=np.array(labels, dtype=np.int64),
     )

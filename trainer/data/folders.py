@@ -5,11 +5,8 @@ Name every entry that is ignored and every file that cannot be read. Know nothin
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +16,11 @@ from model_store.names import new_class_name, spelt_among
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
 from model_store.tables import counted
+from trainer.data.pictures import Pictures, in_threads
 from trainer.data.sources.place import Picture, Place, entries, images_in, is_stray, shown, shown_in
 from trainer.progress import Progress
 
 MAX_NAMED = 20
-DECODING_THREADS = min(4, os.cpu_count() or 1)
-Placed = TypeVar("Placed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +63,37 @@ class Listing:
         return replace(self, classes=tuple(classes))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledImages:
-    """Pixels and the class of each image, as an index into `classes`."""
+    """Images and the class of each, as an index into `classes`.
 
-    classes: tuple[str, ...]
-    pixels_NHWC: NDArray[np.uint8]
-    labels_N: NDArray[np.int64]
+    Images that the store keeps are decoded when their pixels are asked for.
+    """
+
+    __slots__ = ("classes", "labels_N", "pictures")
+
+    def __init__(
+        self,
+        *,
+        classes: tuple[str, ...],
+        pixels_NHWC: NDArray[np.uint8] | Pictures,
+        labels_N: NDArray[np.int64],
+    ) -> None:
+        self.classes, self.labels_N = classes, labels_N
+        self.pictures: Pictures = (
+            pixels_NHWC if isinstance(pixels_NHWC, Pictures) else Pictures.of(pixels_NHWC)
+        )
 
     def __len__(self) -> int:
         return len(self.labels_N)
 
+    @property
+    def pixels_NHWC(self) -> NDArray[np.uint8]:
+        return self.pictures.pixels_NHWC
+
     def take(self, rows: NDArray[np.int64]) -> LabelledImages:
         return LabelledImages(
             classes=self.classes,
-            pixels_NHWC=self.pixels_NHWC[rows],
+            pixels_NHWC=self.pictures.take(rows),
             labels_N=self.labels_N[rows],
         )
 
@@ -96,17 +108,16 @@ class LabelledImages:
         """Label the same images as indices into a longer or reordered list of classes."""
         places = np.array([classes.index(name) for name in self.classes], dtype=np.int64)
         return LabelledImages(
-            classes=classes, pixels_NHWC=self.pixels_NHWC, labels_N=places[self.labels_N]
+            classes=classes, pixels_NHWC=self.pictures, labels_N=places[self.labels_N]
         )
 
 
 def join(first: LabelledImages, *others: LabelledImages) -> LabelledImages:
     """Join sets of images that are labelled among the same classes."""
-    sets = (first, *others)
     return LabelledImages(
         classes=first.classes,
-        pixels_NHWC=np.concatenate([one.pixels_NHWC for one in sets]),
-        labels_N=np.concatenate([one.labels_N for one in sets]),
+        pixels_NHWC=first.pictures.joined([one.pictures for one in others]),
+        labels_N=np.concatenate([one.labels_N for one in (first, *others)]),
     )
 
 
@@ -201,16 +212,6 @@ def read_images(
     return LabelledImages(
         classes=listing.names, pixels_NHWC=pixels[good], labels_N=labels[good].astype(np.int64)
     )
-
-
-def in_threads(place: Callable[[int], Placed], count: int) -> Iterator[Placed]:
-    """Call `place` with each number below `count`, and yield its results in order."""
-    pool = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decode")
-    try:
-        yield from pool.map(place, range(count))
-    finally:
-        # Ctrl-C need not wait for images that no thread has begun to read.
-        pool.shutdown(cancel_futures=True)
 
 
 def _refuse_or_note(bad: list[str], *, skip_bad: bool, progress: Progress) -> None:

@@ -27,6 +27,8 @@ FOLDS = 5
 FEWEST_CLASSES = 4
 """The fewest classes with two images or more: one is left out, and the others tell it."""
 NEWTON_STEPS = 50
+LEAST_SHARE = 1e-9
+"""The least share of the identity in a covariance: it has an inverse, whatever the images are."""
 TINY = 1e-12
 
 
@@ -104,8 +106,8 @@ def fit_gaussians(tokens_NW: Doubles, labels_N: Labels) -> Gaussians | None:
     covariance_WW = shrunk(within_NW)
     if covariance_WW is None:
         return None
-    variances_W, axes_WW = np.linalg.eigh(covariance_WW)
-    whiten_WW = axes_WW / np.sqrt(variances_W)
+    # Any matrix will do that makes the covariance the identity, and this one is found soonest.
+    whiten_WW = np.linalg.inv(np.linalg.cholesky(covariance_WW)).T
     return Gaussians(
         shift_W=shift_W,
         centre_W=centre_W,
@@ -224,7 +226,7 @@ def shrunk(centred_NW: Doubles) -> Doubles | None:
     away = float(np.square(sample_WW - target_WW).sum())
     squared_NW = np.square(centred_NW)
     noise = float((squared_NW.T @ squared_NW / images - np.square(sample_WW)).sum()) / images
-    share = min(1.0, noise / max(away, TINY * level**2))
+    share = min(1.0, max(LEAST_SHARE, noise / max(away, TINY * level**2)))
     return np.asarray((1 - share) * sample_WW + share * target_WW)
 
 

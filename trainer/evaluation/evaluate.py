@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from model_store.codec import load_doubt, load_network
@@ -26,9 +25,6 @@ from trainer.progress import Progress
 from trainer.request import Evaluate
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.passes import Floats
-
-IMAGES_A_PART = 64
-"""Images between two reports of progress."""
 
 
 def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
@@ -94,11 +90,7 @@ def _read_out(
 ) -> tuple[Floats, Floats]:
     """Compute the oldest slice of the token, and the logits, in one pass over the images."""
     with progress.phase("reading tokens", total=len(images)) as phase:
-        for start in range(0, len(images), IMAGES_A_PART):
-            part = images.take(np.arange(start, min(start + IMAGES_A_PART, len(images))))
-            cache.tokens(part)
-            phase.advance(len(part))
-    found_NW = cache.tokens(images)
+        found_NW = cache.tokens(images, advance=phase.advance)
     cache.save()
     with torch.inference_mode():
         token = torch.from_numpy(found_NW).to(network.device)

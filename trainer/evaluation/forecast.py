@@ -2,7 +2,8 @@
 
 Sizes and operations follow from the shapes, so they are exact. The time is measured on one core,
 with the network before it learns: learning does not change the time. The difference of two such
-times is less than their noise, so growth is told in operations.
+times is less than their noise, so growth is told in operations, and a version that takes as many
+as its parent is not timed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from trainer.ranks.threads import one_thread
 FEWEST_RUNS, MOST_RUNS = 3, 100
 ENOUGH_S = 0.4
 """Seconds of runs after which the least time hardly falls any more (ADR 34)."""
+SAME = 1.005
+"""The operations, in those of the parent, below which a version takes as many: a few more rows of
+the classifier."""
 MIB = 1 << 20
 
 
@@ -71,7 +75,7 @@ class Forecast:
         old, new = self.parent, self.version
         if old is None:
             return ""
-        if new.gflop < 1.005 * old.gflop:  # a few more rows of the classifier
+        if new.gflop < SAME * old.gflop:
             return f" as now ({_mib(old.bytes)} MiB)"
         return f", {new.gflop / old.gflop:.2g} times what it takes now ({_mib(old.bytes)} MiB)"
 
@@ -115,7 +119,7 @@ def forecast(
     version = Cost(
         bytes=(parent.expert_bytes if parent else 0) + delta_bytes,
         gflop=_gflop(spec),
-        latency_ms=_least_ms(network, experts),
+        latency_ms=_least_ms(network, experts) if _costs_more(spec, parent) else None,
     )
     return Forecast(
         version=version,
@@ -123,6 +127,11 @@ def forecast(
         parent=parent.cost if parent else None,
         following=_following(version, spec, images=images) if adds_task else None,
     )
+
+
+def _costs_more(spec: NetworkSpec, parent: Before | None) -> bool:
+    """Tell whether the time of a pass is worth a measurement: it follows from the operations."""
+    return parent is None or _gflop(spec) >= SAME * _gflop(parent.spec)
 
 
 def _following(version: Cost, spec: NetworkSpec, *, images: int) -> Cost:

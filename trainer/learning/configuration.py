@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import asdict
 
-import numpy as np
 from torch import Tensor
 
 from model_store import __version__
@@ -51,5 +50,5 @@ def _digest_of_images(images: LabelledImages, student: Student) -> str:
     digest = hashlib.sha256(student.preprocessing.model_dump_json().encode())
     digest.update("\n".join(images.classes).encode())
     digest.update(images.labels_N.tobytes())
-    digest.update(np.ascontiguousarray(images.pixels_NHWC).data)
+    digest.update(b"".join(images.pictures.digests()))
     return digest.hexdigest()

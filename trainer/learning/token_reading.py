@@ -93,9 +93,9 @@ def read_tokens(
     with progress.phase(PHASE, total=sum(map(len, parts[done:]))) as phase:
         for first in range(done, len(parts), ranks.count):
             turn = parts[first : first + ranks.count]
-            for rows, tokens_PW in zip(turn, _read_turn(cache, images, turn, ranks), strict=True):
+            read = _read_turn(cache, images, turn, ranks, advance=phase.advance)
+            for rows, tokens_PW in zip(turn, read, strict=True):
                 state.tokens_NW[rows[0] : rows[-1] + 1] = torch.from_numpy(tokens_PW)
-                phase.advance(len(rows))
             number = first + len(turn)
             if checkpoint is not None:
                 checkpoint.save(PHASE, number, state, last=number == len(parts), unit="part")
@@ -105,11 +105,16 @@ def read_tokens(
 
 
 def _read_turn(
-    cache: TokenCache, images: LabelledImages, parts: Sequence[NDArray[np.int64]], ranks: Ranks
+    cache: TokenCache,
+    images: LabelledImages,
+    parts: Sequence[NDArray[np.int64]],
+    ranks: Ranks,
+    *,
+    advance: Callable[[int], None],
 ) -> list[Floats]:
     """Read one part, and get the others from the ranks that read them."""
     if ranks.count == 1:
-        return [cache.tokens(images.take(rows)) for rows in parts]
+        return [cache.tokens(images.take(rows), advance=advance) for rows in parts]
     mine = b""
     if ranks.rank < len(parts):
         mine = cache.tokens(images.take(parts[ranks.rank])).tobytes()
@@ -119,6 +124,7 @@ def _read_turn(
     ]
     for rows, tokens_PW in zip(parts, read, strict=True):
         cache.know(images.take(rows), tokens_PW)
+        advance(len(rows))
     return read
 
 

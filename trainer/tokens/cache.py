@@ -10,13 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from model_store.records.manifest import Preprocessing
 from model_store.store.cache import cache_folder
 from model_store.store.shard import read_layout
 from trainer.data.folders import LabelledImages
+from trainer.data.pictures import Pictures, StoredImage, pixels_digest
 from trainer.tokens.passes import BATCH, Floats, in_batches
 
 MAX_BYTES = 1 << 30
@@ -61,28 +61,54 @@ class TokenCache:
             self._known = _read(self._path, width=self._width)
         self._saved = len(self._known)
 
-    def tokens(self, images: LabelledImages) -> Floats:
-        """Return [N, W], the token of each image as it is, without augmentation."""
-        digests = [_digest(pixels) for pixels in images.pixels_NHWC]
-        missing = [row for row, digest in enumerate(digests) if digest not in self._known]
+    def tokens(
+        self, images: LabelledImages, *, advance: Callable[[int], None] | None = None
+    ) -> Floats:
+        """Return [N, W], the token of each image as it is, without augmentation.
+
+        `advance` is told how many images more are done, while others are computed.
+        """
+        names = images.pictures.digests()
+        missing = [row for row, name in enumerate(names) if name not in self._known]
+        if advance is not None and len(missing) < len(names):
+            advance(len(names) - len(missing))
+        if missing:
+            self._read_missing(images.pictures.take(np.array(missing, dtype=np.int64)), advance)
+        found = np.zeros((len(images), self._width), dtype=np.float32)
+        for row, name in enumerate(names):
+            found[row] = self._known[name]
+        return found
+
+    def also_name(self, images: LabelledImages, stored: Sequence[StoredImage]) -> None:
+        """Keep tokens that are known under the names, too, that the images have in the store."""
+        for name, one in zip(images.pictures.digests(), stored, strict=True):
+            if name in self._known:
+                self._known[one.digest] = self._known[name]
+
+    def _read_missing(self, pictures: Pictures, advance: Callable[[int], None] | None) -> None:
+        """Decode images, and compute the tokens of those whose pixels are new too."""
+        pixels_NHWC = pictures.pixels_NHWC
+        digests = [pixels_digest(pixels) for pixels in pixels_NHWC]
+        new = [row for row, digest in enumerate(digests) if digest not in self._known]
+        if advance is not None and len(new) < len(digests):
+            advance(len(digests) - len(new))
         computed = in_batches(
             self._network,
-            images.pixels_NHWC[missing],
+            pixels_NHWC[new],
             self._read,
             preprocessing=self._preprocessing,
             batch_size=self._batch_size,
+            advance=advance,
         )
-        for row, token_W in zip(missing, computed, strict=True):
+        for row, token_W in zip(new, computed, strict=True):
             self._known[digests[row]] = token_W
-        found = np.zeros((len(images), self._width), dtype=np.float32)
-        for row, digest in enumerate(digests):
-            found[row] = self._known[digest]
-        return found
+        for name, digest in zip(pictures.digests(), digests, strict=True):
+            self._known[name] = self._known[digest]
 
     def know(self, images: LabelledImages, tokens_NW: Floats) -> None:
         """Take up tokens of images that another process has computed."""
-        for pixels, token_W in zip(images.pixels_NHWC, tokens_NW, strict=True):
-            self._known.setdefault(_digest(pixels), token_W)
+        for name, token_W in zip(images.pictures.digests(), tokens_NW, strict=True):
+            self._known.setdefault(name, token_W)
 
     def save(self) -> None:
         """Write new tokens to the file. A cache that cannot be written is no reason to stop."""
@@ -102,10 +128,6 @@ def _key(network: Network, preprocessing: Preprocessing, precision: str) -> str:
         for tensor in expert.state_dict().values():
             digest.update(tensor.detach().cpu().contiguous().numpy().data)
     return digest.hexdigest()
-
-
-def _digest(pixels: NDArray[np.uint8]) -> bytes:
-    return hashlib.sha256(np.ascontiguousarray(pixels).data).digest()
 
 
 def _read(path: Path, *, width: int) -> dict[bytes, Floats]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from tests.trainer.start.pretrained_start import first, later, run
 from tests.trainer.vit import SLICE
 from trainer.base import base_of
 from trainer.data.folders import list_classes, read_images
+from trainer.data.pictures import Pixels, StoredImage
 from trainer.learning.student import make_student
-from trainer.learning.token_reading import reduced_tokens_of
+from trainer.learning.token_reading import cache_of, reduced_tokens_of
 from trainer.tokens import cache as token_cache
 
 
@@ -53,6 +55,47 @@ def test_each_image_passes_once_whatever_reads_it(
     other = run(first(tmp_path / "other", letters, vit, tokens=tokens)).manifest
     assert sum(passed) == 5 * 12
     assert other.metrics.accuracy.all == 1.0
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the images of the store that were decoded."""
+    seen: list[int] = []
+    decode = StoredImage.decode
+
+    def count(self: StoredImage) -> Pixels:
+        seen.append(len(self.data))
+        return decode(self)
+
+    monkeypatch.setattr(StoredImage, "decode", count)
+    return seen
+
+
+def test_images_of_the_store_are_not_decoded_where_their_tokens_are_known(
+    tmp_path: Path, letters: Path, digits: Path, vit: Path, decoded: list[int]
+) -> None:
+    store, tokens = tmp_path / "models", tmp_path / "tokens"
+    run(first(store, letters, vit, tokens=tokens))
+    shutil.copytree(store, tmp_path / "same")
+    known = run(later(store, digits, tokens=tokens)).manifest
+    assert not decoded
+    anew = run(later(tmp_path / "same", digits, tokens=tmp_path / "others")).manifest
+    assert len(decoded) == 3 * 12
+    assert anew.metrics.accuracy == known.metrics.accuracy
+
+
+def test_the_bar_moves_with_every_batch(tmp_path: Path, letters: Path, vit: Path) -> None:
+    request = first(tmp_path / "models", letters, vit)
+    listing, progress = list_classes(letters), Listening()
+    student = make_student(base_of(request), request=request, new=listing, progress=progress)
+    images = read_images(
+        listing, preprocessing=student.preprocessing, skip_bad=False, progress=progress
+    )
+    cache = cache_of(student, student.lineage(), folder=None)
+    moves: list[int] = []
+    cache.tokens(images.take(np.arange(8)), advance=moves.append)
+    cache.tokens(images, advance=moves.append)
+    assert moves == [8, 8, 16, 12]  # a batch; those that are known, and two batches
 
 
 def test_without_a_folder_nothing_is_written(
@@ -97,7 +140,7 @@ def test_the_files_of_other_experts_make_room(
     tokens = tmp_path / "tokens"
     tokens.mkdir()
     (tokens / "old.tokens").write_bytes(bytes(5000))
-    monkeypatch.setattr(token_cache, "MAX_BYTES", 24_000)
+    monkeypatch.setattr(token_cache, "MAX_BYTES", 43_000)
     run(first(tmp_path / "models", letters, vit, tokens=tokens))
     assert "old.tokens" not in {path.name for path in tokens.iterdir()}
     assert len(list(tokens.iterdir())) == 1
@@ -118,7 +161,7 @@ def test_pictures_are_not_kept(tmp_path: Path, letters: Path, vit: Path) -> None
     run(first(tmp_path / "models", letters, vit, tokens=tokens))
     (path,) = tokens.iterdir()
     known = token_cache._read(path, width=SLICE)
-    assert len(known) == 36
+    assert len(known) == 2 * 36  # by pixels, and by the files in the store
     assert all(one.shape == (SLICE,) and np.isfinite(one).all() for one in known.values())
 
 
