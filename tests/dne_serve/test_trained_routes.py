@@ -18,7 +18,7 @@ from model_store.cli.main import main as dne_store
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.triton import connected, image_input
-from tests.live_server import Live, live_server, wait_for
+from tests.live_server import TOKEN, Live, live_server, wait_for
 from tests.openapi_answers import Document, Operation
 from tests.trained_store import NEW_NAME, RENAMED, RETIRED, TrainedStore
 
@@ -46,11 +46,13 @@ class Trained:
     def ask(self, operation: Operation, **others: object) -> httpx.Response:
         """An operation with `others` in its path, for the model that is served."""
         path = operation.path.format(model=MODEL, **others)
-        return self.live.http.request(operation.method, path)
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        return self.live.http.request(operation.method, path, headers=headers)
 
     def expected(self, operation: Operation, version: int) -> int:
-        """No region of shared memory is ever there. A version is ready while it is in memory."""
-        if "region" in operation.parameters("path"):
+        """No region of shared memory and no item of the inbox is there. A version is ready while it
+        is in memory."""
+        if {"region", "item"} & set(operation.parameters("path")):
             return 404
         in_memory = [one.version for one in self.live.serving.residents.manifests]
         asks_memory = operation.path.endswith("/versions/{version}/ready")
@@ -92,7 +94,7 @@ def test_every_read_operation_answers_for_every_version_as_its_schema_says(
     asked = 0
     for operation in trained.document.operations("get"):
         for version in trained.versions if "version" in operation.parameters("path") else [0]:
-            answer = trained.ask(operation, version=version, region="none")
+            answer = trained.ask(operation, version=version, region="none", item="none")
             assert answer.status_code == trained.expected(operation, version), answer.text
             trained.document.check(operation, answer)
             asked += 1
