@@ -37,6 +37,7 @@ SCOPES = {
     "/promote": Permission.ADMIN,
     "/resume": Permission.ADMIN,
     "/inbox": Permission.LABEL,
+    "/inbox/groups": Permission.LABEL,
     "/inbox/{item}": Permission.LABEL,
     "/inbox/{item}/image": Permission.LABEL,
     "/inbox/{item}/label": Permission.LABEL,
@@ -44,6 +45,7 @@ SCOPES = {
     "/healthz": Permission.OPEN,
     "/readyz": Permission.OPEN,
     "/": Permission.OPEN,
+    "/label": Permission.OPEN,
     "/docs": Permission.OPEN,
     "/openapi.json": Permission.OPEN,
     "/console": Permission.OPEN,
@@ -153,7 +155,15 @@ def test_each_token_opens_its_routes_and_no_others(
 
 
 def test_without_a_token_only_health_and_pages_answer(guarded: Live) -> None:
-    for path in ("/healthz", "/readyz", "/", "/docs", "/openapi.json", "/console/console.js"):
+    for path in (
+        "/healthz",
+        "/readyz",
+        "/",
+        "/label",
+        "/docs",
+        "/openapi.json",
+        "/console/console.js",
+    ):
         assert guarded.http.get(path).status_code == 200, path
     for path in ("/versions", "/versions/1", "/classes", "/metrics"):
         assert_problem(guarded.http.get(path), 401)
