@@ -12,15 +12,19 @@ const KEYED = 5; // classes that have a key
 const REFRESH_MS = 5000;
 
 const bearer = () => token(LABEL_TOKEN) || token(READ_TOKEN);
-const items = new Items(bearer);
+let items = new Items(bearer);
 const tiles = new Tiles($("grid"), { bearer, onFocus: tell, onNear: loadMore });
 const names = new NameBox($("name"), $("names"), (label) => judge({ label }));
 const done = []; // what can be undone, the newest last
 
+/** Show another order or state. Of two that are asked for quickly only the last is shown. */
 async function begin() {
   show($("inbox-error"), "");
+  const asked = new Items(bearer);
+  items = asked;
   try {
-    await items.load({ order: $("order").value, state: $("shown").value });
+    await asked.load({ order: $("order").value, state: $("shown").value });
+    if (items !== asked) return;
     tiles.fill(items);
     tellCounts();
     names.setClasses(await classNames());
@@ -38,10 +42,12 @@ async function classNames() {
 }
 
 async function loadMore() {
-  if (!items.hasMore || items.loading) return;
+  const asked = items;
+  if (!asked.hasMore || asked.loading) return;
   $("more").hidden = false;
   try {
-    tiles.append(await items.more());
+    const found = await asked.more();
+    if (items === asked) tiles.append(found);
   } catch (error) {
     fail(error);
   }
@@ -176,8 +182,9 @@ function judgeByKey(place) {
 async function keepFresh() {
   if (!document.hidden && $("door").hidden) {
     try {
-      const fresh = await items.news();
-      tiles.prepend(fresh);
+      const asked = items;
+      const fresh = await asked.news();
+      if (items === asked) tiles.prepend(fresh);
       tellCounts();
       show($("inbox-error"), "");
     } catch (error) {
