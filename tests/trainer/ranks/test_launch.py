@@ -80,8 +80,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+# A shell's background jobs ignore SIGINT, and so would a command that a test starts in one.
 STARTS = f"""
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from trainer.ranks.launch import launch
 sys.exit(launch([], processes=2, program=("-c", {RANK!r} + sys.argv[1])))
 """
