@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dne_serve.guard_rules import parse_rules
+from dne_serve.webhook_urls import check_urls
 from model_store.errors import WrongUsage
 from model_store.machine import usable_cores
 from model_store.precision import Asked
@@ -192,6 +193,17 @@ class Settings(BaseSettings):
     )
     guard_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = Field(
         600.0, description="time after a promotion for which the guard watches"
+    )
+    webhook: Annotated[SecretStr, AfterValidator(check_urls)] | None = Field(
+        None,
+        description="URL that gets a post when a version is promoted, refused, rolled back or "
+        "cannot be loaded; several are separated by commas",
+    )
+    webhook_secret: SecretStr | None = Field(
+        None, description="signs these posts: whsec_ and base64; not an option, as above"
+    )
+    webhook_secret_file: Path | None = Field(
+        None, description="file that holds that secret; wins over DNE_WEBHOOK_SECRET"
     )
     require_signatures: bool = Field(
         False, description="serve only versions signed by someone whom the trust file names"
