@@ -200,7 +200,9 @@ class Settings(BaseSettings):
         "cannot be loaded; several are separated by commas",
     )
     webhook_secret: SecretStr | None = Field(
-        None, description="signs these posts: whsec_ and base64; not an option, as above"
+        None,
+        description="signs these posts: whsec_ and base64; not an option, as arguments are for all "
+        "to see",
     )
     webhook_secret_file: Path | None = Field(
         None, description="file that holds that secret; wins over DNE_WEBHOOK_SECRET"

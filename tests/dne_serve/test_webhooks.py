@@ -1,0 +1,363 @@
+"""Events reach their receivers, signed, within limits on time and memory."""
+
+from __future__ import annotations
+
+import base64
+import logging
+import re
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dne_serve.cli import main
+from dne_serve.settings import load_settings
+from dne_serve.webhooks.announcer import Announcer
+from dne_serve.webhooks.events import Event
+from dne_serve.webhooks.outbox import MOST_WAITING, Patience
+from dne_serve.webhooks.signature import parse_secrets, sign
+from model_store.errors import WrongUsage
+from tests.dne_serve.receiver import (
+    CLOSE,
+    DRIP,
+    ENDLESS,
+    GARBAGE,
+    HANG,
+    INTERIM,
+    receiving,
+)
+from tests.dne_serve.test_exposure import certificate
+from tests.live_server import wait_for
+from tests.packaging.project import ROOT
+
+SECRET = "whsec_" + base64.b64encode(b"0123456789" * 3).decode()
+OTHER = "whsec_" + base64.b64encode(b"9876543210" * 3).decode()
+BRISK = Patience(try_s=0.25, waits_s=(0.01, 0.01))
+
+
+def event(number: int = 1) -> Event:
+    return Event(
+        id=f"{'ab' * 16}/channels/production/{number}",
+        type="dne.channel.promoted",
+        source=f"/stores/{'ab' * 16}/channels/production",
+        subject=f"versions/{number}",
+        time="2026-03-01T09:30:00.000000Z",
+        data={"version": number, "reason": "Vögel \u2028 <script>"},
+    )
+
+
+class Outcomes(list[str]):
+    """The outcomes so far, in order."""
+
+    def wait_for(self, *last: str) -> None:
+        wait_for(lambda: self[-len(last) :] == [*last])
+
+
+@contextmanager
+def announcing(
+    *urls: str, patience: Patience = BRISK, **settings: Any
+) -> Iterator[tuple[Announcer, Outcomes]]:
+    outcomes = Outcomes()
+    given = {"webhook": ",".join(urls), "webhook_secret": SECRET, **settings}
+    announcer = Announcer(load_settings(**given), on_outcome=outcomes.append, patience=patience)
+    announcer.start()
+    yield announcer, outcomes
+    announcer.stop()
+
+
+@pytest.fixture(scope="module")
+def is_genuine() -> Callable[..., bool]:
+    """The function that the documentation shows to receivers."""
+    text = (ROOT / "docs/operations.md").read_text()
+    [block] = [one for one in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "hmac" in one]
+    names: dict[str, Any] = {}
+    exec(block, names)
+    found: Callable[..., bool] = names["is_genuine"]
+    return found
+
+
+def test_an_event_is_a_cloudevent_in_structured_mode() -> None:
+    with receiving() as receiver, announcing(receiver.url) as (announcer, outcomes):
+        announcer.announce(event(7))
+        outcomes.wait_for("delivered")
+        [post] = receiver.posts
+    assert (post.method, post.path) == ("POST", "/")
+    assert post.headers["content-type"] == "application/cloudevents+json"
+    assert post.headers["user-agent"].startswith("dne-serve/")
+    assert post.event == {
+        "specversion": "1.0",
+        "id": f"{'ab' * 16}/channels/production/7",
+        "source": f"/stores/{'ab' * 16}/channels/production",
+        "type": "dne.channel.promoted",
+        "subject": "versions/7",
+        "time": "2026-03-01T09:30:00.000000Z",
+        "datacontenttype": "application/json",
+        "data": {"version": 7, "reason": "Vögel \u2028 <script>"},
+    }
+
+
+def test_a_receiver_can_tell_who_posted(is_genuine: Callable[..., bool]) -> None:
+    with receiving() as receiver, announcing(receiver.url) as (announcer, _):
+        announcer.announce(event())
+        [post] = receiver.wait_for(1)
+    assert post.headers["webhook-id"] == post.event["id"]
+    assert abs(int(post.headers["webhook-timestamp"]) - time.time()) < 60
+    assert is_genuine(post.headers, post.body, SECRET)
+    assert not is_genuine(post.headers, post.body, OTHER)
+    assert not is_genuine(post.headers, post.body + b" ", SECRET)
+    assert not is_genuine({**post.headers, "webhook-id": "x"}, post.body, SECRET)
+    old = str(int(time.time()) - 600)
+    stale = sign(parse_secrets(SECRET), id="x", timestamp=int(old), body=b"{}")
+    replayed = {"webhook-id": "x", "webhook-timestamp": old, "webhook-signature": stale}
+    assert not is_genuine(replayed, b"{}", SECRET)
+
+
+def test_the_signature_is_that_of_the_specification() -> None:
+    """The example of the specification's own reference libraries."""
+    made = sign(
+        parse_secrets("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"),
+        id="msg_p5jXN8AQM9LWM0D4loKWxJek",
+        timestamp=1614265330,
+        body=b'{"test": 2432232314}',
+    )
+    assert made == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_during_a_change_of_the_secret_both_receivers_are_content(
+    tmp_path: Path, is_genuine: Callable[..., bool]
+) -> None:
+    (tmp_path / "secrets").write_text(f"{OTHER}\n{SECRET}\n")
+    file = str(tmp_path / "secrets")
+    with (
+        receiving() as receiver,
+        announcing(receiver.url, webhook_secret_file=file) as (announcer, _),
+    ):
+        announcer.announce(event())
+        [post] = receiver.wait_for(1)
+    assert is_genuine(post.headers, post.body, SECRET)
+    assert is_genuine(post.headers, post.body, OTHER)
+
+
+def test_without_a_secret_posts_are_not_signed_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with receiving() as receiver, announcing(receiver.url, webhook_secret=None) as (announcer, _):
+        announcer.announce(event())
+        [post] = receiver.wait_for(1)
+    assert "webhook-signature" not in post.headers
+    assert "webhooks are not signed" in caplog.text
+
+
+@pytest.mark.parametrize("fault", [500, 503, 404, 429, HANG, DRIP, GARBAGE, CLOSE])
+def test_a_post_that_fails_is_made_again_with_the_same_id(fault: int) -> None:
+    with receiving(fault) as receiver, announcing(receiver.url) as (announcer, outcomes):
+        announcer.announce(event())
+        outcomes.wait_for("retried", "delivered")
+        first, second = receiver.posts
+    assert first.body == second.body
+    assert first.headers["webhook-id"] == second.headers["webhook-id"]
+
+
+@pytest.mark.parametrize("answer", [201, 204, ENDLESS, INTERIM])
+def test_any_success_is_a_delivery_whatever_follows_its_status(answer: int) -> None:
+    with receiving(answer) as receiver, announcing(receiver.url) as (announcer, outcomes):
+        announcer.announce(event())
+        outcomes.wait_for("delivered")
+    assert len(receiver.posts) == 1
+
+
+def test_tries_come_to_an_end_and_the_next_event_has_its_turn() -> None:
+    with receiving(500, 500, 500) as receiver, announcing(receiver.url) as (announcer, outcomes):
+        announcer.announce(event(1))
+        announcer.announce(event(2))
+        outcomes.wait_for("retried", "retried", "failed", "delivered")
+    assert [post.event["data"]["version"] for post in receiver.posts] == [1, 1, 1, 2]
+
+
+def test_the_tries_of_an_event_end_within_minutes() -> None:
+    patience = Patience()
+    tries = 1 + len(patience.waits_s)
+    assert tries == 10
+    assert sum(patience.waits_s) + tries * patience.try_s < 6 * 60
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308, 410])
+def test_a_redirect_is_not_followed_and_not_tried_again(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with receiving(status) as receiver, announcing(receiver.url) as (announcer, outcomes):
+        announcer.announce(event())
+        outcomes.wait_for("failed")
+    assert [post.path for post in receiver.posts] == ["/"]
+    assert outcomes == ["failed"]
+    assert str(status) in caplog.text
+
+
+def test_a_dead_receiver_does_not_hold_up_the_others() -> None:
+    patience = Patience(try_s=20, waits_s=())
+    with (
+        receiving(HANG) as dead,
+        receiving() as alive,
+        announcing(dead.url, alive.url, patience=patience) as (announcer, outcomes),
+    ):
+        announcer.announce(event(1))
+        dead.wait_for(1)
+        announcer.announce(event(2))
+        alive.wait_for(2)
+        outcomes.wait_for("delivered", "delivered")
+        assert not dead.released.is_set()
+        dead.released.set()
+
+
+def test_a_full_queue_drops_the_oldest_event() -> None:
+    patience = Patience(try_s=20, waits_s=())
+    with (
+        receiving(HANG) as receiver,
+        announcing(receiver.url, patience=patience) as (one, outcomes),
+    ):
+        one.announce(event(0))
+        receiver.wait_for(1)
+        for number in range(1, MOST_WAITING + 3):
+            one.announce(event(number))
+        assert outcomes == ["dropped", "dropped"]
+        receiver.released.set()
+        posts = receiver.wait_for(1 + MOST_WAITING)
+    versions = [post.event["data"]["version"] for post in posts]
+    assert versions == [0, *range(3, MOST_WAITING + 3)]
+
+
+def test_what_waits_is_posted_before_the_end() -> None:
+    with receiving(500) as receiver:
+        slow = Patience(waits_s=(60, 60))
+        with announcing(receiver.url, patience=slow) as (announcer, outcomes):
+            announcer.announce(event(1))
+            announcer.announce(event(2))
+            outcomes.wait_for("retried")
+    assert outcomes == ["retried", "delivered", "delivered"]
+
+
+@pytest.mark.parametrize("answer", [HANG, DRIP])
+def test_a_receiver_that_hangs_does_not_keep_the_server_from_stopping(
+    answer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dne_serve.webhooks.announcer.FLUSH_S", 0.1)
+    patience = Patience(try_s=20, waits_s=(60,))
+    with receiving(answer) as receiver:
+        with announcing(receiver.url, patience=patience) as (announcer, _):
+            announcer.announce(event(1))
+            announcer.announce(event(2))
+            receiver.wait_for(1)
+            stopped = time.monotonic()
+        assert time.monotonic() - stopped < 5
+        assert not receiver.released.is_set()
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with receiving(tls=context) as receiver, announcing(receiver.url) as (announcer, outcomes):
+        announcer.announce(event())
+        outcomes.wait_for("failed")
+        assert receiver.posts == []
+    assert "its certificate was refused" in caplog.text
+
+
+def test_a_trusted_certificate_is_spoken_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = certificate(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with receiving(tls=context) as receiver, announcing(receiver.url) as (announcer, outcomes):
+        announcer.announce(event())
+        outcomes.wait_for("delivered")
+
+
+def test_the_secrets_of_a_url_reach_the_receiver_and_no_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with receiving(500, 302) as receiver:
+        secret_url = receiver.url.replace("//", "//ann:hush%40h@") + "/hush/x?token=hush"
+        with announcing(secret_url) as (announcer, outcomes):
+            announcer.announce(event())
+            outcomes.wait_for("retried", "failed")
+        post = receiver.posts[0]
+        port = receiver.url.rpartition(":")[2]
+    assert post.path == "/hush/x?token=hush"
+    assert base64.b64decode(post.headers["authorization"].split()[1]) == b"ann:hush@h"
+    assert post.headers["host"] == f"127.0.0.1:{port}"
+    assert f"webhook http://127.0.0.1:{port}: " in caplog.text
+    assert "hush" not in caplog.text + repr(load_settings(webhook=secret_url))
+
+
+def test_a_receiver_that_is_not_there_is_named_without_its_secrets(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with receiving() as gone:
+        url = gone.url
+    with announcing(f"{url}/hush") as (announcer, outcomes):
+        announcer.announce(event())
+        outcomes.wait_for("failed")
+    assert "Connection refused" in caplog.text
+    assert "hush" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("webhook", "says"),
+    [
+        ("ftp://hush/", "webhook 1 cannot be used: it is not of the form https://host/path"),
+        ("file:///hush", "it is not of the form"),
+        ("hush", "it is not of the form"),
+        ("http://a/x?hush=1,2", "webhook 2 .* written as %2C"),
+        ("http://hush:99999/", "its host or port is not valid"),
+        ("http://[hush/", "its host or port is not valid"),
+        ("http://ann:hush@a/ b", "without spaces"),
+        ("https://a/#hush", "after # is never sent"),
+        ("http://a/" + "hush" * 600, "more than 2048 characters"),
+        (",".join(f"http://hush/{n}" for n in range(9)), "9 webhooks, and 8 are the most"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_wrong_usage_and_is_not_repeated(
+    webhook: str, says: str
+) -> None:
+    with pytest.raises(WrongUsage, match=says) as raised:
+        load_settings(webhook=webhook)
+    assert "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize("secret", ["hush", "whsec_hush", "whsec_", f"{SECRET}?", " ", SECRET[6:]])
+def test_a_secret_that_cannot_be_used_is_wrong_usage_and_is_not_repeated(
+    secret: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "secret").write_text(secret)
+    given = ["--webhook", "http://127.0.0.1:9/", "--webhook-secret-file", str(tmp_path / "secret")]
+    assert main([*given, "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "webhook secret" in said
+    assert "hush" not in said
+
+
+def test_wrong_webhooks_end_the_command_with_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--webhook", "http://a/", "--webhook", "gopher://b/"]) == 2
+    assert "webhook 2 cannot be used" in capsys.readouterr().err
+    assert main(["--port", "0", "--webhook-secret-file", str(tmp_path / "none")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_without_a_url_there_is_no_thread() -> None:
+    announcer = Announcer(load_settings())
+    announcer.start()
+    announcer.announce(event())
+    announcer.stop()
+    assert not announcer.is_heard
