@@ -73,7 +73,9 @@ def _read_status(connection: socket.socket, *, ends: float) -> int:
         found = STATUS.match(answer, interim.end() if interim else 0)
         if found is not None:
             return int(found[1])
-    raise NotPosted("the answer is not HTTP")
+    raise NotPosted(
+        "the answer is not HTTP" if answer else "the connection ended without an answer"
+    )
 
 
 def _left(ends: float) -> float:
