@@ -15,6 +15,7 @@ from dne_serve.access.startup_checks import check_exposure, check_tls
 from dne_serve.access.tokens import new_token, read_tokens
 from dne_serve.log_lines import set_up_log
 from dne_serve.settings import Settings, load_settings
+from dne_serve.webhooks.signature import read_secrets
 from model_store.cli.command import (
     EXIT_OK,
     add_json_option,
@@ -28,8 +29,8 @@ from model_store.errors import DneError
 if TYPE_CHECKING:
     from dne_serve.engines.base import Engine
 
-ENVIRONMENT_ONLY = frozenset({"admin_token"})
-REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard", "collect"})
+ENVIRONMENT_ONLY = frozenset({"admin_token", "webhook_secret"})
+REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard", "collect", "webhook"})
 
 log = logging.getLogger("dne_serve")
 
@@ -104,6 +105,7 @@ def serve(settings: Settings, *, as_json: bool) -> int:
     set_up_log(settings.log_level, form=settings.log_format)
     check_exposure(settings, tokens=read_tokens(settings))
     check_tls(settings)
+    read_secrets(settings)  # a wrong one ends the server before it listens
     listener = _listen(settings.host, settings.port)
     with listener:
         # After the port is ours, because these imports take seconds and the port may be taken.

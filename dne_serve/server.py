@@ -28,10 +28,13 @@ from dne_serve.rollout.guard import Guard
 from dne_serve.rollout.memory import MemoryCheck
 from dne_serve.rollout.metrics import Metrics
 from dne_serve.rollout.promote import Moved, Mover, RecordMover
-from dne_serve.rollout.reloader import Reloader
+from dne_serve.rollout.reloader import GLANCES, Reloader
 from dne_serve.rollout.residents import ImageBatcher, ImageTicket, ResidentLimits, Residents
 from dne_serve.rollout.statistics import Statistics
 from dne_serve.settings import Settings, listed
+from dne_serve.webhooks.announcer import Announcer
+from dne_serve.webhooks.events import GUARD, NotLoaded
+from dne_serve.webhooks.news import ChannelNews
 from model_store.cli.command import current_actor
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest
@@ -103,7 +106,7 @@ class Serving:
             lambda: RecordMover(self.mover),
             rules=parse_rules(listed(settings.guard)),
             channel=settings.channel,
-            actor=f"guard:{current_actor()}",
+            actor=f"{GUARD}{current_actor()}",
             window_s=settings.guard_seconds,
             least=settings.fixed.guard_least,
             on_return=self._returned,
@@ -123,6 +126,15 @@ class Serving:
             settle_s=settings.settle_seconds,
             on_swap=self._swapped,
             on_failed_load=self.metrics.failed_loads.inc,
+        )
+        self.webhooks = Announcer(settings, on_outcome=self.metrics.posted)
+        self._news = ChannelNews(
+            self.open_store,
+            head=lambda: self.reloader.head,
+            failed=self._not_loaded,
+            announce=self.webhooks.announce,
+            tick_s=settings.poll_seconds,
+            look_every_s=(GLANCES + 1) * settings.poll_seconds,
         )
         self.predictor = Predictor(
             self.open_store,
@@ -152,6 +164,9 @@ class Serving:
         self.reloader.start()
         if self.collector is not None:
             self._writer.start()
+        if self.webhooks.is_heard:
+            self.webhooks.start()
+            self._news.start()
 
     def stop(self) -> None:
         """Stop the reloader first: a load under way still needs the engine."""
@@ -165,6 +180,9 @@ class Serving:
         self.batcher.stop()
         self.answers.stop()
         self.audit.close()
+        if self.webhooks.is_heard:
+            self._news.stop()
+            self.webhooks.stop()
 
     def drain(self) -> None:
         """Say that no new client should come. Requests are still answered."""
@@ -237,6 +255,17 @@ class Serving:
         self.metrics.guard_returns.inc()
         self.audit.note(f"guard {rule}", who=record.actor, to=record.target, reason=record.reason)
         self.reloader.poll()
+
+    def _not_loaded(self) -> NotLoaded | None:
+        """Describe a head that failed to load twice: a single fault of the network is no news."""
+        failure, served = self.reloader.failure, self.residents.served
+        if failure is None or failure.record is None or failure.times < 2:
+            return None
+        return NotLoaded(
+            record=failure.record,
+            error=tell(failure.error),
+            serving=served.version if served else None,
+        )
 
     def load(self) -> None:
         """Serve the version that the channel names, also after it was withdrawn."""

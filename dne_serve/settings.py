@@ -20,6 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dne_serve.collect_rules import parse_collect_rules
 from dne_serve.guard_rules import parse_rules
+from dne_serve.webhook_urls import check_urls
 from model_store.errors import WrongUsage
 from model_store.machine import usable_cores
 from model_store.precision import Asked
@@ -215,6 +216,19 @@ class Settings(BaseSettings):
         30.0,
         description="days after which this server deletes a picture of the inbox; one with a "
         "label that no version has used stays",
+    )
+    webhook: Annotated[SecretStr, AfterValidator(check_urls)] | None = Field(
+        None,
+        description="URL that gets a post when a version is promoted, refused, rolled back or "
+        "cannot be loaded; several are separated by commas",
+    )
+    webhook_secret: SecretStr | None = Field(
+        None,
+        description="signs these posts: whsec_ and base64; not an option, as arguments are for all "
+        "to see",
+    )
+    webhook_secret_file: Path | None = Field(
+        None, description="file that holds that secret; wins over DNE_WEBHOOK_SECRET"
     )
     require_signatures: bool = Field(
         False, description="serve only versions signed by someone whom the trust file names"

@@ -118,6 +118,12 @@ class Metrics:
         self.guard_returns = Counter(
             "dne_guard_returns", "Promotions that the guard took back.", registry=new
         )
+        self.webhook = Counter(
+            "dne_webhook",
+            "Events for webhooks: delivered, retried (each try), failed (given up), or dropped.",
+            ("outcome",),
+            registry=new,
+        )
 
         self.collected = Counter(
             "dne_collected_images", "Pictures kept in the inbox by this server.", registry=new
@@ -178,6 +184,9 @@ class Metrics:
     def compared(self, same: int, other: int) -> None:
         self.shadow_images.labels("same").inc(same)
         self.shadow_images.labels("other").inc(other)
+
+    def posted(self, outcome: str) -> None:
+        self.webhook.labels(outcome).inc()
 
     def swapped(self, version: int) -> None:
         self.swaps.inc()

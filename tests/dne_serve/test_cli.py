@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dne_serve.cli import build_parser, main
+from dne_serve.cli import ENVIRONMENT_ONLY, build_parser, main
 from dne_serve.settings import Settings
 from model_store import __version__
 from model_store.store.store import Store
@@ -62,13 +62,13 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_every_setting_is_an_option_with_help_but_the_admin_token() -> None:
+def test_every_setting_is_an_option_with_help_but_the_secrets() -> None:
     text = build_parser().format_help()
     for name, field in Settings.model_fields.items():
         assert field.description
         option = re.escape(f"--{name.replace('_', '-')}")
         assert bool(re.search(rf"^  {option}\b(?!-)", text, re.MULTILINE)) == (
-            name != "admin_token"
+            name not in ENVIRONMENT_ONLY
         )
 
 

@@ -1,0 +1,169 @@
+"""Keep the events for one URL, and post them in order on a thread of its own.
+
+A URL that is dead, slow or wrong costs its own events only.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dne_serve.webhook_urls import WebhookUrl
+from dne_serve.webhooks.events import MEDIA_TYPE, Event
+from dne_serve.webhooks.post import NotPosted, Poster
+from dne_serve.webhooks.signature import sign
+from model_store import __version__
+
+MOST_WAITING = 256
+LEAST_WAIT = 0.5
+"""The least share of a wait before the next try: a fleet must not try in step."""
+GONE = 410
+
+log = logging.getLogger("dne_serve.webhooks")
+
+
+class Outcome(StrEnum):
+    """The label of `dne_webhook_total`."""
+
+    DELIVERED = "delivered"
+    RETRIED = "retried"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """Limits of a delivery. An event takes at most ten tries and six minutes."""
+
+    try_s: float = 10.0
+    waits_s: tuple[float, ...] = (1, 2, 4, 8, 16, 32, 60, 60, 60)
+    """Waits between tries."""
+
+
+class Outbox:
+    """A bounded queue of events, and the thread that posts them. If it is full, the oldest event
+    makes room."""
+
+    def __init__(
+        self,
+        url: WebhookUrl,
+        *,
+        secrets: Sequence[bytes],
+        on_outcome: Callable[[Outcome], None],
+        patience: Patience,
+    ) -> None:
+        self._url = url
+        self._poster = Poster(url)
+        self._secrets = secrets
+        self._on_outcome = on_outcome
+        self._patience = patience
+        self._waiting: deque[Event] = deque()
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._ends = float("inf")
+        self._thread = threading.Thread(target=self._loop, name="webhook", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, event: Event) -> None:
+        """Add an event. This waits for nothing."""
+        with self._changed:
+            if len(self._waiting) >= MOST_WAITING:
+                self._drop(self._waiting.popleft())
+            self._waiting.append(event)
+            self._changed.notify()
+
+    def close(self, *, ends: float) -> None:
+        """Give each event that waits one more try, and none after `ends`."""
+        with self._changed:
+            self._ends = ends
+            self._stopping.set()
+            self._changed.notify()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, and not longer than `close` said. A post under way is
+        left alone then; it ends with the process."""
+        self._thread.join(max(0.0, self._ends - time.monotonic()))
+
+    def _loop(self) -> None:
+        while (event := self._next()) is not None:
+            try:
+                self._deliver(event)
+            except Exception as error:  # the thread must not end: later events need it
+                log.error("webhook %s: %s failed", self._url, event.type, exc_info=error)
+                self._on_outcome(Outcome.FAILED)
+
+    def _next(self) -> Event | None:
+        """Wait for the next event. Return None when there is none and the server stops."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._stopping.is_set())
+            while self._waiting and self._left() <= 0:
+                self._drop(self._waiting.popleft())
+            return self._waiting.popleft() if self._waiting else None
+
+    def _deliver(self, event: Event) -> None:
+        told = f"{event.type} ({event.id})"
+        for tried, wait_s in enumerate((*self._patience.waits_s, None), start=1):
+            stopping, fault = self._stopping.is_set(), self._try(event)
+            if fault is None:
+                log.info("webhook %s: %s is delivered", self._url, told)
+                self._on_outcome(Outcome.DELIVERED)
+                return
+            if fault.is_final or wait_s is None or stopping or self._left() <= 0:
+                log.error("webhook %s: %s is given up: %s", self._url, told, fault.reason)
+                self._on_outcome(Outcome.FAILED)
+                return
+            level = logging.WARNING if tried == 1 else logging.DEBUG
+            log.log(level, "webhook %s: %s is tried again: %s", self._url, told, fault.reason)
+            self._on_outcome(Outcome.RETRIED)
+            self._stopping.wait(wait_s * random.uniform(LEAST_WAIT, 1))
+
+    def _try(self, event: Event) -> _Fault | None:
+        """Post once. Return None if the receiver has the event, else the fault."""
+        body = event.body()
+        within_s = max(0.001, min(self._patience.try_s, self._left()))
+        try:
+            status = self._poster.post(body, headers=self._headers(event, body), within_s=within_s)
+        except NotPosted as error:
+            return _Fault(reason=str(error))
+        if 200 <= status < 300:
+            return None
+        if 300 <= status < 400:
+            return _Fault(reason=f"{status}, and redirects are not followed", is_final=True)
+        return _Fault(reason=f"the answer was {status}", is_final=status == GONE)
+
+    def _headers(self, event: Event, body: bytes) -> dict[str, str]:
+        now = int(time.time())  # of this try: receivers refuse old ones
+        headers = {
+            "Content-Type": MEDIA_TYPE,
+            "User-Agent": f"dne-serve/{__version__}",
+            "webhook-id": event.id,
+            "webhook-timestamp": str(now),
+        }
+        if self._secrets:
+            headers["webhook-signature"] = sign(
+                self._secrets, id=event.id, timestamp=now, body=body
+            )
+        return headers
+
+    def _left(self) -> float:
+        return self._ends - time.monotonic()
+
+    def _drop(self, event: Event) -> None:
+        log.warning("webhook %s: %s (%s) is dropped", self._url, event.type, event.id)
+        self._on_outcome(Outcome.DROPPED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    """The reason why a try failed. After a final one there is no other try."""
+
+    reason: str
+    is_final: bool = False
