@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 Asked = TypeVar("Asked")
 
+INBOX = Path("/inbox")
+"""Stands for the data of `--from-inbox` where a run is named by its data."""
 MAX_THREADS = 1024
 """More threads than any machine has cores: torch fails on huge numbers of threads."""
 
@@ -63,6 +65,12 @@ def _add_task_parser(commands: Any) -> None:
         "and, if the gate lets it pass, promotes it. The first task makes version 1.",
     )
     one.set_defaults(command=_add_task)
+    one.add_argument(
+        "--from-inbox",
+        action="store_true",
+        help="learn from all labels of the store's inbox that no version has used: known classes "
+        "are extended, and new names become a task",
+    )
     add_options(one, AddTask)
     add_running_options(one)
     add_channel_option(one)
@@ -107,6 +115,10 @@ def _report_parser(commands: Any) -> None:
 
 
 def _add_task(options: argparse.Namespace) -> int:
+    if options.from_inbox == hasattr(options, "data"):
+        raise WrongUsage("give either --data DIR or --from-inbox")
+    if options.from_inbox:
+        return _learn_from_inbox(options)
     data: Path = options.data
     request = _request(AddTask, options, of=data, pretrained=_pretrained(options))
     _prepare_torch(options)
@@ -114,6 +126,20 @@ def _add_task(options: argparse.Namespace) -> int:
     from trainer.progress import show_progress
 
     return _tell(add_task(request, progress=show_progress()), options)
+
+
+def _learn_from_inbox(options: argparse.Namespace) -> int:
+    request = _request(AddTask, options, of=INBOX, data=INBOX, pretrained=_pretrained(options))
+    _prepare_torch(options)
+    from trainer.inbox.from_inbox import learn_from_inbox
+    from trainer.progress import show_progress
+
+    learnt = learn_from_inbox(request, progress=show_progress())
+    if options.json:
+        print_json(learnt.as_json())
+    for outcome in () if options.json else learnt.outcomes:
+        _tell(outcome, options)
+    return EXIT_NOT_PROMOTED if learnt.any_refused else EXIT_OK
 
 
 def _deepen(options: argparse.Namespace) -> int:

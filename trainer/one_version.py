@@ -126,6 +126,8 @@ def learn_version(
         manifest = store.publish(draft, shards=shards, signer=request.signer)
         if checkpoint:
             checkpoint.remove()
+        if request.on_published:
+            request.on_published(manifest)
         refused = _promote(store, manifest, base=base, request=request)
     except OutcomeUnknown:
         raise  # the version may be there, so its shards stay announced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Literal
 
 from model_store.cli.command import add_sign_option, version_number
 from model_store.errors import WrongUsage
-from model_store.records.manifest import Signs
+from model_store.records.manifest import Manifest, Signs
 from trainer.options import described, memory_size, option, points, share
 from trainer.presets import NetworkShape
 
@@ -122,6 +123,8 @@ class Learning:
     """None: no checkpoint is kept. The command line has a default of its own."""
     tokens: Path | None = None
     """The folder of tokens that were read before; None: none are kept."""
+    on_published: Callable[[Manifest], None] | None = None
+    """Called with the version before it is promoted. An error from it prevents the promotion."""
     signer: Signs | None = field(default=None, metadata={"add": add_sign_option})
     effort: Effort = field(default_factory=Effort)
     loss: str = _learning(
@@ -182,7 +185,9 @@ class Learning:
 class AddTask(Learning):
     """A request to learn a task: `dne-train add-task`."""
 
-    data: Path = field(metadata=described("one folder a class", metavar="DIR"))
+    data: Path = field(
+        metadata=described("one folder a class, unless --from-inbox", metavar="DIR", required=False)
+    )
     name: str | None = option(None, "the task's name (default: the folder's name)", metavar="N")
     extend: bool = option(
         False, "DIR has more images of classes that are known: tune the classifier, add no expert"
