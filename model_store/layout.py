@@ -17,6 +17,7 @@ MENDED = "mended"
 RESERVE = "reserve"
 TMP = "tmp"
 INBOX = "inbox"
+JOBS = "jobs"
 ITEM_ID = r"[0-9]{8}t[0-9]{9}-[0-9a-f]{12}"
 """The form of an item's id; `model_store.inbox.naming` has the names of its objects."""
 

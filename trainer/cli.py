@@ -23,7 +23,7 @@ from model_store.cli.command import (
 )
 from model_store.errors import WrongUsage
 from trainer.options import add_options, add_running_options, option_name, read_options
-from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report
+from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report, Work
 
 if TYPE_CHECKING:
     from trainer.one_version import Outcome
@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     _add_task_parser(commands)
     _deepen_parser(commands)
+    _worker_parser(commands)
     _evaluate_parser(commands)
     _report_parser(commands)
     return top
@@ -86,6 +87,19 @@ def _deepen_parser(commands: Any) -> None:
     )
     one.set_defaults(command=_deepen)
     add_options(one, Deepen)
+    add_running_options(one)
+    add_channel_option(one)
+
+
+def _worker_parser(commands: Any) -> None:
+    one = commands.add_parser(
+        "worker",
+        help="run the jobs that the label page asks for",
+        description="Takes jobs of a channel, one at a time, and learns from the labels of the "
+        "inbox as `add-task --from-inbox` does. The job of a worker that died is taken over.",
+    )
+    one.set_defaults(command=_work)
+    add_options(one, Work)
     add_running_options(one)
     add_channel_option(one)
 
@@ -140,6 +154,18 @@ def _learn_from_inbox(options: argparse.Namespace) -> int:
     for outcome in () if options.json else learnt.outcomes:
         _tell(outcome, options)
     return EXIT_NOT_PROMOTED if learnt.any_refused else EXIT_OK
+
+
+def _work(options: argparse.Namespace) -> int:
+    work = read_options(Work, options)
+    checkpoint = _checkpoint_folder(options, of=INBOX)
+    _prepare_torch(options)
+    from trainer.inbox.running import run_worker
+
+    done = run_worker(work, checkpoint=checkpoint)
+    if options.json:
+        print_json({"jobs": done})
+    return EXIT_OK
 
 
 def _deepen(options: argparse.Namespace) -> int:

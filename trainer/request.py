@@ -226,6 +226,37 @@ class Deepen(Learning):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A request to run jobs: `dne-train worker`."""
+
+    once: bool = option(False, "run the jobs that wait, and end (default: wait for more)")
+    poll_seconds: float = option(
+        1.0, "time between two looks for a job (default: {default})", metavar="S"
+    )
+    until_stdin_closes: bool = option(
+        False, "end when standard input is closed, as it is when the parent process dies"
+    )
+    checkpoint: Path | None = option(
+        None,
+        "where a run is kept each epoch, so that the next worker on this machine goes on "
+        "(default: below $XDG_CACHE_HOME/dne-serve)",
+        metavar="DIR",
+    )
+    memory: int | Literal["statistics"] = _learning(
+        2000, "as of add-task (default: {default})", metavar="N", type=memory_size
+    )
+    limits: GateLimits = field(default_factory=GateLimits)
+    sign: Path | None = field(default=None, metadata={"add": add_sign_option})
+    store: str
+    channel: str = "production"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.poll_seconds <= 3600:
+            raise WrongUsage(f"--poll-seconds must be between 0 and 3600, not {self.poll_seconds}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluate:
     """A request to measure a version: `dne-train evaluate`."""
 

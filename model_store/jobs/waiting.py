@@ -48,16 +48,17 @@ def lineage_of(store: Store, manifest: Manifest | None) -> Lineage:
     """Walk from a version to the first one."""
     manifests: list[Manifest] = []
     numbers: set[int] = set()
-    number = manifest.version if manifest else None
-    while number is not None:
+    following = manifest.version if manifest else None
+    while following is not None:
+        number = following
         numbers.add(number)
         try:
-            found = manifest if not manifests and manifest else store.read_manifest(number)
+            found = manifest if manifest and not manifests else store.read_manifest(number)
             manifests.append(found)
-            number = found.parent
+            following = found.parent
         except VersionDeleted:
             tombstone = read_deleted(store.objects, number)
-            number = tombstone.parent if tombstone else None
+            following = tombstone.parent if tombstone else None
     return Lineage(manifests=tuple(manifests), numbers=frozenset(numbers))
 
 

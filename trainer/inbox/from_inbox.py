@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from model_store.errors import ChannelMoved, DataRejected, WrongUsage
+from model_store.errors import ChannelMoved, DataRejected, NothingToLearn, WrongUsage
 from model_store.inbox.inbox import Inbox
 from model_store.inbox.reading import open_index, used_labels
 from model_store.jobs.waiting import FEWEST_OF_NEW, Waiting, find_waiting, lineage_of
@@ -29,10 +29,6 @@ from trainer.request import AddTask
 
 NAME = "inbox"
 """The name of a task whose classes come from the inbox, unless another one is given."""
-
-
-class NothingToLearn(WrongUsage):
-    """No label waits, or none that can be learnt from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +73,13 @@ def learn_from_inbox(
     if not waiting.known and not waiting.new:
         raise NothingToLearn(_nothing(waiting, request))
 
-    def use(pictures: Pictures, manifest: Manifest) -> None:
-        _refuse_used(store, manifest, pictures)
-        inbox.use(manifest.version, pictures.numbers, actor=request.actor)
-        on_published(manifest)
+    def using(pictures: Pictures) -> Callable[[Manifest], None]:
+        def use(manifest: Manifest) -> None:
+            _refuse_used(store, manifest, pictures)
+            inbox.use(manifest.version, pictures.numbers, actor=request.actor)
+            on_published(manifest)
+
+        return use
 
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory(prefix="dne-inbox-") as folder:
@@ -92,7 +91,7 @@ def learn_from_inbox(
                 asked = replace(
                     _extension(request) if part == "known" else request,
                     data=inside,
-                    on_published=lambda manifest, pictures=pictures: use(pictures, manifest),
+                    on_published=using(pictures),
                 )
                 is_last = part == "new" or not waiting.new
                 outcomes += _learn(asked, pictures, progress=progress, is_last=is_last)

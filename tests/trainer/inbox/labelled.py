@@ -24,7 +24,8 @@ def label_pictures(
     store: Path, counts: Mapping[str, int], *, seed: int = 7, looks_like: str | None = None
 ) -> list[str]:
     """Add pictures of these classes and label them. Return the ids of the items."""
-    inbox, ids = inbox_of(store), []
+    inbox = inbox_of(store)
+    ids: list[str] = []
     for name, count in counts.items():
         for number, pixels in enumerate(pixels_of(looks_like or name, count, seed=seed)):
             written = io.BytesIO()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.errors import ChannelMoved, DataRejected, Interrupted
+from model_store.errors import ChannelMoved, DataRejected, Interrupted, NothingToLearn
 from model_store.inbox.inbox import Judgement
 from model_store.inbox.reading import open_index
 from model_store.jobs.waiting import FEWEST_OF_NEW, Waiting, find_waiting
@@ -19,7 +19,7 @@ from tests.trainer.folders import SHAPE, Listening, asked, write_classes
 from tests.trainer.inbox.labelled import inbox_of, label_pictures
 from trainer.add_task import add_task
 from trainer.data.checks import MIN_IMAGES_PER_CLASS
-from trainer.inbox.from_inbox import FromInbox, NothingToLearn, learn_from_inbox
+from trainer.inbox.from_inbox import FromInbox, learn_from_inbox
 from trainer.presets import NetworkShape
 from trainer.request import Effort, GateLimits
 
