@@ -16,6 +16,7 @@ from dne_serve.http.inflate import Inflated
 from dne_serve.http.middleware import BodyLimit, Observed, Packed
 from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
+from dne_serve.labelling import job_routes
 from dne_serve.labelling.routes import labelling
 from dne_serve.protocol_v2 import infer, models, repository, unoffered
 from dne_serve.protocol_v2.routers import ErrorForm
@@ -63,7 +64,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
-    for router in (*routes.ROUTERS, labelling, *PROTOCOL_V2):
+    for router in (*routes.ROUTERS, labelling, job_routes.reading, job_routes.asking, *PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
     room = Room(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)

@@ -7,8 +7,9 @@ backend decides whether a worker is dead, so clocks of machines may differ.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from model_store import __version__
 from model_store.backends.base import ObjectMissing, Objects
@@ -88,6 +89,11 @@ class Jobs:
     def standings(self) -> dict[str, Standing]:
         """Sum up all jobs, the newest first, from one listing."""
         return {job: one for job, one in standings(self.objects.list(JOBS)).items() if one.is_whole}
+
+    def of_channel(self, channel: str, *, limit: int) -> Iterator[str]:
+        """List the ids of a channel's jobs, the newest first."""
+        found = (one.id for one in self.standings().values() if self._is_of(one, channel))
+        yield from islice(found, limit)
 
     def standing(self, job: str) -> Standing:
         if not is_id(job):

@@ -83,6 +83,11 @@ class Worker:
         try:
             with reporter.beating():
                 made = self._made(claim, reporter)
+        except KeyboardInterrupt:
+            if reporter.stopped_by is None:
+                raise  # by a signal: the job is left to another worker
+            self._end_badly(claim, reporter, Interrupted(str(reporter.stopped_by)))
+            return
         except Exception as error:
             self._end_badly(claim, reporter, error)
             return

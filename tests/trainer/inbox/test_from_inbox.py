@@ -182,7 +182,7 @@ def test_an_interrupted_run_goes_on_where_it_was(store: Path, tmp_path: Path) ->
     label_pictures(store, {"zebra": 12})
     options = {"checkpoint": tmp_path / "checkpoint", "effort": Effort(epochs=3)}
     with pytest.raises(Interrupted, match="goes on after epoch"):
-        learn(store, progress=Listening(interrupt_in="tuning"), **options)
+        learn(store, progress=Listening(interrupt_in="learning", after=3), **options)
     progress = Listening()
     learn(store, progress=progress, **options)
     assert any(note.startswith("going on after") for note in progress.notes)

@@ -193,16 +193,7 @@ def test_a_cancelled_job_stops_within_a_step_and_promotes_nothing(store: Store) 
         Jobs(store.objects).cancel(job, actor="tests")
         time.sleep(0.1)  # some beats
 
-    class Interrupting(FakeLearning):
-        def __call__(self, *given: Any, **named: Any) -> FromInbox:
-            try:
-                return super().__call__(*given, **named)
-            except KeyboardInterrupt as error:  # as a run does
-                from model_store.errors import Interrupted
-
-                raise Interrupted("interrupted: nothing was published") from error
-
-    work(store, Interrupting({"learning": cancel}))
+    work(store, FakeLearning({"learning": cancel}))
     facts = told(store, job)
     # With the lease of this test the cancelling itself may end the job.
     assert facts["state"] == "cancelled"
