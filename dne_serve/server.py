@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from dne_serve.access.audit import Audit
 from dne_serve.access.auth import Door
 from dne_serve.access.startup_checks import is_loopback
@@ -29,6 +31,7 @@ from dne_serve.rollout.reloader import Reloader
 from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents
 from dne_serve.rollout.statistics import Statistics
 from dne_serve.settings import Settings, listed
+from dne_serve.trainer_child import TrainerChild, worker_command, worker_environment
 from model_store.cli.command import current_actor
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest
@@ -69,6 +72,7 @@ class Serving:
             max_queue=settings.max_queue,
             max_images=settings.max_images,
         )
+        self._trainer = self._new_trainer() if settings.with_trainer else None
         self.answers = AnswerBuilder()
         self.readers = StoreThreads("store", threads=STORE_READS, waiting=MAX_WAITING)
         self.movers = StoreThreads("move", threads=STORE_MOVES, waiting=MAX_WAITING)
@@ -144,10 +148,14 @@ class Serving:
         self.reloader.start()
         if self.collector is not None:
             self._writer.start()
+        if self._trainer is not None:
+            self._trainer.start()
 
     def stop(self) -> None:
         """Stop the reloader first: a load under way still needs the engine."""
         self._guard.stop()
+        if self._trainer is not None:
+            self._trainer.stop()
         self._writer.stop()
         self.reloader.stop()
         self.readers.stop(wait=False)
@@ -189,6 +197,10 @@ class Serving:
             caps=caps,
             on_outcome=self.metrics.settled,
         )
+
+    def _new_trainer(self) -> TrainerChild:
+        command = worker_command(store=self.settings.store, channel=self.settings.channel)
+        return TrainerChild(command, environment=worker_environment(os.environ))
 
     def _pass_bytes(self, spec: NetworkSpec) -> int:
         """Bytes of the machine's own memory that passes over the largest batches take."""

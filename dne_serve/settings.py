@@ -211,6 +211,11 @@ class Settings(BaseSettings):
         description="days after which this server deletes a picture of the inbox; one with a "
         "label that no version has used stays",
     )
+    with_trainer: bool = Field(
+        False,
+        description="run `dne-train worker` beside the server, for the jobs that the label page "
+        "asks for; it gives way to the server, and ends with it",
+    )
     require_signatures: bool = Field(
         False, description="serve only versions signed by someone whom the trust file names"
     )
