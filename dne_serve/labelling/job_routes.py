@@ -47,8 +47,11 @@ def list_jobs(
     jobs = Jobs(store.objects)
     ids = list(jobs.of_channel(serving.settings.channel, limit=limit))
     waiting = describe_waiting(_waiting(serving, store))
+    head = store.head(serving.settings.channel)
     return JobsAnswer(
-        jobs=[_answer(jobs, jobs.job(one), store) for one in ids], waiting=WaitingAnswer(**waiting)
+        jobs=[_answer(jobs, jobs.job(one), store) for one in ids],
+        waiting=WaitingAnswer(**waiting),
+        head=head.target if head else None,
     )
 
 

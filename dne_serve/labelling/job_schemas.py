@@ -85,10 +85,12 @@ class JobAnswer(BaseModel):
 
 
 class JobsAnswer(BaseModel):
-    """The newest jobs of the served channel, and the labels that wait for the next one."""
+    """The newest jobs of the served channel, the labels that wait for the next one, and the version
+    that the channel names (`head`)."""
 
     jobs: list[JobAnswer]
     waiting: WaitingAnswer
+    head: int | None
 
 
 class JobBody(BaseModel):
