@@ -143,6 +143,7 @@ async function undo() {
   const back = told.filter((one) => !one.error).map((one) => one.item);
   tiles.putBack(back.filter((item) => item.state === $("shown").value));
   $("told").textContent = `${count(back.length, "image", "images")}: taken back`;
+  document.dispatchEvent(new Event("labelled"));
   tellProblems(told.filter((one) => one.error));
   tellCounts();
   tell();
