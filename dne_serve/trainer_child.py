@@ -122,7 +122,8 @@ class TrainerChild:
         with suppress(OSError):  # it may be gone already
             os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
         log.info("the trainer runs as process %s", self._process.pid)
-        return self._process.wait()
+        with self._process:  # which closes its pipe at the end
+            return self._process.wait()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -132,5 +133,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    if process.stdin is not None:
-        process.stdin.close()

@@ -145,10 +145,11 @@ def _add_task(options: argparse.Namespace) -> int:
 def _learn_from_inbox(options: argparse.Namespace) -> int:
     request = _request(AddTask, options, of=INBOX, data=INBOX, pretrained=_pretrained(options))
     _prepare_torch(options)
+    from trainer.add_task import add_task
     from trainer.inbox.from_inbox import learn_from_inbox
     from trainer.progress import show_progress
 
-    learnt = learn_from_inbox(request, progress=show_progress())
+    learnt = learn_from_inbox(request, add_task=add_task, progress=show_progress())
     if options.json:
         print_json(learnt.as_json())
     for outcome in () if options.json else learnt.outcomes:
@@ -160,9 +161,10 @@ def _work(options: argparse.Namespace) -> int:
     work = read_options(Work, options)
     checkpoint = _checkpoint_folder(options, of=INBOX)
     _prepare_torch(options)
+    from trainer.add_task import add_task
     from trainer.inbox.running import run_worker
 
-    done = run_worker(work, checkpoint=checkpoint)
+    done = run_worker(work, add_task=add_task, checkpoint=checkpoint)
     if options.json:
         print_json({"jobs": done})
     return EXIT_OK

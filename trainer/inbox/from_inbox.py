@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from model_store.errors import ChannelMoved, DataRejected, NothingToLearn, WrongUsage
 from model_store.inbox.inbox import Inbox
@@ -20,15 +20,25 @@ from model_store.names import notes_on_look_alikes
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from model_store.tables import counted
-from trainer.add_task import add_task
 from trainer.base import base_of
 from trainer.inbox.pictures import Pictures, write_pictures
-from trainer.one_version import Outcome
 from trainer.progress import Progress
 from trainer.request import AddTask
 
+if TYPE_CHECKING:
+    from trainer.data.folders import Listing
+    from trainer.one_version import Outcome
+
 NAME = "inbox"
 """The name of a task whose classes come from the inbox, unless another one is given."""
+
+
+class AddsTask(Protocol):
+    """`trainer.add_task.add_task`, which is given and not imported: it stands on much."""
+
+    def __call__(
+        self, request: AddTask, *, progress: Progress, listing: Listing | None
+    ) -> Outcome: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +66,7 @@ class FromInbox:
 def learn_from_inbox(
     request: AddTask,
     *,
+    add_task: AddsTask,
     progress: Progress,
     but_used_by: Collection[int] = (),
     on_published: Callable[[Manifest], None] = lambda manifest: None,
@@ -94,14 +105,21 @@ def learn_from_inbox(
                     on_published=using(pictures),
                 )
                 is_last = part == "new" or not waiting.new
-                outcomes += _learn(asked, pictures, progress=progress, is_last=is_last)
+                outcomes += _learn(
+                    asked, pictures, add_task=add_task, progress=progress, is_last=is_last
+                )
     if not outcomes:
         raise NothingToLearn(_nothing(waiting, request))
     return FromInbox(outcomes=tuple(outcomes), left=waiting.left)
 
 
 def _learn(
-    request: AddTask, pictures: Pictures, *, progress: Progress, is_last: bool
+    request: AddTask,
+    pictures: Pictures,
+    *,
+    add_task: AddsTask,
+    progress: Progress,
+    is_last: bool,
 ) -> list[Outcome]:
     """Learn one version. An extension without an image that is new does not stop the task."""
     if pictures.lost:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -14,7 +15,7 @@ from typing import NoReturn
 from model_store.cli.command import current_actor
 from model_store.errors import Interrupted
 from model_store.records.signing import load_signer
-from trainer.inbox.from_inbox import NAME
+from trainer.inbox.from_inbox import NAME, AddsTask, learn_from_inbox
 from trainer.inbox.worker import Worker
 from trainer.progress import show_progress
 from trainer.request import AddTask, Work
@@ -23,7 +24,7 @@ from trainer.tokens.cache import default_folder
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
-def run_worker(work: Work, *, checkpoint: Path) -> int:
+def run_worker(work: Work, *, add_task: AddsTask, checkpoint: Path) -> int:
     """Run jobs, and return their number. A signal ends the worker; another one takes its job."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
     stop = threading.Event()
@@ -44,7 +45,8 @@ def run_worker(work: Work, *, checkpoint: Path) -> int:
         skip_bad=True,
         actor=current_actor(),
     )
-    worker = Worker(request, progress=show_progress())
+    learn = partial(learn_from_inbox, add_task=add_task)
+    worker = Worker(request, progress=show_progress(), learn=learn)
     try:
         return worker.run(once=work.once, poll_s=work.poll_seconds, stop=stop)
     except KeyboardInterrupt as error:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Protocol
 
 from model_store.errors import (
     ClaimLost,
@@ -27,23 +28,34 @@ from model_store.records.jobs import MadeVersion
 from model_store.records.manifest import Manifest
 from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
-from trainer.inbox.from_inbox import FromInbox, learn_from_inbox
 from trainer.inbox.reporting import Reporter
-from trainer.one_version import Outcome
 from trainer.progress import Progress
 from trainer.request import AddTask
 
+if TYPE_CHECKING:
+    from trainer.inbox.from_inbox import FromInbox
+    from trainer.one_version import Outcome
+
 log = logging.getLogger("dne_train")
 
-Learn = Callable[..., FromInbox]
+
+class Learns(Protocol):
+    """`learn_from_inbox`, with the way to add a task."""
+
+    def __call__(
+        self,
+        request: AddTask,
+        *,
+        progress: Progress,
+        but_used_by: Collection[int],
+        on_published: Callable[[Manifest], None],
+    ) -> FromInbox: ...
 
 
 class Worker:
     """Runs the jobs of one channel, one at a time. `request` says how a task is learnt."""
 
-    def __init__(
-        self, request: AddTask, *, progress: Progress, learn: Learn = learn_from_inbox
-    ) -> None:
+    def __init__(self, request: AddTask, *, progress: Progress, learn: Learns) -> None:
         self._request, self._progress, self._learn = request, progress, learn
 
     def run(self, *, once: bool, poll_s: float, stop: threading.Event) -> int:

@@ -45,7 +45,7 @@ def store(learnt: Path, tmp_path: Path) -> Path:
 
 def learn(store: Path, *, progress: Listening | None = None, **more: object) -> FromInbox:
     request = asked(store, Path("/inbox"), **{"shape": NetworkShape(), **more})
-    return learn_from_inbox(request, progress=progress or Listening())
+    return learn_from_inbox(request, add_task=add_task, progress=progress or Listening())
 
 
 def waiting(store: Path) -> Waiting:
