@@ -18,6 +18,7 @@ from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
 from dne_serve.labelling import job_routes
 from dne_serve.labelling.routes import labelling
+from dne_serve.labelling.waiting import WaitingLabels
 from dne_serve.protocol_v2 import infer, models, repository, unoffered
 from dne_serve.protocol_v2.routers import ErrorForm
 from dne_serve.server import Serving
@@ -61,6 +62,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     )
     app.state.serving = serving
     app.state.overviews = Overviews()
+    app.state.waiting = WaitingLabels()
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)

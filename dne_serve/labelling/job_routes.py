@@ -13,11 +13,12 @@ from dne_serve.http.openapi import problems
 from dne_serve.http.routes import json_only
 from dne_serve.http.scoped_route import FACTS, Parts, actor_of, needing
 from dne_serve.labelling.job_schemas import JobAnswer, JobBody, JobsAnswer, WaitingAnswer
+from dne_serve.labelling.waiting import WaitingLabels
 from dne_serve.server import Serving
 from model_store.errors import NothingToLearn
 from model_store.jobs.describe import describe_job, describe_waiting
 from model_store.jobs.jobs import LEASE_S, Job, Jobs
-from model_store.jobs.waiting import Waiting, find_waiting
+from model_store.jobs.waiting import Waiting
 from model_store.store.store import Store
 
 DEFAULT_LISTED = 10
@@ -40,13 +41,15 @@ asking = APIRouter(
 
 @reading.get("/jobs")
 def list_jobs(
-    serving: Parts, limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = DEFAULT_LISTED
+    request: Request,
+    serving: Parts,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = DEFAULT_LISTED,
 ) -> JobsAnswer:
     """List the newest jobs of the served channel, and count the labels that wait."""
     store = serving.open_store()
     jobs = Jobs(store.objects)
     ids = list(jobs.of_channel(serving.settings.channel, limit=limit))
-    waiting = describe_waiting(_waiting(serving, store))
+    waiting = describe_waiting(_waiting(request, serving, store))
     head = store.head(serving.settings.channel)
     return JobsAnswer(
         jobs=[_answer(jobs, jobs.job(one), store) for one in ids],
@@ -67,7 +70,7 @@ def show_job(serving: Parts, job: JobPath) -> JobAnswer:
 def ask_for_job(request: Request, serving: Parts, body: JobBody | None = None) -> JobAnswer:
     """Ask a worker to learn from the labels that wait. `dne-train worker` takes the job."""
     store, reason = serving.open_store(), body.reason if body else ""
-    waiting = _waiting(serving, store)
+    waiting = _waiting(request, serving, store)
     if not waiting.items:
         raise NothingToLearn("no label waits that can be learnt from; label images first")
     jobs = Jobs(store.objects)
@@ -86,11 +89,9 @@ def cancel_job(request: Request, serving: Parts, job: JobPath) -> JobAnswer:
     return _answer(jobs, jobs.job(job), store)
 
 
-def _waiting(serving: Serving, store: Store) -> Waiting:
-    index = serving.desk.index
-    index.refresh()
-    head = store.head(serving.settings.channel)
-    return find_waiting(store, index, head=store.resolve(head) if head else None)
+def _waiting(request: Request, serving: Serving, store: Store) -> Waiting:
+    labels: WaitingLabels = request.app.state.waiting
+    return labels.find(serving, store)
 
 
 def _answer(jobs: Jobs, job: Job, store: Store) -> JobAnswer:
