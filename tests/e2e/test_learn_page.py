@@ -106,8 +106,7 @@ def test_collect_group_label_learn_serve_and_roll_back(
     browser: playwright.Browser, trained_copy: TrainedStore
 ) -> None:
     """The whole loop, by keys and clicks, with a real worker beside the server."""
-    store = Store.open(str(trained_copy.location))
-    with live_server(Path(store.location), collect="sample=100%", with_trainer=True) as live:
+    with live_server(trained_copy.pretrained, collect="sample=100%", with_trainer=True) as live:
         live.wait_until_ready()
         before = live.http.get("/readyz").json()["version"]
         live.predict(*(_image(number) for number in range(NEW))).raise_for_status()

@@ -40,7 +40,7 @@ def start(store: Path, checkpoint: Path) -> subprocess.Popen[bytes]:
 def test_a_job_whose_workers_are_killed_ends_in_one_promotion(
     trained_copy: TrainedStore, tmp_path: Path
 ) -> None:
-    location = trained_copy.location
+    location = trained_copy.pretrained
     store = Store.open(str(location))
     ids = label_pictures(location, {"zebra": 20, "yak": 20, "a": 12})
     jobs = Jobs(store.objects)
@@ -48,7 +48,7 @@ def test_a_job_whose_workers_are_killed_ends_in_one_promotion(
     chance, before = random.Random(0), len(store.history("production"))
     for _ in range(KILLS):
         worker = start(location, tmp_path / "checkpoint")
-        time.sleep(chance.uniform(3.0, 15.0))
+        time.sleep(chance.uniform(3.0, 12.0))
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait()
         if jobs.job(job).end is not None:
