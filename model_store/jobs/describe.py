@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from model_store.errors import StoreError
@@ -92,7 +93,7 @@ def describe_waiting(waiting: Waiting) -> dict[str, Any]:
     }
 
 
-def _counts(labels: Any) -> list[dict[str, Any]]:
+def _counts(labels: Mapping[str, Sized]) -> list[dict[str, Any]]:
     return [{"label": name, "images": len(some)} for name, some in labels.items()]
 
 

@@ -7,14 +7,14 @@ next version. The extension comes first: the new task is learnt with its images 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from model_store.errors import ChannelMoved, DataRejected, NothingToLearn, WrongUsage
 from model_store.inbox.inbox import Inbox
-from model_store.inbox.reading import open_index, used_labels
+from model_store.inbox.reading import Labelled, open_index, used_labels
 from model_store.jobs.waiting import FEWEST_OF_NEW, Waiting, find_waiting, lineage_of
 from model_store.names import notes_on_look_alikes
 from model_store.records.manifest import Manifest
@@ -78,61 +78,77 @@ def learn_from_inbox(
     """
     _refuse_options(request)
     store = Store.open(request.store)
-    inbox, head = Inbox(store.objects), base_of(request).parent
-    waiting = find_waiting(store, open_index(inbox), head=head, but_used_by=but_used_by)
+    head = base_of(request).parent
+    index = open_index(Inbox(store.objects))
+    waiting = find_waiting(store, index, head=head, but_used_by=but_used_by)
     _say(waiting, head, progress)
-    if not waiting.known and not waiting.new:
-        raise NothingToLearn(_nothing(waiting, request))
-
-    def using(pictures: Pictures) -> Callable[[Manifest], None]:
-        def use(manifest: Manifest) -> None:
-            _refuse_used(store, manifest, pictures)
-            inbox.use(manifest.version, pictures.numbers, actor=request.actor)
-            on_published(manifest)
-
-        return use
-
-    outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="dne-inbox-") as folder:
-        for part, labels in (("known", waiting.known), ("new", waiting.new)):
-            if labels:
-                fewest = FEWEST_OF_NEW if part == "new" else 1
-                inside = Path(folder, part, NAME)
-                pictures = write_pictures(inbox, labels, folder=inside, fewest=fewest)
-                asked = replace(
-                    _extension(request) if part == "known" else request,
-                    data=inside,
-                    on_published=using(pictures),
-                )
-                is_last = part == "new" or not waiting.new
-                outcomes += _learn(
-                    asked, pictures, add_task=add_task, progress=progress, is_last=is_last
-                )
+    run = _Run(
+        store=store,
+        request=request,
+        add_task=add_task,
+        progress=progress,
+        on_published=on_published,
+    )
+    outcomes = run.learn(waiting)
     if not outcomes:
         raise NothingToLearn(_nothing(waiting, request))
     return FromInbox(outcomes=tuple(outcomes), left=waiting.left)
 
 
-def _learn(
-    request: AddTask,
-    pictures: Pictures,
-    *,
-    add_task: AddsTask,
-    progress: Progress,
-    is_last: bool,
-) -> list[Outcome]:
-    """Learn one version. An extension without an image that is new does not stop the task."""
-    if pictures.lost:
-        progress.note(f"{counted(pictures.lost, 'picture')} left out, being deleted or damaged")
-    if not pictures.listing.classes:
-        return []
-    try:
-        return [add_task(request, progress=progress, listing=pictures.listing)]
-    except DataRejected as error:
-        if is_last:
-            raise
-        progress.note(f"no extension: {error}")
-        return []
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """One run: at most an extension, and then at most a task."""
+
+    store: Store
+    request: AddTask
+    add_task: AddsTask
+    progress: Progress
+    on_published: Callable[[Manifest], None]
+
+    def learn(self, waiting: Waiting) -> list[Outcome]:
+        with tempfile.TemporaryDirectory(prefix="dne-inbox-") as folder:
+            outcomes = self._extend(waiting, Path(folder, "known", NAME))
+            return outcomes + self._add(waiting, Path(folder, "new", NAME))
+
+    def _extend(self, waiting: Waiting, folder: Path) -> list[Outcome]:
+        """Extend known classes. An extension that cannot be does not stop the task: one without a
+        new image, or without exemplars of the other classes."""
+        try:
+            return self._learn(waiting.known, _extension(self.request), folder)
+        except (DataRejected, WrongUsage) as error:
+            if not waiting.new:
+                raise
+            self.progress.note(f"no extension: {error}")
+            return []
+
+    def _add(self, waiting: Waiting, folder: Path) -> list[Outcome]:
+        return self._learn(waiting.new, self.request, folder, fewest=FEWEST_OF_NEW)
+
+    def _learn(
+        self,
+        labels: Mapping[str, Sequence[Labelled]],
+        request: AddTask,
+        folder: Path,
+        *,
+        fewest: int = 1,
+    ) -> list[Outcome]:
+        if not labels:
+            return []
+        pictures = write_pictures(Inbox(self.store.objects), labels, folder=folder, fewest=fewest)
+        if pictures.lost:
+            lost = counted(pictures.lost, "picture")
+            self.progress.note(f"{lost} left out, being deleted or damaged")
+        if not pictures.listing.classes:
+            return []
+
+        def use(manifest: Manifest) -> None:
+            _refuse_used(self.store, manifest, pictures)
+            inbox = Inbox(self.store.objects)
+            inbox.use(manifest.version, pictures.numbers, actor=request.actor)
+            self.on_published(manifest)
+
+        asked = replace(request, data=folder, on_published=use)
+        return [self.add_task(asked, progress=self.progress, listing=pictures.listing)]
 
 
 def _refuse_used(store: Store, manifest: Manifest, pictures: Pictures) -> None:
