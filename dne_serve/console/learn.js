@@ -107,8 +107,9 @@ function verdict() {
 
 function aboutVersion(one) {
   const title = one.promoted ? `Version ${one.version} was promoted` : `Version ${one.version} was not promoted`;
-  const names = one.new_classes.length ? ["new:", ...one.new_classes] : one.extended.length ? ["more of", ...one.extended] : [];
-  const facts = [make("h3", one.promoted ? "good" : "bad", title), names.length ? line("p", "about", names) : ""];
+  const names = line("p", "about", one.new_classes.length ? one.new_classes : one.extended);
+  names.prepend(one.new_classes.length ? "New: " : "More images of: ");
+  const facts = [make("h3", one.promoted ? "good" : "bad", title), names];
   facts.push(...[
     measured("Old classes, before", one.old_before),
     measured("Old classes, now", one.old_after),
@@ -116,7 +117,7 @@ function aboutVersion(one) {
   ].filter(Boolean), make("p", "about", `${one.verdict} · + ${size(one.delta_bytes)}`));
   if (one.refused) facts.push(make("p", "error", `Refused: ${one.refused}`));
   if (!one.promoted && head !== one.version) facts.push(promoteButton(one));
-  return facts.filter(Boolean);
+  return facts;
 }
 
 function measured(what, found) {
