@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from trainer.inbox.from_inbox import FromInbox
 from trainer.inbox.worker import Worker
 from trainer.one_version import Outcome
 from trainer.progress import Progress
-from trainer.request import AddTask
+from trainer.request import AddTask, Effort
 
 STAGES = ["begun", "learning", "published", "noted", "promoted"]
 TASK = "from the inbox"
@@ -238,6 +239,8 @@ def test_the_command_runs_the_jobs_that_wait(
     dne_train: Command, letters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("model_store.jobs.jobs.LEASE_S", 20.0)
+    quickly = partial(AddTask, effort=Effort(epochs=1), augment="light")
+    monkeypatch.setattr("trainer.inbox.running.AddTask", quickly)
     dne_train.add(letters)
     label_pictures(dne_train.store, {"zebra": 4})
     store = Store.open(str(dne_train.store))
