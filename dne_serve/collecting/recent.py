@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
-from dne_serve.collecting.candidate import Candidate
+if TYPE_CHECKING:
+    from dne_serve.collecting.candidate import Candidate
+
 
 MAX_BYTES = 32 << 20
 MAX_COUNT = 4096

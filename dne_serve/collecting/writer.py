@@ -17,9 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from dne_serve.collecting.candidate import Candidate
 from dne_serve.collecting.desk import Desk
 from dne_serve.collecting.duplicates import Waiting
 from dne_serve.errors import NotKept, Refused, Stopped
@@ -28,6 +27,9 @@ from model_store.errors import DneError, ImageRejected, StoreError
 from model_store.inbox.naming import picture_name, short_of, time_of
 from model_store.inbox.removal import delete_leftovers, expire
 from model_store.records.inbox import ItemRecord, Picture, TopClass
+
+if TYPE_CHECKING:
+    from dne_serve.collecting.candidate import Candidate
 
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 32 << 20

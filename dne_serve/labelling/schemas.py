@@ -18,7 +18,7 @@ LabelText = Annotated[str, Field(max_length=MAX_LABEL)]
 
 
 class JudgementAnswer(BaseModel):
-    """What somebody said of an item. `label` is null unless `kind` is `label`."""
+    """A judgement of an item. `label` is null unless `kind` is `label`."""
 
     number: int
     kind: LabelKind

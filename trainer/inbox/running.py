@@ -13,7 +13,6 @@ from types import FrameType
 from typing import NoReturn
 
 from model_store.cli.command import current_actor
-from model_store.errors import Interrupted
 from model_store.records.signing import load_signer
 from trainer.inbox.from_inbox import NAME, AddsTask, learn_from_inbox
 from trainer.inbox.worker import Worker
@@ -21,13 +20,13 @@ from trainer.progress import show_progress
 from trainer.request import AddTask, Work
 from trainer.tokens.cache import default_folder
 
+log = logging.getLogger("dne_train")
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def run_worker(work: Work, *, add_task: AddsTask, checkpoint: Path) -> int:
     """Run jobs, and return their number. A signal ends the worker; another one takes its job."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
-    stop = threading.Event()
     signal.signal(signal.SIGTERM, _interrupt)
     if work.until_stdin_closes:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -48,9 +47,10 @@ def run_worker(work: Work, *, add_task: AddsTask, checkpoint: Path) -> int:
     learn = partial(learn_from_inbox, add_task=add_task)
     worker = Worker(request, progress=show_progress(), learn=learn)
     try:
-        return worker.run(once=work.once, poll_s=work.poll_seconds, stop=stop)
-    except KeyboardInterrupt as error:
-        raise Interrupted("interrupted: no job was under way") from error
+        worker.run(once=work.once, poll_s=work.poll_seconds, stop=threading.Event())
+    except KeyboardInterrupt:
+        log.info("ended while no job was under way")
+    return worker.done
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -57,20 +57,20 @@ class Worker:
 
     def __init__(self, request: AddTask, *, progress: Progress, learn: Learns) -> None:
         self._request, self._progress, self._learn = request, progress, learn
+        self.done = 0
+        """Jobs that this worker has run."""
 
-    def run(self, *, once: bool, poll_s: float, stop: threading.Event) -> int:
-        """Run jobs until `stop` is set; with `once` until none is left. Return their number."""
-        done = 0
+    def run(self, *, once: bool, poll_s: float, stop: threading.Event) -> None:
+        """Run jobs until `stop` is set; with `once` until none is left."""
         while not stop.is_set():
             claim = self._next()
             if claim is not None:
                 self._run_safely(claim)
-                done += 1
+                self.done += 1
             elif once:
                 break
             else:
                 stop.wait(poll_s)
-        return done
 
     def _next(self) -> Claim | None:
         try:

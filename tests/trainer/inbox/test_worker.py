@@ -113,7 +113,8 @@ def ask(store: Store) -> str:
 def work(store: Store, learn: Callable[..., FromInbox] | None = None) -> int:
     request = asked(Path(store.location), Path("inbox"))
     worker = Worker(request, progress=Listening(), learn=learn or FakeLearning())
-    return worker.run(once=True, poll_s=0.01, stop=threading.Event())
+    worker.run(once=True, poll_s=0.01, stop=threading.Event())
+    return worker.done
 
 
 def told(store: Store, job: str) -> dict[str, Any]:
@@ -185,6 +186,21 @@ def test_a_refused_version_is_not_learnt_again_by_the_next_worker(store: Store) 
     assert facts["state"] == "refused"
     assert "pinned" in facts["said"]
     assert store.versions() == [1, 2]
+
+
+def test_a_version_that_became_a_branch_is_not_promoted_by_the_next_worker(store: Store) -> None:
+    job = ask(store)
+
+    def overtake_and_die() -> None:
+        theirs = prepare(parent=store.manifest(1), task="theirs").publish(store)
+        store.promote(theirs.version, channel="production", actor="tests", reason="")
+        raise Killed
+
+    with pytest.raises(Killed):
+        work(store, FakeLearning({"noted": overtake_and_die}))
+    work(store)
+    assert "is a branch" in told(store, job)["said"]
+    assert promotions(store) == 0
 
 
 def test_a_cancelled_job_stops_within_a_step_and_promotes_nothing(store: Store) -> None:
