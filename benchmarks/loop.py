@@ -1,6 +1,7 @@
 """Measure the loop from answers to labels: what collecting costs the answers, and a large inbox.
 
     python -m benchmarks.loop [--rounds N] [--seconds S] [--items N] [--json]
+        [--cifar cifar100.zip --pretrained vit_tiny_patch16_224.safetensors]
 
 Throughput: two servers of the same version, one of them with `--collect "score<…"`, the bound
 chosen so that a tenth of the pictures match, and with caps that are not met. They take turns. There
@@ -34,6 +35,7 @@ from PIL import Image
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from benchmarks.grown import paper_spec, publish_lineage, random_network
+from benchmarks.loop_learning import measure_learning
 from model_store.inbox.naming import picture_name
 from model_store.records.inbox import ItemRecord, Picture, TopClass
 from model_store.store.store import Store
@@ -50,6 +52,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each server")
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds of a turn")
     parser.add_argument("--items", type=int, default=100_000, help="items of the large inbox")
+    parser.add_argument("--cifar", type=Path, help="cifar100.zip: time from Learn to served")
+    parser.add_argument("--pretrained", type=Path, help="the vision transformer to begin with")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options = parser.parse_args()
     measured: dict[str, float] = {}
@@ -61,6 +65,10 @@ def main() -> None:
             figures += measure_collecting(location, options.rounds, options.seconds, measured)
         if options.items:
             figures += measure_inbox(location, options.items, measured)
+        if options.cifar:
+            figures += measure_learning(
+                Path(folder), cifar=options.cifar, pretrained=options.pretrained, measured=measured
+            )
     print_figures(figures, measured=measured, as_json=options.json)
 
 

@@ -16,7 +16,9 @@ from dne_serve.http.inflate import Inflated
 from dne_serve.http.middleware import BodyLimit, Observed, Packed
 from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
+from dne_serve.labelling import job_routes
 from dne_serve.labelling.routes import labelling
+from dne_serve.labelling.waiting import WaitingLabels
 from dne_serve.protocol_v2 import infer, models, repository, unoffered
 from dne_serve.protocol_v2.routers import ErrorForm
 from dne_serve.server import Serving
@@ -60,10 +62,11 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     )
     app.state.serving = serving
     app.state.overviews = Overviews()
+    app.state.waiting = WaitingLabels()
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
-    for router in (*routes.ROUTERS, labelling, *PROTOCOL_V2):
+    for router in (*routes.ROUTERS, labelling, job_routes.reading, job_routes.asking, *PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
     room = Room(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)

@@ -131,6 +131,8 @@ TOLD = frozenset(
         errors.ChannelNotFound,
         errors.ItemNotFound,
         errors.LabelConflict,
+        errors.JobNotFound,
+        errors.JobUnderWay,
         errors.ChannelMoved,
         errors.NothingToRollBack,
         errors.RecordInvalid,

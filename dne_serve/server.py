@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 
 from dne_serve.access.audit import Audit
@@ -32,6 +33,7 @@ from dne_serve.rollout.reloader import GLANCES, Reloader
 from dne_serve.rollout.residents import ImageBatcher, ImageTicket, ResidentLimits, Residents
 from dne_serve.rollout.statistics import Statistics
 from dne_serve.settings import Settings, listed
+from dne_serve.trainer_child import TrainerChild, worker_command, worker_environment
 from dne_serve.webhooks.announcer import Announcer
 from dne_serve.webhooks.events import GUARD, NotLoaded
 from dne_serve.webhooks.news import ChannelNews
@@ -77,6 +79,7 @@ class Serving:
             max_queue=settings.max_queue,
             max_images=settings.max_images,
         )
+        self._trainer = self._new_trainer() if settings.with_trainer else None
         self.answers = AnswerBuilder()
         self.readers = StoreThreads("store", threads=STORE_READS, waiting=MAX_WAITING)
         self.movers = StoreThreads("move", threads=STORE_MOVES, waiting=MAX_WAITING)
@@ -164,6 +167,8 @@ class Serving:
         self.reloader.start()
         if self.collector is not None:
             self._writer.start()
+        if self._trainer is not None:
+            self._trainer.start()
         if self.webhooks.is_heard:
             self.webhooks.start()
             self._news.start()
@@ -171,6 +176,8 @@ class Serving:
     def stop(self) -> None:
         """Stop the reloader first: a load under way still needs the engine."""
         self._guard.stop()
+        if self._trainer is not None:
+            self._trainer.stop()
         self._writer.stop()
         self.reloader.stop()
         self.readers.stop(wait=False)
@@ -215,6 +222,10 @@ class Serving:
             caps=caps,
             on_outcome=self.metrics.settled,
         )
+
+    def _new_trainer(self) -> TrainerChild:
+        command = worker_command(store=self.settings.store, channel=self.settings.channel)
+        return TrainerChild(command, environment=worker_environment(os.environ))
 
     def _pass_bytes(self, spec: NetworkSpec) -> int:
         """Bytes of the machine's own memory that passes over the largest batches take."""

@@ -217,6 +217,11 @@ class Settings(BaseSettings):
         description="days after which this server deletes a picture of the inbox; one with a "
         "label that no version has used stays",
     )
+    with_trainer: bool = Field(
+        False,
+        description="run `dne-train worker` beside the server, for the jobs that the label page "
+        "asks for; it gives way to the server, and ends with it",
+    )
     webhook: Annotated[SecretStr, AfterValidator(check_urls)] | None = Field(
         None,
         description="URL that gets a post when a version is promoted, refused, rolled back or "

@@ -4,11 +4,13 @@
 DneError
 ├── WrongUsage               the command line or a setting asks for something that makes no sense
 │   ├── SpecInvalid          a network that cannot be built
-│   └── LabelInvalid         text that cannot name a class
+│   ├── LabelInvalid         text that cannot name a class
+│   └── NothingToLearn       no label waits, or none that can be learnt from
 ├── DataRejected             a folder of images that cannot be learnt from
 ├── ImageRejected            bytes that are not an accepted image
 │   └── ImageTooLarge        more pixels than allowed
 ├── Interrupted              the user stopped the run; the message tells what was published
+├── JobCancelled             somebody does not want the job any more
 └── StoreError
     ├── StoreNotFound        there is no store at that location
     ├── StoreUnsupported     another format number, or a backend without create-if-absent
@@ -18,6 +20,9 @@ DneError
     ├── CopyRefused          two stores that were filled separately
     ├── ItemNotFound         an item that is not in the inbox
     ├── LabelConflict        someone else labelled the item first
+    ├── JobNotFound          there is no such job
+    ├── JobUnderWay          a job of the channel has not ended
+    ├── ClaimLost            the job has ended, or another worker has it
     ├── ChannelNotFound      a channel that names nothing
     ├── ChannelMoved         someone else moved the channel first
     ├── NothingToRollBack    the channel has no earlier version, or was never rolled back
@@ -50,6 +55,10 @@ class LabelInvalid(WrongUsage):
     pass
 
 
+class NothingToLearn(WrongUsage):
+    pass
+
+
 class DataRejected(DneError):
     pass
 
@@ -64,6 +73,12 @@ class ImageTooLarge(ImageRejected):
 
 class Interrupted(DneError):
     pass
+
+
+class JobCancelled(DneError):
+    def __init__(self, job: str) -> None:
+        super().__init__(f"job {job} was cancelled")
+        self.job = job
 
 
 class StoreError(DneError):
@@ -116,6 +131,24 @@ class LabelConflict(StoreError):
         self.number = number
         self.said = said
         self.actor = actor
+
+
+class JobNotFound(StoreError):
+    def __init__(self, job: str) -> None:
+        super().__init__(f"there is no job {job!r}")
+        self.job = job
+
+
+class JobUnderWay(StoreError):
+    def __init__(self, job: str) -> None:
+        super().__init__(f"job {job} is under way: wait for its end, or cancel it")
+        self.job = job
+
+
+class ClaimLost(StoreError):
+    def __init__(self, job: str) -> None:
+        super().__init__(f"job {job} has ended, or another worker has taken it over")
+        self.job = job
 
 
 class ChannelNotFound(StoreError):

@@ -17,6 +17,7 @@ MENDED = "mended"
 RESERVE = "reserve"
 TMP = "tmp"
 INBOX = "inbox"
+JOBS = "jobs"
 ITEM_ID = r"[0-9]{8}t[0-9]{9}-[0-9a-f]{12}"
 """The form of an item's id; `model_store.inbox.naming` has the names of its objects."""
 
@@ -26,6 +27,7 @@ _VERSION = re.compile(r"versions/([0-9]{8})\.json")
 _RECORD = re.compile(r"channels/([a-z0-9][a-z0-9_-]{0,62})/([0-9]{8})\.json")
 _DELETED = re.compile(r"deleted/([0-9]{8})\.json")
 _FORGOTTEN = re.compile(r"forgotten/([0-9a-f]{64})\.json")
+_BEAT = re.compile(rf"jobs/{ITEM_ID}/beat\.[0-9]{{8}}\.[0-9]{{8}}\.json")
 _RUN = re.compile(r"runs/([0-9a-f]{32})(?:-([0-9]{1,4}))?\.json")
 
 
@@ -92,3 +94,8 @@ def run_of(name: str) -> str | None:
     """Return the transaction in the name of an announcement; None for any other name."""
     match = _RUN.fullmatch(name)
     return match[1] if match else None
+
+
+def is_beat(name: str) -> bool:
+    """Tell whether this is the name of a beat, which is of use while its job runs."""
+    return _BEAT.fullmatch(name) is not None

@@ -46,6 +46,15 @@ def percent(share: float | None, *, decimals: int = 1) -> str:
     return f"{rounded / places:.{decimals}f} %"
 
 
+def likely_range(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share that was measured on `count` things."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count**2))
+    spread /= 1 + z * z / count
+    return max(0.0, middle - spread), min(1.0, middle + spread)
+
+
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """Write a number and its noun: 1 task, 2 tasks."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"

@@ -33,10 +33,19 @@ from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask
 
 
-def add_task(request: AddTask, *, progress: Progress, ranks: Ranks = ALONE) -> Outcome:
-    """Train, judge and publish a version, and promote it if the gate lets it pass."""
+def add_task(
+    request: AddTask,
+    *,
+    progress: Progress,
+    ranks: Ranks = ALONE,
+    listing: Listing | None = None,
+) -> Outcome:
+    """Train, judge and publish a version, and promote it if the gate lets it pass.
+
+    Read the images of `listing`, if it is given, and not those of the request's data.
+    """
     started = time.monotonic()
-    listing, parents = _listed(request)
+    listing, parents = _listed(request) if listing is None else (listing, _groups(request))
     note_ignored(listing, progress)
     base = base_of(request)
     _refuse_speed(base, request)
@@ -97,7 +106,11 @@ def _listed(request: AddTask) -> tuple[Listing, Mapping[str, str]]:
     if request.hierarchy == FOLDERS:
         return listing, listing.parents
     refuse_nested(listing)
-    return listing, read_parents(Path(request.hierarchy)) if request.hierarchy else {}
+    return listing, _groups(request)
+
+
+def _groups(request: AddTask) -> Mapping[str, str]:
+    return read_parents(Path(request.hierarchy)) if request.hierarchy else {}
 
 
 def _refuse_speed(base: Base, request: AddTask) -> None:

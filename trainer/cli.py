@@ -36,7 +36,7 @@ from trainer.options import (
 )
 from trainer.ranks.launch import launch, refuse_processes
 from trainer.ranks.place import Place, cores_here, place_of, refuse_ranks
-from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report
+from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report, Work
 
 if TYPE_CHECKING:
     from trainer.one_version import Outcome
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 Asked = TypeVar("Asked")
 
+INBOX = Path("/inbox")
+"""Stands for the data of `--from-inbox` where a run is named by its data."""
 MAX_THREADS = 1024
 """More threads than any machine has cores: torch fails on huge numbers of threads."""
 
@@ -64,7 +66,8 @@ def _command(options: argparse.Namespace, given: Sequence[str]) -> int:
     place, processes = place_of(), getattr(options, "processes", None)
     if processes is not None:
         refuse_processes(processes, place)
-        if processes > 1 and place is None and getattr(options, "on", None) is None:
+        elsewhere = getattr(options, "on", None) or getattr(options, "from_inbox", False)
+        if processes > 1 and place is None and not elsewhere:
             return launch(given, processes=processes)
     return int(options.command(options))
 
@@ -77,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     _add_task_parser(commands)
     _deepen_parser(commands)
+    _worker_parser(commands)
     _evaluate_parser(commands)
     _report_parser(commands)
     return top
@@ -90,6 +94,12 @@ def _add_task_parser(commands: Any) -> None:
         "pass, promotes it. The first task makes version 1.",
     )
     one.set_defaults(command=_add_task)
+    one.add_argument(
+        "--from-inbox",
+        action="store_true",
+        help="learn from all labels of the store's inbox that no version has used: known classes "
+        "are extended, and new names become a task",
+    )
     add_options(one, AddTask)
     add_processes_option(one)
     add_running_options(one)
@@ -108,6 +118,19 @@ def _deepen_parser(commands: Any) -> None:
     one.set_defaults(command=_deepen)
     add_options(one, Deepen)
     add_processes_option(one)
+    add_running_options(one)
+    add_channel_option(one)
+
+
+def _worker_parser(commands: Any) -> None:
+    one = commands.add_parser(
+        "worker",
+        help="run the jobs that the label page asks for",
+        description="Takes jobs of a channel, one at a time, and learns from the labels of the "
+        "inbox as `add-task --from-inbox` does. The job of a worker that died is taken over.",
+    )
+    one.set_defaults(command=_work)
+    add_options(one, Work)
     add_running_options(one)
     add_channel_option(one)
 
@@ -137,6 +160,10 @@ def _report_parser(commands: Any) -> None:
 
 
 def _add_task(options: argparse.Namespace) -> int:
+    if options.from_inbox == hasattr(options, "data"):
+        raise WrongUsage("give either --data DATA or --from-inbox")
+    if options.from_inbox:
+        return _learn_from_inbox(options)
     if options.on is not None:
         return _add_task_elsewhere(options)
     data: Path = options.data
@@ -153,6 +180,38 @@ def _add_task_elsewhere(options: argparse.Namespace) -> int:
     from trainer.cluster.ray_job import run_on_ray
 
     return run_on_ray(options, options.arguments)
+
+
+def _learn_from_inbox(options: argparse.Namespace) -> int:
+    if options.on is not None or options.processes > 1:
+        raise WrongUsage("--from-inbox learns in one process here: leave out --on and --processes")
+    refuse_ranks("add-task --from-inbox")
+    request = _request(AddTask, options, of=INBOX, data=INBOX, pretrained=_pretrained(options))
+    _prepare_torch(options)
+    from trainer.add_task import add_task
+    from trainer.inbox.from_inbox import learn_from_inbox
+    from trainer.progress import show_progress
+    from trainer.ranks.ranks import ALONE
+
+    learnt = learn_from_inbox(request, add_task=add_task, progress=show_progress())
+    if options.json:
+        print_json(learnt.as_json())
+    for outcome in () if options.json else learnt.outcomes:
+        _tell(outcome, options, ALONE)
+    return EXIT_NOT_PROMOTED if learnt.any_refused else EXIT_OK
+
+
+def _work(options: argparse.Namespace) -> int:
+    work = read_options(Work, options)
+    checkpoint = _checkpoint_folder(options, of=INBOX)
+    _prepare_torch(options)
+    from trainer.add_task import add_task
+    from trainer.inbox.running import run_worker
+
+    done = run_worker(work, add_task=add_task, checkpoint=checkpoint)
+    if options.json:
+        print_json({"jobs": done})
+    return EXIT_OK
 
 
 def _deepen(options: argparse.Namespace) -> int:

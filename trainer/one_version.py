@@ -139,6 +139,8 @@ def learn_version(
             manifest = store.publish(draft, shards=shards, signer=request.signer)
             if checkpoint:
                 checkpoint.remove()
+            if request.on_published:
+                request.on_published(manifest)
             return manifest, _promote(store, manifest, base=base, request=request)
 
         manifest, refused = _published_by_first(ranks, base, publish)

@@ -84,7 +84,8 @@ def _add_option(group: Any, one: Field[Any], kind: Any, *, required: bool) -> No
     how["help"] = one.metadata["help"].replace("{default}", str(one.default))
     name = option_name(one)
     if name.startswith("--"):
-        how |= {"dest": one.name, "default": argparse.SUPPRESS, "required": required}
+        how.setdefault("required", required)
+        how |= {"dest": one.name, "default": argparse.SUPPRESS}
     if kind is bool:
         how.setdefault("action", "store_true")
     elif kind == bool | None:

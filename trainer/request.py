@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Literal
 
 from model_store.cli.command import add_sign_option, version_number
 from model_store.errors import WrongUsage
-from model_store.records.manifest import Signs
+from model_store.records.manifest import Manifest, Signs
 from trainer.options import described, memory_size, option, points, share
 from trainer.presets import NetworkShape
 
@@ -128,6 +129,8 @@ class Learning:
     """The folder of tokens that were read before; None: none are kept."""
     measures_threads: bool = False
     """True: the first steps are timed to choose the number of CPU threads."""
+    on_published: Callable[[Manifest], None] | None = None
+    """Called with the version before it is promoted. An error from it prevents the promotion."""
     signer: Signs | None = field(default=None, metadata={"add": add_sign_option})
     effort: Effort = field(default_factory=Effort)
     loss: str = _learning(
@@ -188,7 +191,9 @@ class Learning:
 class AddTask(Learning):
     """A request to learn a task: `dne-train add-task`."""
 
-    data: Path = field(metadata=described(DATA, metavar="DATA"))
+    data: Path = field(
+        metadata=described(f"{DATA}, unless --from-inbox", metavar="DATA", required=False)
+    )
     name: str | None = option(None, "the task's name (default: that of DATA)", metavar="N")
     extend: bool = option(
         False, "DATA has more images of classes that are known: tune the classifier, add no expert"
@@ -229,6 +234,37 @@ class Deepen(Learning):
         "end with 0 if no task lacks an expert, or if this expert was learnt before and was not "
         "promoted: for commands that run by the clock",
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A request to run jobs: `dne-train worker`."""
+
+    once: bool = option(False, "run the jobs that wait, and end (default: wait for more)")
+    poll_seconds: float = option(
+        1.0, "time between two looks for a job (default: {default})", metavar="S"
+    )
+    until_stdin_closes: bool = option(
+        False, "end when standard input is closed, as it is when the parent process dies"
+    )
+    checkpoint: Path | None = option(
+        None,
+        "where a run is kept each epoch, so that the next worker on this machine goes on "
+        "(default: below $XDG_CACHE_HOME/dne-serve)",
+        metavar="DIR",
+    )
+    memory: int | Literal["statistics"] = _learning(
+        2000, "as of add-task (default: {default})", metavar="N", type=memory_size
+    )
+    limits: GateLimits = field(default_factory=GateLimits)
+    sign: Path | None = field(default=None, metadata={"add": add_sign_option})
+    store: str
+    channel: str = "production"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.poll_seconds <= 3600:
+            raise WrongUsage(f"--poll-seconds must be between 0 and 3600, not {self.poll_seconds}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

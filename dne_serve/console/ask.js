@@ -2,6 +2,7 @@
 // are two: one that is refused takes nothing away from the other.
 
 export const READ_TOKEN = "dne-token";
+export const LABEL_TOKEN = "dne-label-token";
 export const ADMIN_TOKEN = "dne-admin-token";
 
 export const token = (name) => sessionStorage.getItem(name) ?? "";

@@ -1,13 +1,12 @@
 // The page at /label: look at what waits, name it, undo. label_items.js keeps the items,
-// label_tiles.js draws them, label_names.js completes names.
+// label_tiles.js draws them, label_names.js completes names, learn.js has the labels learnt.
 
-import { READ_TOKEN, ask, keepToken, token } from "./ask.js";
+import { LABEL_TOKEN, READ_TOKEN, ask, keepToken, token } from "./ask.js";
 import { $, count, make, percent, show, when } from "./elements.js";
 import { Items } from "./label_items.js";
 import { NameBox } from "./label_names.js";
 import { Tiles } from "./label_tiles.js";
 
-const LABEL_TOKEN = "dne-label-token";
 const KEYED = 5; // classes that have a key
 const REFRESH_MS = 5000;
 
@@ -128,6 +127,7 @@ async function judge(judgement) {
   tiles.clearSelection();
   tiles.focusGrid();
   if (judgement.label && written.length) names.add(judgement.label);
+  document.dispatchEvent(new Event("labelled"));
   const what = judgement.label ?? (judgement.discard ? "discarded" : "marked");
   $("told").textContent = written.length ? `${count(written.length, "image", "images")}: ${what}` : "";
   tellProblems(told.filter((one) => one.error));
@@ -149,6 +149,7 @@ async function undo() {
   const back = told.filter((one) => !one.error).map((one) => one.item);
   tiles.putBack(back.filter((item) => item.state === $("shown").value));
   $("told").textContent = `${count(back.length, "image", "images")}: taken back`;
+  document.dispatchEvent(new Event("labelled"));
   tellProblems(told.filter((one) => one.error));
   tellCounts();
   tell();
@@ -157,7 +158,7 @@ async function undo() {
 // Keys
 
 function onKey(event) {
-  if (event.target === $("name") || event.target.closest("select, #door, summary")) return;
+  if (event.target === $("name") || event.target.closest("select, #door, summary, dialog, #learn")) return;
   const plain = !event.ctrlKey && !event.metaKey && !event.altKey;
   if ((event.ctrlKey || event.metaKey) && event.key === "z") act(event, undo);
   else if ((event.ctrlKey || event.metaKey) && event.key === "a") act(event, () => tiles.selectAll());
@@ -199,6 +200,7 @@ $("door").addEventListener("submit", (event) => {
   keepToken(LABEL_TOKEN, $("door-token").value);
   $("door").dataset.tried = "yes";
   $("door").hidden = true;
+  document.dispatchEvent(new Event("token"));
   begin();
 });
 for (const id of ["order", "shown"]) $(id).addEventListener("change", begin);

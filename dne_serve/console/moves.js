@@ -1,4 +1,5 @@
-// Moving the channel: promote, roll back, resume. Each is asked for in a dialog.
+// Moving the channel, and asking for a job: promote, roll back, resume, learn. Each is asked for in a
+// dialog, which both pages have.
 
 import { ADMIN_TOKEN, ask, forgetToken, keepToken, token } from "./ask.js";
 import { $, make, show } from "./elements.js";
@@ -22,7 +23,8 @@ export function moveButton(one, overview) {
   return button;
 }
 
-function openMove({ title, verb, refused = false, reasons = [], ...wanted }) {
+/** Open the dialog that asks for a reason, and for the token if none is known. */
+export function openMove({ title, verb, refused = false, reasons = [], ...wanted }) {
   move = wanted;
   $("move-title").textContent = title;
   $("move-go").textContent = refused ? `${verb} although refused` : verb;
@@ -71,7 +73,7 @@ $("reason").addEventListener("input", () => {
   const blank = $("reason").required && !$("reason").value.trim();
   $("reason").setCustomValidity(blank ? "Say why." : "");
 });
-$("resume").addEventListener("click", () => openMove({ path: "resume", title: "Resume following", verb: "Resume" }));
+$("resume")?.addEventListener("click", () => openMove({ path: "resume", title: "Resume following", verb: "Resume" }));
 $("move-cancel").addEventListener("click", () => $("move").close());
 $("move-form").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -14,7 +14,7 @@ from functools import partial
 
 from model_store.backends.base import Entry
 from model_store.errors import WriteFailed
-from model_store.layout import CLOCK, TMP, version_name
+from model_store.layout import CLOCK, JOBS, TMP, is_beat, version_name
 from model_store.records.gc_marks import (
     Condemned,
     Mark,
@@ -40,7 +40,7 @@ from model_store.store.store import Store
 
 GRACE_S = 24 * 3600.0
 LEFTOVER_S = 24 * 3600.0
-"""The age at which files of dead processes in `tmp/` and `clock/` are deleted."""
+"""The age at which things of dead processes are deleted: in `tmp/` and `clock/`, and beats."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -181,12 +181,10 @@ def _ended(runs: list[Standing], manifests: list[Manifest]) -> list[str]:
 
 
 def _old(store: Store, *, now_s: float) -> list[str]:
-    return [
-        entry.name
-        for folder in (TMP, CLOCK)
-        for entry in store.objects.list(folder)
-        if now_s - entry.modified_s > LEFTOVER_S
-    ]
+    """List what dead processes have left: unfinished writes, and beats of workers."""
+    found = [entry for folder in (TMP, CLOCK) for entry in store.objects.list(folder)]
+    found += [entry for entry in store.objects.list(JOBS) if is_beat(entry.name)]
+    return [entry.name for entry in found if now_s - entry.modified_s > LEFTOVER_S]
 
 
 def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> list[Entry]:

@@ -42,6 +42,8 @@ SCOPES = {
     "/inbox/{item}/image": Permission.LABEL,
     "/inbox/{item}/label": Permission.LABEL,
     "/feedback": Permission.LABEL,
+    "/jobs/{job}": Permission.LABEL,
+    "/jobs/{job}/cancel": Permission.ADMIN,
     "/healthz": Permission.OPEN,
     "/readyz": Permission.OPEN,
     "/": Permission.OPEN,
@@ -90,8 +92,13 @@ def start(app: FastAPI) -> None:
 def test_every_route_says_which_scope_it_needs(tmp_path: Path) -> None:
     """Another protocol may be served below /v2; a test of its own says who may use it."""
     routes = every_route(app_of(tmp_path).routes)
-    found = {getattr(route, "path", ""): permission_of(route) for route in routes}
-    assert {path: scope for path, scope in found.items() if path[:3] != "/v2"} == SCOPES
+    found = {
+        (getattr(route, "path", ""), permission_of(route))
+        for route in routes
+        if getattr(route, "path", "")[:3] != "/v2"
+    }
+    jobs = {("/jobs", Permission.LABEL), ("/jobs", Permission.ADMIN)}  # to look, and to ask
+    assert found == set(SCOPES.items()) | jobs
 
 
 async def nothing() -> None:

@@ -8,7 +8,8 @@ from importlib.resources import files
 import pytest
 
 from model_store import spec
-from model_store.records import channel, fields, inbox, manifest, quality
+from model_store.jobs.jobs import LEASE_S, MAX_CLAIMS
+from model_store.records import channel, fields, inbox, jobs, manifest, quality
 from model_store.records import sealing as record
 from model_store.store import making, shard, store
 from tests.model_store.drafts import prepare
@@ -43,6 +44,13 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         inbox.TopClass,
         inbox.LabelRecord,
         inbox.UsedRecord,
+        jobs.JobRecord,
+        jobs.ClaimRecord,
+        jobs.BeatRecord,
+        jobs.MadeRecord,
+        jobs.CancelRecord,
+        jobs.MadeVersion,
+        jobs.EndRecord,
     ],
 )
 def test_every_member_of_every_record_is_described(model: type[fields.Record]) -> None:
@@ -58,6 +66,12 @@ def test_every_tensor_is_described() -> None:
     for name in names:
         bare = re.sub(r"^experts\.\d+\.((blocks\.\d+|class_block)\.)?", "", name)
         assert re.sub(r"^heads\.\d+", "heads.<t>", bare) in WORDS
+
+
+def test_the_limits_of_jobs_are_those_of_the_code() -> None:
+    assert f"at most {jobs.MAX_LOG_LINES} strings of at most {jobs.MAX_LOG_LINE}" in TEXT
+    assert f"older than {LEASE_S:.0f} seconds" in TEXT
+    assert f"After claim {MAX_CLAIMS} a job" in TEXT
 
 
 def test_the_limits_are_those_of_the_code() -> None:

@@ -340,9 +340,13 @@ def test_leftovers_of_processes_that_died_go_after_a_day(
 ) -> None:
     clocked.create("tmp/" + "a" * 32, b"half")
     clocked.create("clock/" + "b" * 32, b"")
+    job = "jobs/20261117t120000000-0123456789ab"
+    clocked.create(f"{job}/beat.00000001.00000007.json", b"a worker lived")
+    clocked.create(f"{job}/claim.00000001.json", b"stays")
     assert _sweep(store).leftovers == ()
     clocked.now_s += 25 * 3600
-    assert sorted(_sweep(store).leftovers) == ["clock/" + "b" * 32, "tmp/" + "a" * 32]
+    beat = f"{job}/beat.00000001.00000007.json"
+    assert sorted(_sweep(store).leftovers) == ["clock/" + "b" * 32, beat, "tmp/" + "a" * 32]
 
 
 def test_every_backend_is_swept(objects: Objects) -> None:

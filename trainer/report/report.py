@@ -7,7 +7,6 @@ experts. Without held-out images in the store the figures are those of the manif
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from model_store.network.expert import Expert
 from model_store.records.describe import verdict
 from model_store.records.manifest import ClassImages, Manifest
 from model_store.store.store import Store
+from model_store.tables import likely_range
 from trainer.data.exemplars import recall
 from trainer.data.folders import LabelledImages
 from trainer.evaluation.judged import Judged, calibration_bins, judged_by
@@ -288,12 +288,6 @@ def _share(part: np.int64, *, of: np.int64) -> float | None:
 
 
 def _interval(counts: Counts) -> list[float] | None:
-    """Compute Wilson's 95 % interval of the accuracy."""
+    """Compute the 95 % interval of the accuracy."""
     count, share = int(counts.sum()), _right(counts)
-    if share is None:
-        return None
-    z = 1.96
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count**2))
-    spread /= 1 + z * z / count
-    return [max(0.0, middle - spread), min(1.0, middle + spread)]
+    return None if share is None else list(likely_range(share, count))

@@ -1,0 +1,157 @@
+"""Measure the time from *Learn* to a served version: 40 photos of 2 new classes in the inbox.
+
+The store begins with a pre-trained vision transformer and ten classes. The server has a worker
+beside it (`--with-trainer`), and serves all the while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from benchmarks.figures import Figure, at_most
+from model_store.inbox.inbox import Inbox, Judgement
+from model_store.inbox.naming import new_id
+from model_store.records.inbox import ItemRecord, Picture, TopClass
+from model_store.store.store import Store
+
+TRAIN = (sys.executable, "-c", "import sys; from trainer.cli import main; sys.exit(main())")
+SERVE = (sys.executable, "-c", "import sys; from dne_serve.cli import main; sys.exit(main())")
+OLD = 10
+IMAGES = 40
+NEW = 2
+PHOTOS = 20
+SIZE = 224
+TOKEN = "a-token-for-a-benchmark"
+LONGEST_S = 480
+
+
+def measure_learning(
+    folder: Path, *, cifar: Path, pretrained: Path, measured: dict[str, float]
+) -> list[Figure]:
+    """Ask for a job with two new classes, and wait until the server answers with their version."""
+    location = folder / "learnt"
+    os.environ["DNE_CACHE"] = str(folder / "cache")  # no tokens of an earlier run
+    with zipfile.ZipFile(cifar) as archive:
+        names = sorted({name.split("/")[1] for name in archive.namelist()})[: OLD + NEW]
+        for name in names[:OLD]:
+            _write(archive, name, folder / "data" / name)
+        _learn_first(location, folder / "data", pretrained)
+        _label(location, {name: _photos(archive, name, PHOTOS) for name in names[OLD:]})
+    with _server(location) as url:
+        time.sleep(15)  # the worker has started, as it has when a person has labelled
+        began = time.perf_counter()
+        job = _ask(f"{url}/jobs", {"reason": "benchmark"})["id"]
+        _until(lambda: _ask(f"{url}/readyz")["version"] > 1)
+        served_s = time.perf_counter() - began
+        _until(lambda: _ask(f"{url}/jobs/{job}")["state"] == "promoted")
+        verdict = _ask(f"{url}/jobs/{job}")["versions"][-1]
+    measured["accuracy of old classes before"] = verdict["old_before"]["share"]
+    measured["accuracy of old classes after"] = verdict["old_after"]["share"]
+    measured["delta (KiB)"] = verdict["delta_bytes"] / 1024
+    return [at_most(f"from Learn to served, {NEW * PHOTOS} photos (s)", served_s, 60.0)]
+
+
+def _learn_first(location: Path, data: Path, pretrained: Path) -> None:
+    options = ["--data", data, "--pretrained", pretrained, "--normalise", "half"]
+    command = [*TRAIN, "add-task", *map(str, options), "--store", str(location)]
+    subprocess.run(command, check=True)
+
+
+def _photos(archive: zipfile.ZipFile, name: str, count: int) -> list[bytes]:
+    """Read images of a class, as large as photos of the inbox are."""
+    files = [one for one in archive.namelist() if one.startswith(f"train/{name}/")][:count]
+    found = []
+    for file in files:
+        written = io.BytesIO()
+        picture = Image.open(io.BytesIO(archive.read(file))).convert("RGB")
+        picture.resize((SIZE, SIZE), Image.Resampling.BICUBIC).save(written, "JPEG", quality=90)
+        found.append(written.getvalue())
+    return found
+
+
+def _write(archive: zipfile.ZipFile, name: str, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for number, data in enumerate(_photos(archive, name, IMAGES)):
+        (folder / f"{number:03d}.jpg").write_bytes(data)
+
+
+def _label(location: Path, photos: dict[str, list[bytes]]) -> None:
+    inbox = Inbox(Store.open(str(location)).objects)
+    for name, pictures in photos.items():
+        for data in pictures:
+            record = _item(data)
+            inbox.add(record, data)
+            inbox.judge(record.id, Judgement.of_class(name), actor="benchmark")
+
+
+def _item(data: bytes) -> ItemRecord:
+    digest = hashlib.sha256(data).hexdigest()
+    return ItemRecord(
+        id=new_id(),
+        time="2026-11-17T12:00:00.000000Z",
+        picture=Picture(
+            sha256=digest,
+            bytes=len(data),
+            type="image/jpeg",
+            width=SIZE,
+            height=SIZE,
+            dhash=digest[:16],
+        ),
+        channel="production",
+        version=1,
+        top=(TopClass(label="apple", score=0.3),),
+        margin=0.1,
+        unknown=True,
+        unknown_score=0.9,
+        rules=("unknown",),
+        transaction=uuid.uuid4().hex,
+    )
+
+
+@contextmanager
+def _server(location: Path) -> Iterator[str]:
+    options = ["--store", str(location), "--port", "0", "--with-trainer", "--json"]
+    surroundings = {**os.environ, "DNE_ADMIN_TOKEN": TOKEN}
+    process = subprocess.Popen([*SERVE, *options], stdout=subprocess.PIPE, env=surroundings)
+    try:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        _until(lambda: "version" in _ask(f"{url}/readyz"))
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _ask(url: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+def _until(is_so: Any) -> None:
+    for _ in range(10 * LONGEST_S):
+        try:
+            if is_so():
+                return
+        except OSError:
+            pass  # the server starts
+        time.sleep(0.1)
+    raise TimeoutError("it did not happen in time")

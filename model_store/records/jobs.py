@@ -1,0 +1,113 @@
+"""Define the records of jobs: requests to learn from the inbox, and what workers did about them.
+
+Every record is created once and never changed. A worker holds a job by the newest claim, and shows
+that it lives by beats.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from model_store.layout import ITEM_ID
+from model_store.records.channel import ChannelName
+from model_store.records.fields import Record, Share, Text, Timestamp, Transaction, Version
+from model_store.records.sealing import FORMAT
+
+MAX_LOG_LINES = 30
+MAX_LOG_LINE = 500
+
+JobId = Annotated[str, Field(pattern=f"^{ITEM_ID}$")]
+Number = Annotated[int, Field(ge=1, le=99_999_999)]
+Log = Annotated[
+    tuple[Annotated[str, Field(max_length=MAX_LOG_LINE)], ...], Field(max_length=MAX_LOG_LINES)
+]
+"""The last lines that a run has said."""
+Outcome = Literal["promoted", "refused", "failed", "cancelled"]
+"""`promoted`: the channel names all that was learnt. `refused`: a version was published and not
+promoted. `failed`: an error ended the run. `cancelled`: somebody did not want it any more."""
+
+
+class JobRecord(Record):
+    """`jobs/<id>/job.json`: somebody asks for a version."""
+
+    format: Literal[1] = FORMAT
+    id: JobId
+    kind: Literal["learn-from-inbox"]
+    channel: ChannelName
+    reason: Text
+    actor: Text
+    time: Timestamp
+    transaction: Transaction
+
+
+class ClaimRecord(Record):
+    """`jobs/<id>/claim.<number>.json`: a worker takes the job; the newest claim counts."""
+
+    format: Literal[1] = FORMAT
+    job: JobId
+    number: Number
+    worker: Text
+    software: Text
+    time: Timestamp
+    transaction: Transaction
+
+
+class BeatRecord(Record):
+    """`jobs/<id>/beat.<claim>.<number>.json`: the worker lives, and has come this far."""
+
+    format: Literal[1] = FORMAT
+    job: JobId
+    claim: Number
+    number: Number
+    phase: Text
+    share: Share | None
+    """The part of the phase that is done; None where nobody knows."""
+    seconds_left: Annotated[float, Field(ge=0, le=1e9)] | None
+    log: Log
+    time: Timestamp
+    transaction: Transaction
+
+
+class MadeRecord(Record):
+    """`jobs/<id>/version.<version>.json`: the job has published a version."""
+
+    format: Literal[1] = FORMAT
+    job: JobId
+    claim: Number
+    version: Version
+    time: Timestamp
+    transaction: Transaction
+
+
+class CancelRecord(Record):
+    """`jobs/<id>/cancel.json`: somebody does not want the job any more."""
+
+    format: Literal[1] = FORMAT
+    job: JobId
+    actor: Text
+    time: Timestamp
+    transaction: Transaction
+
+
+class MadeVersion(Record):
+    """A version of a job. `refused` says why it was not promoted."""
+
+    version: Version
+    promoted: bool
+    refused: Text | None
+
+
+class EndRecord(Record):
+    """`jobs/<id>/end.json`: the job is done. `claim` is 0 where no worker had taken it."""
+
+    format: Literal[1] = FORMAT
+    job: JobId
+    claim: Annotated[int, Field(ge=0, le=99_999_999)]
+    outcome: Outcome
+    reason: Text
+    versions: Annotated[tuple[MadeVersion, ...], Field(max_length=1000)]
+    log: Log
+    time: Timestamp
+    transaction: Transaction
