@@ -10,13 +10,11 @@ from dne_serve.access.audit import Audit
 from dne_serve.access.auth import Door
 from dne_serve.access.startup_checks import is_loopback
 from dne_serve.access.tokens import TokenSource
-from dne_serve.collect_rules import parse_collect_rules
 from dne_serve.collecting.collector import Collector
 from dne_serve.collecting.desk import Desk
 from dne_serve.collecting.writer import Caps, Writer
 from dne_serve.engines.base import Engine, joined
 from dne_serve.errors import NotServed, tell
-from dne_serve.guard_rules import parse_rules
 from dne_serve.inference.answers import AnswerBuilder
 from dne_serve.inference.decode_process import DecodeProcess
 from dne_serve.inference.decoding import Decoder
@@ -32,6 +30,8 @@ from dne_serve.rollout.promote import Moved, Mover, RecordMover
 from dne_serve.rollout.reloader import GLANCES, Reloader
 from dne_serve.rollout.residents import ImageBatcher, ImageTicket, ResidentLimits, Residents
 from dne_serve.rollout.statistics import Statistics
+from dne_serve.rules.collect import parse_collect_rules
+from dne_serve.rules.guard import parse_rules
 from dne_serve.settings import Settings, listed
 from dne_serve.trainer_child import TrainerChild, worker_command, worker_environment
 from dne_serve.webhooks.announcer import Announcer

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.collect_rules import CollectRule
 from dne_serve.collecting.tokens import packed
 from dne_serve.engines.base import Resident
 from dne_serve.inference.answers import Scored, best_of
+from dne_serve.rules.collect import CollectRule
 
 KEPT_TOP = 5
 KEEP, FEEDBACK = "keep", "feedback"

@@ -12,13 +12,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.collect_rules import CollectRule
 from dne_serve.collecting.candidate import FEEDBACK, KEEP, Candidate, Given, broken_rules
 from dne_serve.collecting.recent import Recent
 from dne_serve.collecting.writer import Writer
 from dne_serve.engines.base import Resident
 from dne_serve.errors import QueueFull
 from dne_serve.inference.answers import Scored
+from dne_serve.rules.collect import CollectRule
 from model_store.inbox.naming import new_id
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dne_serve.errors import ModelUnusable
-from dne_serve.guard_rules import Rule
 from dne_serve.rollout.settling import age_s
+from dne_serve.rules.guard import Rule
 from model_store.errors import ChannelMoved, DneError, NothingToRollBack
 from model_store.records.channel import ChannelRecord
 from model_store.tables import percent

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from dne_serve.rules.webhooks import parse_urls
 from dne_serve.settings import Settings
-from dne_serve.webhook_urls import parse_urls
 from dne_serve.webhooks.events import Event
 from dne_serve.webhooks.outbox import Outbox, Outcome, Patience
 from dne_serve.webhooks.signature import read_secrets

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dne_serve.webhook_urls import WebhookUrl
+from dne_serve.rules.webhooks import WebhookUrl
 from dne_serve.webhooks.events import MEDIA_TYPE, Event
 from dne_serve.webhooks.post import NotPosted, Poster
 from dne_serve.webhooks.signature import sign

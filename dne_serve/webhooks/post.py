@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Mapping
 
-from dne_serve.webhook_urls import WebhookUrl
+from dne_serve.rules.webhooks import WebhookUrl
 from model_store.errors import DneError
 
 MAX_ANSWER_BYTES = 4096

@@ -22,8 +22,8 @@ from dne_serve.errors import (
     QueueFull,
     WaitedTooLong,
 )
-from dne_serve.guard_rules import parse_rules
 from dne_serve.rollout.guard import Guard
+from dne_serve.rules.guard import parse_rules
 from dne_serve.settings import load_settings
 from model_store.errors import (
     ChannelMoved,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from dne_serve.cli import build_parser
-from dne_serve.collect_rules import parse_collect_rules
 from dne_serve.collecting.candidate import Given, broken_rules
+from dne_serve.rules.collect import parse_collect_rules
 from dne_serve.settings import Settings, listed, load_settings
 from model_store.errors import WrongUsage
 

@@ -1,0 +1,1 @@
+"""Read the rules and addresses that settings are written in."""
