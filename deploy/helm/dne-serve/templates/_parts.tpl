@@ -91,7 +91,7 @@ seccompProfile:
 {{- regexFind ":[0-9]+/?$" $endpoint | trimPrefix ":" | trimSuffix "/" | default $usual -}}
 {{- end }}
 
-{{- /* DNS and object storage. The metadata service of the node stays closed. */}}
+{{- /* DNS and object storage, or nothing. The metadata service of the node stays closed. */}}
 {{- define "dne.storeEgress" -}}
 {{- if eq .Values.store.kind "s3" -}}
 - ports:
@@ -106,5 +106,7 @@ seccompProfile:
   ports:
     - protocol: TCP
       port: {{ include "dne.s3Port" . }}
+{{- else -}}
+[]
 {{- end }}
 {{- end }}
