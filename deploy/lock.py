@@ -60,7 +60,8 @@ def main() -> int:
 
 def lock_tools() -> None:
     """Choose the newest tools that deploy/tools.in allows, and write all they need with hashes."""
-    text = run([UV, "pip", "compile", "deploy/tools.in", "--upgrade", *UV_OPTIONS])
+    command = [UV, "pip", "compile", "deploy/tools.in", "--upgrade", "--universal"]
+    text = run([*command, *UV_OPTIONS])  # universal: keeps the platforms that a tool is for
     TOOLS_LOCK.write_text(HEADER.replace("constraints.txt", "deploy/tools.in") + text)
 
 

@@ -4,116 +4,41 @@ needs a cluster."""
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from dne_serve.settings import Settings, load_settings
-from tests.packaging.project import ROOT, sources, tool
+from tests.packaging.kubernetes import (
+    FILES,
+    KUSTOMIZATIONS,
+    SERVERS,
+    VERSIONS,
+    check_agreement,
+    check_pod,
+    check_references,
+    check_schemas,
+    check_server,
+    documents,
+    everything,
+    known_objects,
+    kustomization,
+    named,
+    place,
+    pod_spec,
+    pods,
+    rendered,
+    rendering,
+    variables,
+    written,
+)
+from tests.packaging.project import ROOT, sources
 from trainer.cli import parser
 
-Object = dict[str, Any]
-
-FILES = ROOT / "deploy" / "kubernetes"
-KUSTOMIZATIONS = sorted(path.parent for path in FILES.rglob("kustomization.yaml"))
-SERVERS = [FILES / "overlays" / name for name in ("cpu", "gpu", "s3")]
-VERSIONS = ("1.29", "1.32", "1.37")
-"""Kubernetes versions: the oldest one whose schemas fit, one between, and the newest one."""
 PLACEHOLDER = re.compile(r"dne-serve:set-by-\w+-\w+")
 AWS = re.compile(r"`(AWS_[A-Z_]+)`")
-KUBECTL = shutil.which("kubectl")
-MINIMAL_POD = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "made-here"}}
 
-rendering = pytest.mark.skipif(
-    KUBECTL is None, reason="THE KUSTOMIZATIONS WERE NOT RENDERED: kubectl is not installed"
-)
-
-
-def _place(path: Path) -> str:
-    return str(path.relative_to(FILES))
-
-
-by_kustomization = pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=_place)
-
-
-@cache
-def documents(path: Path) -> tuple[Any, ...]:
-    return tuple(yaml.safe_load_all(path.read_text()))
-
-
-def kustomization(folder: Path) -> Object:
-    (loaded,) = documents(folder / "kustomization.yaml")
-    assert isinstance(loaded, dict)
-    return loaded
-
-
-def written(folder: Path) -> list[Object]:
-    """Collect the objects of a kustomization and of its bases, without its patches."""
-    bases = [(folder / base).resolve() for base in kustomization(folder).get("bases", [])]
-    paths = [folder / name for name in kustomization(folder).get("resources", [])]
-    return [one for base in bases for one in written(base)] + [
-        one for path in paths for one in documents(path)
-    ]
-
-
-@cache
-def rendered(folder: Path) -> tuple[Object, ...]:
-    assert KUBECTL is not None
-    done = subprocess.run([KUBECTL, "kustomize", str(folder)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return tuple(yaml.safe_load_all(done.stdout))
-
-
-def named(objects: list[Object] | tuple[Object, ...], kind: str) -> Object:
-    (found,) = (one for one in objects if one["kind"] == kind)
-    return found
-
-
-def pod_spec(one: Object) -> Object | None:
-    """Return the part of an object that describes its pods."""
-    spec: Any = one.get("spec", {})
-    if one["kind"] == "CronJob":
-        spec = spec["jobTemplate"]["spec"]
-    if one["kind"] in {"Deployment", "Job", "CronJob"}:
-        spec = spec["template"]["spec"]
-        assert isinstance(spec, dict)
-        return spec
-    return None
-
-
-def served_by_kserve(objects: list[Object] | tuple[Object, ...]) -> Object:
-    """Put a pod together as KServe does: containers and volumes of the runtime, the rest of the
-    predictor."""
-    runtime = named(objects, "ServingRuntime")["spec"]
-    predictor = named(objects, "InferenceService")["spec"]["predictor"]
-    own = {"model", "minReplicas", "maxReplicas", "scaleMetric", "scaleTarget"}
-    of_pod = {name: value for name, value in predictor.items() if name not in own}
-    return {**of_pod, "containers": runtime["containers"], "volumes": runtime["volumes"]}
-
-
-def pods(objects: list[Object] | tuple[Object, ...]) -> list[Object]:
-    found = [spec for one in objects if (spec := pod_spec(one)) is not None]
-    kserve = any(one["kind"] == "ServingRuntime" for one in objects)
-    return [*found, served_by_kserve(objects)] if kserve else found
-
-
-def everything(value: Any) -> Iterator[Object]:
-    """Walk through every mapping in a document, that of a patch too."""
-    if isinstance(value, dict):
-        yield value
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for one in inner:
-        yield from everything(one)
-
-
-def variables(container: Object) -> dict[str, str]:
-    return {one["name"]: str(one.get("value", "")) for one in container["env"]}
+by_kustomization = pytest.mark.parametrize("folder", KUSTOMIZATIONS, ids=place)
 
 
 def variables_of_the_code() -> dict[str, set[str]]:
@@ -134,89 +59,6 @@ def variables_of_the_code() -> dict[str, set[str]]:
     }
 
 
-def check_pod(pod: Object) -> None:
-    """Check that a pod runs without privileges and within limits."""
-    assert pod["securityContext"]["runAsNonRoot"] is True
-    assert pod["securityContext"]["runAsUser"] == 10001
-    assert pod["securityContext"]["fsGroup"] == 10001
-    assert pod["automountServiceAccountToken"] is False
-    assert pod["enableServiceLinks"] is False
-    writable = {volume["name"] for volume in pod["volumes"]}
-    for container in pod["containers"]:
-        context = container["securityContext"]
-        assert context["runAsNonRoot"] is True
-        assert context["readOnlyRootFilesystem"] is True
-        assert context["allowPrivilegeEscalation"] is False
-        assert context["capabilities"] == {"drop": ["ALL"]}
-        assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-        for bound in ("requests", "limits"):
-            assert {"cpu", "memory"} <= set(container["resources"][bound])
-        mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
-        assert set(mounts.values()) == writable  # a volume that nobody mounts is a slip
-        assert {variables(container)["DNE_CACHE"], variables(container)["HOME"]} <= set(mounts)
-        assert "/tmp" in mounts
-
-
-def check_server(pod: Object) -> None:
-    """Check probes, draining and tokens of a server."""
-    (container,) = pod["containers"]
-    given = variables(container)
-    (port,) = container["ports"]
-    assert str(port["containerPort"]) == given["DNE_PORT"]
-    routes = {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
-    for probe, route in routes.items():
-        asked = container[probe]["httpGet"]
-        assert asked["path"] == route
-        assert asked["port"] in {port.get("name"), port["containerPort"]}
-    drain_s, grace_s = float(given["DNE_DRAIN_SECONDS"]), float(given["DNE_GRACE_SECONDS"])
-    assert drain_s > 0
-    assert pod["terminationGracePeriodSeconds"] > drain_s + grace_s
-    (tokens,) = (mount for mount in container["volumeMounts"] if mount["name"] == "tokens")
-    for name in ("DNE_ADMIN_TOKEN_FILE", "DNE_TOKEN_FILE"):
-        assert Path(given[name]).parent == Path(tokens["mountPath"])
-    assert "DNE_ALLOW_OPEN" not in given
-
-
-def check_agreement(objects: list[Object] | tuple[Object, ...]) -> None:
-    """Check that the objects around a Deployment mean its pods."""
-    deployment = named(objects, "Deployment")
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    service, policy = named(objects, "Service"), named(objects, "NetworkPolicy")
-    budget, scaler = (
-        named(objects, "PodDisruptionBudget"),
-        named(objects, "HorizontalPodAutoscaler"),
-    )
-    assert deployment["spec"]["selector"]["matchLabels"] == labels
-    assert service["spec"]["selector"] == labels
-    assert policy["spec"]["podSelector"]["matchLabels"] == labels
-    assert budget["spec"]["selector"]["matchLabels"] == labels
-    target = scaler["spec"]["scaleTargetRef"]
-    assert [target["kind"], target["name"]] == ["Deployment", deployment["metadata"]["name"]]
-    assert "replicas" not in deployment["spec"]  # the autoscaler's
-    assert 2 <= scaler["spec"]["minReplicas"] <= scaler["spec"]["maxReplicas"]
-    assert budget["spec"]["maxUnavailable"] < scaler["spec"]["minReplicas"]
-    pod = deployment["spec"]["template"]["spec"]
-    assert pod["serviceAccountName"] == named(objects, "ServiceAccount")["metadata"]["name"]
-    ports = {port["name"] for port in pod["containers"][0]["ports"]}
-    assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
-    allowed = [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
-    assert set(allowed) <= ports
-    hosts = variables(pod["containers"][0])["DNE_ALLOWED_HOSTS"].split(",")
-    assert service["metadata"]["name"] in hosts
-
-
-def check_references(pod: Object) -> None:
-    """Check that each $(NAME) is a variable that stands before it: others stay as they are."""
-    for container in pod["containers"]:
-        known: set[str] = set()
-        for one in container["env"]:
-            assert set(re.findall(r"\$\((\w+)\)", str(one.get("value", "")))) <= known
-            known.add(one["name"])
-        assert len(known) == len(container["env"])
-        asked = re.findall(r"\$\((\w+)\)", " ".join(container.get("args", [])))
-        assert set(asked) <= known
-
-
 def test_every_file_is_part_of_a_kustomization() -> None:
     named_files = {folder / "kustomization.yaml" for folder in KUSTOMIZATIONS}
     for folder in KUSTOMIZATIONS:
@@ -225,7 +67,7 @@ def test_every_file_is_part_of_a_kustomization() -> None:
         names = [*given.get("resources", []), *given.get("patchesStrategicMerge", []), *patches]
         named_files |= {folder / name for name in names}
     assert set(FILES.rglob("*.yaml")) == named_files
-    assert {_place(folder) for folder in KUSTOMIZATIONS} == {
+    assert {place(folder) for folder in KUSTOMIZATIONS} == {
         "base", "kserve", "overlays/cpu", "overlays/gpu", "overlays/s3", "overlays/s3/training",
         "training",
     }  # fmt: skip
@@ -267,13 +109,13 @@ def test_every_pod_runs_without_privileges_and_within_limits(folder: Path) -> No
         check_references(pod)
 
 
-@pytest.mark.parametrize("folder", [*SERVERS, FILES / "base", FILES / "kserve"], ids=_place)
+@pytest.mark.parametrize("folder", [*SERVERS, FILES / "base", FILES / "kserve"], ids=place)
 def test_every_server_has_probes_time_to_drain_and_tokens(folder: Path) -> None:
     (pod,) = pods(written(folder))
     check_server(pod)
 
 
-@pytest.mark.parametrize("folder", [*SERVERS, FILES / "base"], ids=_place)
+@pytest.mark.parametrize("folder", [*SERVERS, FILES / "base"], ids=place)
 def test_names_and_selectors_agree(folder: Path) -> None:
     check_agreement(written(folder))
 
@@ -293,15 +135,15 @@ def test_every_variable_is_one_that_the_command_reads() -> None:
         for one in everything(list(documents(path))):
             name = str(one.get("name", ""))
             if name.startswith("DNE_") and ("value" in one or "valueFrom" in one):
-                assert name in known[command], f"{_place(path)}: {name}"
+                assert name in known[command], f"{place(path)}: {name}"
                 seen.add(name)
             if name.startswith("AWS_"):
-                assert name in documented, f"{_place(path)}: {name}"
+                assert name in documented, f"{place(path)}: {name}"
                 seen.add(name)
     assert len(seen) > 15
 
 
-@pytest.mark.parametrize("folder", [*SERVERS, FILES / "kserve"], ids=_place)
+@pytest.mark.parametrize("folder", [*SERVERS, FILES / "kserve"], ids=place)
 def test_the_server_takes_every_value(folder: Path) -> None:
     (pod,) = pods(written(folder))
     patches = [one for path in folder.glob("*.yaml") for one in everything(list(documents(path)))]
@@ -360,7 +202,7 @@ def test_secrets_are_named_and_never_contained() -> None:
             assert "secretGenerator" not in one
             name = str(one.get("name", ""))
             if re.search(r"TOKEN$|SECRET|ACCESS_KEY|PASSWORD", name):
-                assert "secretKeyRef" in one["valueFrom"], f"{_place(path)}: {name}"
+                assert "secretKeyRef" in one["valueFrom"], f"{place(path)}: {name}"
             secret = one.get("secretName") or one.get("secretKeyRef", {}).get("name")
             if secret:
                 assert f"kubectl create secret generic {secret} " in readme
@@ -377,7 +219,7 @@ def test_images_are_placeholders_that_a_kustomization_replaces() -> None:
         assert "latest" not in path.read_text()
         for one in everything(list(documents(path))):
             if isinstance(image := one.get("image"), str):
-                assert PLACEHOLDER.fullmatch(image), f"{_place(path)}: {image}"
+                assert PLACEHOLDER.fullmatch(image), f"{place(path)}: {image}"
     for folder in KUSTOMIZATIONS:
         images = kustomization(folder).get("images", [])
         inherited = folder in {FILES / "base", FILES / "overlays/s3/training"}
@@ -424,7 +266,7 @@ def test_the_kserve_service_uses_the_runtime_and_its_protocol() -> None:
 def test_the_readme_tells_how_to_apply_each_kustomization_and_which_versions_fit() -> None:
     readme = (FILES / "README.md").read_text()
     applied = [folder for folder in KUSTOMIZATIONS if folder.name != "base"]
-    assert [one for one in applied if f"-k deploy/kubernetes/{_place(one)}\n" not in readme] == []
+    assert [one for one in applied if f"-k deploy/kubernetes/{place(one)}\n" not in readme] == []
     for version in VERSIONS:
         assert version in readme
 
@@ -471,25 +313,5 @@ def test_on_a_gpu_the_pod_asks_for_one() -> None:
 @rendering
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_is_rendered_fits_the_schemas_of_kubernetes(version: str, tmp_path: Path) -> None:
-    validate = tool("kubernetes-validate")
-    files = []
-    for number, one in enumerate(o for folder in KUSTOMIZATIONS for o in known_objects(folder)):
-        files.append(tmp_path / f"{number}.yaml")
-        files[-1].write_text(yaml.safe_dump(one))
-    assert len(files) > 20
-    command = [validate, "--strict", "--kubernetes-version", version]
-    done = subprocess.run([*command, *files], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(yaml.safe_dump({**MINIMAL_POD, "spec": {"container": []}}))
-    assert subprocess.run([*command, broken], capture_output=True).returncode != 0
-
-
-def known_objects(folder: Path) -> list[Object]:
-    """The rendered objects that Kubernetes has schemas of. KServe's are not among them, the pods
-    inside them are."""
-    objects = rendered(folder)
-    own = [one for one in objects if not one["apiVersion"].startswith("serving.kserve.io/")]
-    if len(own) < len(objects):
-        own.append({**MINIMAL_POD, "spec": served_by_kserve(objects)})
-    return own
+    objects = [one for folder in KUSTOMIZATIONS for one in known_objects(folder)]
+    assert check_schemas(objects, version=version, folder=tmp_path) > 20
