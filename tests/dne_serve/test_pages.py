@@ -63,4 +63,5 @@ def test_the_pages_are_part_of_the_package() -> None:
         "index.html", "style.css", "console.js", "ask.js", "elements.js", "moves.js", "predict.js",
         "versions.js", "docs.html", "docs.css", "docs.js", "schema.js", "try.js", "icon.svg",
         "label.html", "label.css", "label.js", "label_items.js", "label_names.js", "label_tiles.js",
+        "learn.js",
     }  # fmt: skip
