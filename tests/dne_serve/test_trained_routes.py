@@ -50,9 +50,9 @@ class Trained:
         return self.live.http.request(operation.method, path, headers=headers)
 
     def expected(self, operation: Operation, version: int) -> int:
-        """No region of shared memory and no item of the inbox is there. A version is ready while it
-        is in memory."""
-        if {"region", "item"} & set(operation.parameters("path")):
+        """No region of shared memory, item of the inbox or job is there. A version is ready while
+        it is in memory."""
+        if {"region", "item", "job"} & set(operation.parameters("path")):
             return 404
         in_memory = [one.version for one in self.live.serving.residents.manifests]
         asks_memory = operation.path.endswith("/versions/{version}/ready")
@@ -94,7 +94,7 @@ def test_every_read_operation_answers_for_every_version_as_its_schema_says(
     asked = 0
     for operation in trained.document.operations("get"):
         for version in trained.versions if "version" in operation.parameters("path") else [0]:
-            answer = trained.ask(operation, version=version, region="none", item="none")
+            answer = trained.ask(operation, version=version, region="none", item="none", job="none")
             assert answer.status_code == trained.expected(operation, version), answer.text
             trained.document.check(operation, answer)
             asked += 1
