@@ -183,7 +183,7 @@ def _add_task_elsewhere(options: argparse.Namespace) -> int:
 
 
 def _learn_from_inbox(options: argparse.Namespace) -> int:
-    if options.on is not None or options.processes > 1:
+    if options.on is not None or (options.processes or 1) > 1:
         raise WrongUsage("--from-inbox learns in one process here: leave out --on and --processes")
     refuse_ranks("add-task --from-inbox")
     request = _request(AddTask, options, of=INBOX, data=INBOX, pretrained=_pretrained(options))

@@ -29,8 +29,12 @@ def live(trained_copy: TrainedStore) -> Iterator[Live]:
 def page(browser: playwright.Browser, live: Live) -> Iterator[playwright.Page]:
     with watching(browser, live.url, path="/label") as watched:
         watched.page.get_by_label("First", exact=True).select_option("newest")
+        newest = live.http.get("/inbox").json()["items"][0]["id"]
+        first = tiles(watched.page).first
+        playwright.expect(first).to_have_attribute("data-id", newest)
+        playwright.expect(first).to_have_attribute("tabindex", "0")
         playwright.expect(tiles(watched.page)).to_have_count(WAITING)
-        watched.page.locator(".tile[tabindex='0']").focus()
+        first.focus()
         yield watched.page
 
 
@@ -81,6 +85,7 @@ def test_a_range_gets_a_new_name_that_is_offered_from_then_on(
     assert labels(live) == ["zebra"] * 5
 
 
+@pytest.mark.slow
 def test_a_name_of_markup_is_text(page: playwright.Page, live: Live) -> None:
     page.get_by_label("Another class, or a new name").fill(HOSTILE)
     page.keyboard.press("Enter")
@@ -92,6 +97,7 @@ def test_a_name_of_markup_is_text(page: playwright.Page, live: Live) -> None:
     playwright.expect(tiles(page).first).to_contain_text(HOSTILE)
 
 
+@pytest.mark.slow
 def test_a_name_that_cannot_be_one_is_refused_in_words(page: playwright.Page, live: Live) -> None:
     page.get_by_label("Another class, or a new name").fill("a/b")
     page.keyboard.press("Enter")
@@ -109,6 +115,7 @@ def test_two_people_do_not_overwrite_each_other(page: playwright.Page, live: Liv
     assert labels(live) == ["theirs"]
 
 
+@pytest.mark.slow
 def test_an_image_that_is_gone_leaves_the_grid(page: playwright.Page, live: Live) -> None:
     first = live.http.get("/inbox").json()["items"][0]
     live.http.delete(f"/inbox/{first['id']}").raise_for_status()
@@ -119,6 +126,7 @@ def test_an_image_that_is_gone_leaves_the_grid(page: playwright.Page, live: Live
     ).to_be_visible()
 
 
+@pytest.mark.slow
 def test_who_has_no_token_is_asked_for_one(
     browser: playwright.Browser, trained_copy: TrainedStore
 ) -> None:
@@ -134,6 +142,7 @@ def test_who_has_no_token_is_asked_for_one(
             playwright.expect(page.get_by_text("No image was kept yet.")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_a_group_is_selected_and_named_at_once(page: playwright.Page, live: Live) -> None:
     page.get_by_label("First", exact=True).select_option("groups")
     playwright.expect(tiles(page)).to_have_count(WAITING)

@@ -79,7 +79,7 @@ def test_the_command_extends_known_classes_and_then_learns_new_ones(
 
 def test_data_and_the_inbox_exclude_each_other(dne_train: Command, letters: Path) -> None:
     assert dne_train("add-task", "--from-inbox", "--data", letters) == 2
-    assert "either --data DIR or --from-inbox" in dne_train.err
+    assert "either --data DATA or --from-inbox" in dne_train.err
     assert dne_train("add-task") == 2
 
 
