@@ -19,7 +19,7 @@ help: ## show this list
 demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
 	@$(BIN)/python deploy/demo.py
 
-test: $(READY) ## the default tests: under five minutes on two cores
+test: $(READY) ## the default tests: about eight minutes on two cores
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
 
 coverage: $(READY) ## branch coverage of the default tests, with the lines that none of them runs: under 92 % fails

@@ -37,6 +37,7 @@ def test_stand_ins_take_the_channels_of_younger_experts_from_exemplars_in_turn()
         with_younger(np.zeros((3, 2)), exemplars[:0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["fitted", "statistics"])
 def test_fitted_heads_learn_three_tasks_from_the_same_first_experts(
     head: str, tmp_path: Path
