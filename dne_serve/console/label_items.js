@@ -35,7 +35,7 @@ export class Items {
   async groups() {
     const answer = await ask(`inbox/groups?state=${this.asked.state}`, { bearer: this.bearer() });
     this.take(answer);
-    const found = answer.groups.flatMap((group, place) => group.items.map((item) => ({ ...item, group: place, groupSize: group.items.length })));
+    const found = answer.groups.flatMap((group, place) => group.items.map((item) => ({ ...item, group: place, groupName: groupName(group, answer.by) })));
     return this.keep(found);
   }
 
@@ -117,6 +117,11 @@ export class Items {
     const { history, ...found } = await ask(`inbox/${item.id}`, { bearer: this.bearer() });
     Object.assign(item, withoutCleared(found));
   }
+}
+
+function groupName({ items }, by) {
+  if (by === "labels") return `${items.length} nearest to ${items[0].label}`;
+  return items.length === 1 ? "Like no other" : `${items.length} that look alike`;
 }
 
 /** A judgement that was taken back is none. */

@@ -83,8 +83,7 @@ export class Tiles {
     const begins = item.group !== undefined && String(item.group) !== last;
     this.lastGroup = String(item.group);
     if (!begins) return [this.tile(item)];
-    const alone = item.groupSize === 1;
-    const heading = make("p", "group-name", alone ? "Like no other" : `${item.groupSize} that look alike`);
+    const heading = make("p", "group-name", item.groupName);
     heading.dataset.group = item.group;
     return [heading, this.tile(item)];
   }
