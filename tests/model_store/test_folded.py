@@ -133,16 +133,16 @@ def test_many_tasks_whose_parameters_are_far_from_the_start_stay_as_close_to_the
 ) -> None:
     # Rounding decides which form is closer to the truth for one image: by 22 times for the worst of
     # three. The usual error of fifteen images differs by a factor of two at most, and the geometric
-    # mean over eight networks by a tenth.
+    # mean over 24 networks by a sixteenth.
     ratios = []
-    for seed in range(8):
+    for seed in range(24):
         network = grown([2, 1, 0, 1, 1, 2, 2, 1, 0, 4, 4], geometry=geometry, seed=seed)
         x = images(15, seed=seed)
         with torch.no_grad():
             found, plain = FoldedNetwork.of(network)(x), network(x)
             truth = network.double()(x.double())
         ratios.append(usual_error(found, truth) / usual_error(plain, truth))
-    assert geometric_mean(ratios) <= 1.5
+    assert geometric_mean(ratios) <= 1.25
 
 
 def usual_error(found: Tensor, truth: Tensor) -> float:
