@@ -26,11 +26,13 @@ from trainer.data.hierarchy import FOLDERS, merged, read_parents
 from trainer.data.sources.forms import list_data
 from trainer.data.task_data import TaskData, read_again, read_task_data
 from trainer.deepen import deepen_with
-from trainer.learning.student import Student, make_student, refuse_pretrained
+from trainer.learning.student import Student
 from trainer.one_version import Outcome, learn_version
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask
+from trainer.start.first_network import refuse_pretrained
+from trainer.start.make_student import make_student
 
 
 def add_task(

@@ -9,12 +9,13 @@ from model_store.records.manifest import Manifest
 from trainer.base import Base, base_of
 from trainer.data.sources.forms import list_judge
 from trainer.data.task_data import TaskData, recall_task_data
-from trainer.learning.student import Student, make_deepening
+from trainer.learning.student import Student
 from trainer.one_version import Outcome, learn_version
 from trainer.presets import heads_for
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask, Deepen
+from trainer.start.make_student import make_deepening
 
 
 class NothingToDeepen(WrongUsage):

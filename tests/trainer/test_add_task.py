@@ -21,9 +21,9 @@ from trainer.data.folders import list_classes
 from trainer.data.task_data import read_task_data
 from trainer.learning.learn import learn as learn_task
 from trainer.learning.learn import plan_of
-from trainer.learning.student import make_student
 from trainer.presets import NetworkShape
 from trainer.request import Effort
+from trainer.start.make_student import make_student
 
 LATER = NetworkShape()
 

@@ -1,0 +1,130 @@
+"""Choose the network that the first task adds its classes to, and its first weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from model_store.errors import WrongUsage
+from model_store.network.expert import Expert
+from model_store.records.manifest import Preprocessing
+from model_store.spec import ExpertSpec, NetworkSpec
+from model_store.tables import counted
+from trainer.backbones.pretrained import Pretrained, read_pretrained
+from trainer.backbones.settings import Triple
+from trainer.backbones.shapes import HALF, IMAGENET
+from trainer.presets import NetworkShape
+from trainer.progress import Progress
+from trainer.request import AddTask, PretrainedFile
+
+NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {"half": HALF, "imagenet": IMAGENET}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The network that the first task adds its classes to."""
+
+    geometry: NetworkSpec
+    expert: ExpertSpec
+    preprocessing: Preprocessing
+    weights: Pretrained | None = None
+    unfreeze_last: int = 0
+
+    def give(self, expert: Expert) -> None:
+        """Put the pre-trained weights, if there are any, into the first expert."""
+        if self.weights is not None:
+            self.weights.load_into(expert, geometry=self.geometry)
+            expert.fix(but_last=self.unfreeze_last)
+
+
+def start_of(request: AddTask, *, progress: Progress) -> Start:
+    if request.pretrained is None:
+        geometry = request.shape.first_network()
+        return Start(
+            geometry=geometry,
+            expert=ExpertSpec(heads=request.shape.heads_of_first()),
+            preprocessing=Preprocessing(image_size=geometry.image_size),
+        )
+    return _pretrained_start(request.pretrained, request.shape, progress=progress)
+
+
+def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: Progress) -> Start:
+    if shape.preset is not None:
+        raise WrongUsage(
+            f"--preset {shape.preset} does not go with --pretrained: the file has its own sizes"
+        )
+    # A wrong option is refused before a large file is read.
+    normalisation = None if asked.normalise is None else normalisation_named(asked.normalise)
+    weights = read_pretrained(asked.file, attention_heads=asked.attention_heads)
+    mean, std = normalisation or weights.normalisation
+    geometry = weights.geometry
+    if shape.image_size is not None:  # position embeddings can be resized
+        geometry = replace(geometry, image_size=shape.image_size)
+    _refuse_other_sizes(shape, geometry, weights.expert)
+    if asked.unfreeze_last > geometry.depth:
+        raise WrongUsage(
+            f"--unfreeze-last {asked.unfreeze_last}: {asked.file} has "
+            f"{counted(geometry.depth, 'block')}"
+        )
+    heads = counted(weights.expert.attention_heads, "attention head")
+    progress.note(
+        f"starting from {asked.file}: {counted(geometry.depth, 'block')}, {weights.width} "
+        f"channels, {heads}, images of {geometry.image_size} pixels, normalised with "
+        f"{_named_normalisation(mean, std)}"
+    )
+    return Start(
+        geometry=geometry,
+        expert=weights.expert,
+        preprocessing=Preprocessing(image_size=geometry.image_size, mean=mean, std=std),
+        weights=weights,
+        unfreeze_last=asked.unfreeze_last,
+    )
+
+
+def _refuse_other_sizes(shape: NetworkShape, geometry: NetworkSpec, expert: ExpertSpec) -> None:
+    fixed = {
+        "patch_size": geometry.patch_size,
+        "depth": geometry.depth,
+        "head_width": geometry.head_width,
+        "heads": expert.heads,
+    }
+    for name, value in fixed.items():
+        asked = getattr(shape, name)
+        if asked is not None and asked != value:
+            option = f"--{name.replace('_', '-')} {asked}"
+            raise WrongUsage(f"{option} does not fit: the pre-trained file has fixed it at {value}")
+
+
+def _named_normalisation(mean: Triple, std: Triple) -> str:
+    """Give the value of --normalise for these numbers."""
+    for name, known in NORMALISATIONS.items():
+        if known == (mean, std):
+            return name
+    return "/".join(",".join(f"{one:g}" for one in part) for part in (mean, std))
+
+
+def normalisation_named(text: str) -> tuple[Triple, Triple]:
+    """Return mean and deviation of `half`, of `imagenet`, or of the numbers `M,M,M/S,S,S`."""
+    if text in NORMALISATIONS:
+        return NORMALISATIONS[text]
+    try:
+        (m1, m2, m3), (s1, s2, s3) = (
+            [float(number) for number in part.split(",")] for part in text.split("/")
+        )
+    except ValueError as error:
+        raise WrongUsage(
+            f"--normalise {text!r} is neither imagenet, half nor M,M,M/S,S,S"
+        ) from error
+    if not all(0 < one < float("inf") for one in (s1, s2, s3)) or not all(
+        abs(one) < float("inf") for one in (m1, m2, m3)
+    ):
+        raise WrongUsage(f"--normalise {text!r}: deviations must be above 0, and all finite")
+    return (m1, m2, m3), (s1, s2, s3)
+
+
+def refuse_pretrained(request: AddTask) -> None:
+    """Refuse a pre-trained file for a store that has versions: their first expert is fixed."""
+    if request.pretrained is not None:
+        raise WrongUsage(
+            f"--pretrained is for the first task of a store, and {request.store} has versions; "
+            "later tasks build on what the first one began with"
+        )
