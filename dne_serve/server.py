@@ -36,7 +36,8 @@ from dne_serve.settings import Settings, listed
 from dne_serve.trainer_child import TrainerChild, worker_command, worker_environment
 from dne_serve.webhooks.announcer import Announcer
 from dne_serve.webhooks.events import GUARD, NotLoaded
-from dne_serve.webhooks.news import ChannelNews
+from dne_serve.webhooks.inbox_news import InboxNews
+from dne_serve.webhooks.news import RECENT_S, ChannelNews
 from model_store.cli.command import current_actor
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest
@@ -138,6 +139,7 @@ class Serving:
             announce=self.webhooks.announce,
             tick_s=settings.poll_seconds,
             look_every_s=(GLANCES + 1) * settings.poll_seconds,
+            inbox=self._inbox_news(),
         )
         self.predictor = Predictor(
             self.open_store,
@@ -202,6 +204,16 @@ class Serving:
             return "the model was unloaded; loading it or moving the channel brings it back"
         failure = self.reloader.failure
         return tell(failure.error) if failure else None
+
+    def _inbox_news(self) -> InboxNews | None:
+        if self.settings.webhook_inbox is None:
+            return None
+        return InboxNews(
+            lambda: self.desk.index,
+            bound=self.settings.webhook_inbox,
+            announce=self.webhooks.announce,
+            recent_s=RECENT_S,
+        )
 
     def _new_writer(self) -> Writer:
         """Make the writer of the inbox, whose process gives way to all others."""

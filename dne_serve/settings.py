@@ -235,6 +235,9 @@ class Settings(BaseSettings):
     webhook_secret_file: Path | None = Field(
         None, description="file that holds that secret; wins over DNE_WEBHOOK_SECRET"
     )
+    webhook_inbox: Positive | None = Field(
+        None, description="post to --webhook too when so many pictures wait in the inbox"
+    )
     require_signatures: bool = Field(
         False, description="serve only versions signed by someone whom the trust file names"
     )
@@ -265,6 +268,12 @@ class Settings(BaseSettings):
     def _tls_is_whole(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls_cert and tls_key are given together")
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_hears_of_the_inbox(self) -> Self:
+        if self.webhook_inbox is not None and self.webhook is None:
+            raise ValueError("webhook_inbox needs webhook: the URL that gets the post")
         return self
 
     @field_validator("guard")

@@ -27,6 +27,7 @@ class EventType(StrEnum):
     GUARDED = "dne.channel.guarded"
     NOT_LOADED = "dne.version.not_loaded"
     REFUSED = "dne.version.refused"
+    INBOX_FILLED = "dne.inbox.filled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +113,18 @@ def refused(manifest: Manifest, *, store_id: str) -> Event | None:
             "parent": manifest.parent,
             "reasons": list(gate.reasons[:MOST_REASONS]),
         },
+    )
+
+
+def filled(item: str, *, bound: int, waiting: int, store_id: str) -> Event:
+    """Make the event of an inbox in which many pictures wait. `item` was the one too many."""
+    return Event(
+        id=f"{store_id}/inbox/{item}/{bound}",
+        type=EventType.INBOX_FILLED,
+        source=f"/stores/{store_id}/inbox",
+        subject="inbox",
+        time=timestamp(),
+        data={"waiting": waiting, "bound": bound},
     )
 
 

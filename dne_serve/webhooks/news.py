@@ -1,5 +1,5 @@
-"""Notice what is worth an event: moves of the channel, a head that cannot be loaded, and versions
-that the gate refused.
+"""Notice what is worth an event: moves of the channel, a head that cannot be loaded, versions that
+the gate refused, and an inbox that fills.
 
 A thread looks at what the reloader has seen. The reloader does not know of it, and neither does the
 code that answers requests.
@@ -16,6 +16,7 @@ from itertools import islice, takewhile
 from typing import Protocol
 
 from dne_serve.webhooks.events import Event, NotLoaded, moved, not_loaded, refused
+from dne_serve.webhooks.inbox_news import InboxNews
 from model_store.backends.base import Entry
 from model_store.errors import RecordInvalid, StoreUnsupported, VersionNotFound
 from model_store.records.channel import ChannelRecord
@@ -58,6 +59,7 @@ class ChannelNews:
         announce: Callable[[Event], None],
         tick_s: float,
         look_every_s: float,
+        inbox: InboxNews | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`head` and `failed` ask no store, and are called every tick. Versions are listed every
@@ -68,6 +70,7 @@ class ChannelNews:
         self._announce = announce
         self._tick_s = min(MAX_TICK_S, tick_s)
         self._look_every_s = look_every_s
+        self._inbox = inbox
         self._clock = clock
         self._told: int | None = None
         """Number of the newest record that was told."""
@@ -97,6 +100,8 @@ class ChannelNews:
             if self._clock() >= self._list_at:
                 self._list_at = self._clock() + self._look_every_s
                 self._tell_refused()
+                if self._inbox is not None:
+                    self._inbox.look(store_id=self._open_store().id)
         except Exception as error:  # a thread that ends would be silent for ever
             log.warning("no events can be made at the moment: %s", error)
             log.debug("the fault of the events", exc_info=error)

@@ -172,6 +172,14 @@ class Index:
                 if self._states[place] in codes
             ]
 
+    def waiting(self, number: int) -> str | None:
+        """Return the id of the oldest item without a label, of the second oldest, and so on; None
+        where fewer wait."""
+        with self._lock:
+            places = (place for place, code in enumerate(self._states) if code == 0)
+            place = next(islice(places, number - 1, None), None)
+            return None if place is None else self._names[place][:ID_LENGTH]
+
     def waiting_hashes(self) -> array[int]:
         """List the perceptual hashes of all items without a label."""
         with self._lock:
