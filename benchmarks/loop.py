@@ -35,6 +35,7 @@ from PIL import Image
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from benchmarks.grown import paper_spec, publish_lineage, random_network
+from benchmarks.loop_labelling import measure_labelling
 from benchmarks.loop_learning import measure_learning
 from model_store.inbox.naming import picture_name
 from model_store.records.inbox import ItemRecord, Picture, TopClass
@@ -52,7 +53,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="turns of each server")
     parser.add_argument("--seconds", type=float, default=10.0, help="seconds of a turn")
     parser.add_argument("--items", type=int, default=100_000, help="items of the large inbox")
-    parser.add_argument("--cifar", type=Path, help="cifar100.zip: time from Learn to served")
+    parser.add_argument(
+        "--cifar", type=Path, help="cifar100.zip: from Learn to served, and keys to label 60 photos"
+    )
     parser.add_argument("--pretrained", type=Path, help="the vision transformer to begin with")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options = parser.parse_args()
@@ -66,9 +69,13 @@ def main() -> None:
         if options.items:
             figures += measure_inbox(location, options.items, measured)
         if options.cifar:
-            figures += measure_learning(
-                Path(folder), cifar=options.cifar, pretrained=options.pretrained, measured=measured
-            )
+            for measure in (measure_learning, measure_labelling):
+                figures += measure(
+                    Path(folder),
+                    cifar=options.cifar,
+                    pretrained=options.pretrained,
+                    measured=measured,
+                )
     print_figures(figures, measured=measured, as_json=options.json)
 
 

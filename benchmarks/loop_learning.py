@@ -49,32 +49,32 @@ def measure_learning(
     with zipfile.ZipFile(cifar) as archive:
         names = sorted({name.split("/")[1] for name in archive.namelist()})[: OLD + NEW]
         for name in names[:OLD]:
-            _write(archive, name, folder / "data" / name)
-        _learn_first(location, folder / "data", pretrained)
-        _label(location, {name: _photos(archive, name, PHOTOS) for name in names[OLD:]})
-    with _server(location) as url:
+            write_photos(archive, name, folder / "data" / name)
+        learn_first(location, folder / "data", pretrained)
+        _label(location, {name: photos(archive, name, PHOTOS) for name in names[OLD:]})
+    with server(location, "--with-trainer") as url:
         time.sleep(15)  # the worker has started, as it has when a person has labelled
         began = time.perf_counter()
-        job = _ask(f"{url}/jobs", {"reason": "benchmark"})["id"]
-        _until(lambda: _ask(f"{url}/readyz")["version"] > 1)
+        job = ask(f"{url}/jobs", {"reason": "benchmark"})["id"]
+        until(lambda: ask(f"{url}/readyz")["version"] > 1)
         served_s = time.perf_counter() - began
-        _until(lambda: _ask(f"{url}/jobs/{job}")["state"] == "promoted")
-        verdict = _ask(f"{url}/jobs/{job}")["versions"][-1]
+        until(lambda: ask(f"{url}/jobs/{job}")["state"] == "promoted")
+        verdict = ask(f"{url}/jobs/{job}")["versions"][-1]
     measured["accuracy of old classes before"] = verdict["old_before"]["share"]
     measured["accuracy of old classes after"] = verdict["old_after"]["share"]
     measured["delta (KiB)"] = verdict["delta_bytes"] / 1024
     return [at_most(f"from Learn to served, {NEW * PHOTOS} photos (s)", served_s, 60.0)]
 
 
-def _learn_first(location: Path, data: Path, pretrained: Path) -> None:
+def learn_first(location: Path, data: Path, pretrained: Path) -> None:
     options = ["--data", data, "--pretrained", pretrained, "--normalise", "half"]
     command = [*TRAIN, "add-task", *map(str, options), "--store", str(location)]
     subprocess.run(command, check=True)
 
 
-def _photos(archive: zipfile.ZipFile, name: str, count: int) -> list[bytes]:
+def photos(archive: zipfile.ZipFile, name: str, count: int, *, part: str = "train") -> list[bytes]:
     """Read images of a class, as large as photos of the inbox are."""
-    files = [one for one in archive.namelist() if one.startswith(f"train/{name}/")][:count]
+    files = [one for one in archive.namelist() if one.startswith(f"{part}/{name}/")][:count]
     found = []
     for file in files:
         written = io.BytesIO()
@@ -84,9 +84,9 @@ def _photos(archive: zipfile.ZipFile, name: str, count: int) -> list[bytes]:
     return found
 
 
-def _write(archive: zipfile.ZipFile, name: str, folder: Path) -> None:
+def write_photos(archive: zipfile.ZipFile, name: str, folder: Path) -> None:
     folder.mkdir(parents=True)
-    for number, data in enumerate(_photos(archive, name, IMAGES)):
+    for number, data in enumerate(photos(archive, name, IMAGES)):
         (folder / f"{number:03d}.jpg").write_bytes(data)
 
 
@@ -124,21 +124,21 @@ def _item(data: bytes) -> ItemRecord:
 
 
 @contextmanager
-def _server(location: Path) -> Iterator[str]:
-    options = ["--store", str(location), "--port", "0", "--with-trainer", "--json"]
+def server(location: Path, *options: str) -> Iterator[str]:
+    command = [*SERVE, "--store", str(location), "--port", "0", "--json", *options]
     surroundings = {**os.environ, "DNE_ADMIN_TOKEN": TOKEN}
-    process = subprocess.Popen([*SERVE, *options], stdout=subprocess.PIPE, env=surroundings)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=surroundings)
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
-        _until(lambda: "version" in _ask(f"{url}/readyz"))
+        until(lambda: "version" in ask(f"{url}/readyz"))
         yield url
     finally:
         process.terminate()
         process.wait()
 
 
-def _ask(url: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+def ask(url: str, body: dict[str, str] | None = None) -> dict[str, Any]:
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(urllib.request.Request(url, data, headers)) as answer:
@@ -146,7 +146,7 @@ def _ask(url: str, body: dict[str, str] | None = None) -> dict[str, Any]:
     return found
 
 
-def _until(is_so: Any) -> None:
+def until(is_so: Any) -> None:
     for _ in range(10 * LONGEST_S):
         try:
             if is_so():

@@ -97,6 +97,8 @@ function tell() {
   $("facts").textContent = [...said, `version ${one.version}`, ...others, `kept by ${one.rules.join(", ")}`, when(one.time)].join(" · ");
   $("likeliest").replaceChildren(...one.top.slice(0, KEYED).map(choice));
   $("group").hidden = one.group === undefined;
+  $("again").hidden = !names.last;
+  $("again-name").textContent = names.last ?? "";
 }
 
 function titleOf(one) {
@@ -166,7 +168,10 @@ function onKey(event) {
   else if (plain && (event.key === "Delete" || event.key === "Backspace")) act(event, () => judge({ discard: true }));
   else if (plain && /^[1-5]$/.test(event.key)) act(event, () => judgeByKey(Number(event.key)));
   else if (plain && event.key === " " && !event.target.closest("button")) act(event, () => tiles.toggle());
-  else if (plain && event.key.startsWith("Arrow")) act(event, () => tiles.move(event.key, event.shiftKey));
+  else if (plain && event.key === "Enter" && names.last && !event.target.closest("button")) act(event, () => judge({ label: names.last }));
+  else if (plain && (event.key === "Home" || event.key === "End")) act(event, () => tiles.moveToEnd(event.key === "End"));
+  else if (plain && event.key.startsWith("Page") && tiles.focused?.group !== undefined) act(event, () => tiles.moveToGroup(event.key === "PageDown"));
+  else if (event.key.startsWith("Arrow") && !event.metaKey && !event.altKey) act(event, () => tiles.move(event.key, { selecting: event.shiftKey, keeping: event.ctrlKey }));
   else if (plain && event.key.length === 1 && /[\p{L}\p{N}]/u.test(event.key) && tiles.focused) $("name").focus(); // and the letter lands there
 }
 
@@ -207,6 +212,7 @@ for (const id of ["order", "shown"]) $(id).addEventListener("change", begin);
 $("discard").addEventListener("click", () => judge({ discard: true }));
 $("undo").addEventListener("click", undo);
 $("group").addEventListener("click", () => tiles.selectGroup());
+$("again").addEventListener("click", () => judge({ label: names.last }));
 $("naming").addEventListener("submit", (event) => event.preventDefault());
 $("name").addEventListener("keydown", (event) => {
   if (event.key === "Escape") tiles.focusGrid();

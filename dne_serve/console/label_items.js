@@ -35,8 +35,9 @@ export class Items {
   async groups() {
     const answer = await ask(`inbox/groups?state=${this.asked.state}`, { bearer: this.bearer() });
     this.take(answer);
-    const found = answer.groups.flatMap((group, place) => group.items.map((item) => ({ ...item, group: place, groupName: groupName(group, answer.by) })));
-    return this.keep(found);
+    const groups = answer.groups.map(({ items }) => ({ items, name: groupName(items, answer.by) }));
+    if (answer.others.length) groups.push({ items: answer.others, name: groups.length ? "Others, unknown ones first" : "Unknown ones first" });
+    return this.keep(groups.flatMap(({ items, name }, group) => items.map((item) => ({ ...item, group, groupName: name }))));
   }
 
   async page() {
@@ -119,9 +120,8 @@ export class Items {
   }
 }
 
-function groupName({ items }, by) {
-  if (by === "labels") return `${items.length} nearest to ${items[0].label}`;
-  return items.length === 1 ? "Like no other" : `${items.length} that look alike`;
+function groupName(items, by) {
+  return by === "labels" ? `${items.length} nearest to ${items[0].label}` : `${items.length} that look alike`;
 }
 
 /** A judgement that was taken back is none. */

@@ -10,6 +10,7 @@ export class NameBox {
     this.list = list;
     this.onName = onName;
     this.classes = [];
+    this.last = null; // the name that was given last
     this.offered = [];
     this.place = 0;
     input.addEventListener("input", () => this.offer());
@@ -22,9 +23,10 @@ export class NameBox {
     this.classes = [...new Set(names)];
   }
 
-  /** Remember a name that was given, so that it is offered from now on. */
+  /** Remember a name that was given, so that it is offered from now on, and first. */
   add(name) {
-    if (!this.classes.includes(name)) this.classes.push(name);
+    this.last = name;
+    this.classes = [name, ...this.classes.filter((one) => one !== name)];
   }
 
   offer() {

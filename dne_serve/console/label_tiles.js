@@ -202,7 +202,8 @@ export class Tiles {
     this.onFocus();
   }
 
-  move(key, selecting) {
+  /** Move the focus. `selecting` selects on the way; `keeping` leaves the selection as it is. */
+  move(key, { selecting, keeping }) {
     const all = this.tiles();
     const from = all.findIndex((tile) => tile.dataset.id === this.focused?.id);
     if (from < 0) return this.focusOn(all[0]);
@@ -210,9 +211,30 @@ export class Tiles {
     if (!to) return undefined;
     if (selecting) this.selectRange((this.anchor ??= all[from]), to);
     else this.anchor = null;
-    if (!selecting) this.clearSelection();
+    if (!selecting && !keeping) this.clearSelection();
     this.focusOn(to);
     return this.onFocus();
+  }
+
+  /** Move to the first image of the next group, or of this one, or of the one before. */
+  moveToGroup(isDown) {
+    const all = this.tiles();
+    const from = all.findIndex((tile) => tile.dataset.id === this.focused?.id);
+    const others = isDown ? all.slice(from + 1).filter((tile) => tile.dataset.group !== all[from].dataset.group) : all.slice(0, from).reverse();
+    if (others.length) this.moveTo(all.find((tile) => tile.dataset.group === others[0].dataset.group));
+  }
+
+  /** Move to the first image or to the last one. */
+  moveToEnd(isLast) {
+    const tile = this.tiles().at(isLast ? -1 : 0);
+    if (tile) this.moveTo(tile);
+  }
+
+  moveTo(tile) {
+    this.anchor = null;
+    this.clearSelection();
+    this.focusOn(tile);
+    this.onFocus();
   }
 
   neighbour(all, from, key) {

@@ -18,6 +18,8 @@ from dne_serve.collecting.tokens import unpacked
 from model_store.inbox.reading import Item
 
 By = Literal["tokens", "labels"]
+FEWEST = 3
+"""Fewer items are no group: they stand together at the end, with all others like them."""
 FARTHEST = 0.7
 """The mean cosine distance within a group at most. Of 60 images of two new things among 200, five
 groups hold 45, with three strangers among them (ADR 068)."""
@@ -25,9 +27,11 @@ groups hold 45, with three strangers among them (ADR 068)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Items by group, the largest group first. `by` tells what they have in common."""
+    """Items by group, large groups of unknown images first. `by` tells what they have in common."""
 
     groups: list[list[Item]]
+    others: list[Item]
+    """Items that hardly any other is like, unknown images first."""
     by: By
 
 
@@ -44,7 +48,24 @@ def group(items: Sequence[Item]) -> Groups:
         for one in (_alike(part) if isinstance(key, int) else [part])
     ]
     by: By = "tokens" if any(isinstance(key, int) for key in parts) else "labels"
-    return Groups(groups=sorted(groups, key=len, reverse=True), by=by)
+    others = [item for one in groups if len(one) < FEWEST for item in one]
+    return Groups(
+        groups=sorted((one for one in groups if len(one) >= FEWEST), key=_worth, reverse=True),
+        others=sorted(others, key=_doubt, reverse=True),
+        by=by,
+    )
+
+
+def _worth(items: Sequence[Item]) -> float:
+    """Tell how much is won by naming a group: large ones first, and those of things that no class
+    is like."""
+    return float(np.mean([_doubt(item) for item in items]) * np.sqrt(len(items)))
+
+
+def _doubt(item: Item) -> float:
+    """Return the score of unknown images. What a version has no score for may be either."""
+    score = item.record.unknown_score
+    return 0.5 if score is None else score
 
 
 def _alike(items: Sequence[Item]) -> list[list[Item]]:

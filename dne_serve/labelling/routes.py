@@ -99,6 +99,7 @@ def list_groups(
     found = group(list(read_items(serving.desk.inbox, rows)))
     return GroupsAnswer(
         groups=[GroupAnswer(items=[_item_answer(one) for one in some]) for some in found.groups],
+        others=[_item_answer(one) for one in found.others],
         by=found.by,
         counts=index.counts(),
         total=len(index),

@@ -75,11 +75,13 @@ class GroupAnswer(BaseModel):
 
 
 class GroupsAnswer(BaseModel):
-    """Groups of items, the largest first. `by` is `tokens` if they are those of images that the
-    version sees alike, and `labels` if they only have the same nearest class. `counts`, `total` and
-    `collecting` are as in a page of the inbox."""
+    """Groups of three items and more, large groups of unknown images first. `others` are the items
+    that hardly any other is like. `by` is `tokens` if groups are of images that the version sees
+    alike, and `labels` if they only have the same nearest class. `counts`, `total` and `collecting`
+    are as in a page of the inbox."""
 
     groups: list[GroupAnswer]
+    others: list[ItemAnswer]
     by: Literal["tokens", "labels"]
     counts: dict[State, int]
     total: int

@@ -146,10 +146,52 @@ def test_who_has_no_token_is_asked_for_one(
 def test_a_group_is_selected_and_named_at_once(page: playwright.Page, live: Live) -> None:
     page.get_by_label("First", exact=True).select_option("groups")
     playwright.expect(tiles(page)).to_have_count(WAITING)
-    largest = live.http.get("/inbox/groups").json()["groups"][0]["items"]
+    found = live.http.get("/inbox/groups").json()
+    first = found["groups"][0]["items"] if found["groups"] else found["others"]
     page.locator(".tile[tabindex='0']").focus()
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("noise")
     page.keyboard.press("Enter")
-    playwright.expect(tiles(page)).to_have_count(WAITING - len(largest))
-    assert labels(live) == ["noise"] * len(largest)
+    playwright.expect(tiles(page)).to_have_count(WAITING - len(first))
+    assert labels(live) == ["noise"] * len(first)
+
+
+@pytest.mark.slow
+def test_an_image_is_taken_out_of_a_selection_and_the_name_is_given_again(
+    page: playwright.Page, live: Live
+) -> None:
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Shift+ArrowRight")
+    page.keyboard.press("Control+ArrowLeft")
+    page.keyboard.press("Space")
+    page.keyboard.type("noise")
+    page.keyboard.press("Enter")
+    playwright.expect(tiles(page)).to_have_count(WAITING - 2)
+    playwright.expect(page.get_by_role("button", name="Again: noise")).to_be_visible()
+    page.keyboard.press("Enter")
+    playwright.expect(tiles(page)).to_have_count(WAITING - 3)
+    assert labels(live) == ["noise"] * 3
+
+
+@pytest.mark.slow
+def test_page_keys_go_from_group_to_group(page: playwright.Page, live: Live) -> None:
+    page.get_by_label("First", exact=True).select_option("groups")
+    playwright.expect(tiles(page)).to_have_count(WAITING)
+    found = live.http.get("/inbox/groups").json()
+    groups = [*(one["items"] for one in found["groups"]), found["others"]]
+    firsts = [one[0]["id"] for one in groups if one]
+    assert len(firsts) > 1
+    focused = page.locator(".tile[tabindex='0']")
+    focused.focus()
+    page.keyboard.press("PageDown")
+    playwright.expect(focused).to_have_attribute("data-id", firsts[1])
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("PageUp")
+    playwright.expect(focused).to_have_attribute("data-id", firsts[1])
+    page.keyboard.press("PageUp")
+    playwright.expect(focused).to_have_attribute("data-id", firsts[0])
+    page.keyboard.press("End")
+    page.keyboard.press("PageUp")
+    playwright.expect(focused).to_have_attribute("data-id", firsts[-1])
+    page.keyboard.press("Home")
+    playwright.expect(focused).to_have_attribute("data-id", firsts[0])

@@ -26,9 +26,10 @@ def items_of(*kinds: int, seed: int = 0, noise: float = 0.4) -> list[Item]:
     ]
 
 
-def item_with(token: Floats | None, *, label: str = "cat") -> Item:
+def item_with(token: Floats | None, *, label: str = "cat", unknown: float | None = None) -> Item:
     text = None if token is None else packed(token)
-    return Item(record=item_record("a thing", label=label, token=text), head=None)
+    record = item_record("a thing", label=label, token=text, unknown_score=unknown)
+    return Item(record=record, head=None)
 
 
 def test_kinds_stand_together_and_the_largest_group_comes_first() -> None:
@@ -40,17 +41,30 @@ def test_kinds_stand_together_and_the_largest_group_comes_first() -> None:
         assert len({item.record.answer.label for item in one}) == 1
 
 
+def test_a_group_of_unknown_things_comes_before_a_larger_one_of_known_things() -> None:
+    known = [item_with(None, label="cat", unknown=0.1) for _ in range(9)]
+    new = [item_with(None, label="dog", unknown=0.8) for _ in range(4)]
+    alone = [
+        item_with(None, label=label, unknown=score) for label, score in (("a", 0.2), ("b", 1.0))
+    ]
+    found = group([*known, *alone, *new])
+    assert [one[0].record.answer.label for one in found.groups] == ["dog", "cat"]
+    assert [one.record.answer.label for one in found.others] == ["b", "a"]
+
+
 def test_every_item_is_in_one_group() -> None:
     items = [*items_of(*range(5), *range(5)), item_with(None), item_with(np.ones(32))]
     found = group(items)
-    grouped = [item.record.id for one in found.groups for item in one]
+    grouped = [item.record.id for one in (*found.groups, found.others) for item in one]
     assert sorted(grouped) == sorted(item.record.id for item in items)
 
 
 def test_without_tokens_items_are_grouped_by_their_nearest_class() -> None:
-    found = group([item_with(None, label=name) for name in ("cat", "dog", "cat")])
+    names = ("cat", "dog", "cat", "cat")
+    found = group([item_with(None, label=name) for name in names])
     assert found.by == "labels"
-    assert [len(one) for one in found.groups] == [2, 1]
+    assert [[item.record.answer.label for item in one] for one in found.groups] == [["cat"] * 3]
+    assert [item.record.answer.label for item in found.others] == ["dog"]
 
 
 def test_without_scipy_items_are_grouped_by_their_nearest_class(
@@ -61,7 +75,7 @@ def test_without_scipy_items_are_grouped_by_their_nearest_class(
 
 
 def test_nothing_waits() -> None:
-    assert group([]).groups == []
+    assert (group([]).groups, group([]).others) == ([], [])
 
 
 def test_the_direction_of_a_token_is_kept() -> None:
