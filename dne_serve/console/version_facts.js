@@ -47,9 +47,9 @@ function shares(one) {
     if (more) part.append(make("dd", "range", more));
     list.append(part);
   };
-  add("all classes", all, one.likely.all);
-  add("old classes", old, one.likely.old, before === null ? "" : `before ${percent(before)}`);
-  add("new classes", fresh, one.likely.new);
+  add("all", all, one.likely.all);
+  add("old", old, one.likely.old, before === null ? "" : `before ${percent(before)}`);
+  add("new", fresh, one.likely.new);
   return [list];
 }
 
