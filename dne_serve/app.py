@@ -21,6 +21,8 @@ from dne_serve.labelling.routes import labelling
 from dne_serve.labelling.waiting import WaitingLabels
 from dne_serve.protocol_v2 import infer, models, repository, unoffered
 from dne_serve.protocol_v2.routers import ErrorForm
+from dne_serve.reports import routes as reports
+from dne_serve.reports.lineage import Lineages
 from dne_serve.server import Serving
 from dne_serve.settings import Settings, listed
 from model_store import __version__
@@ -63,10 +65,12 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     app.state.serving = serving
     app.state.overviews = Overviews()
     app.state.waiting = WaitingLabels()
+    app.state.lineages = Lineages()
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
-    for router in (*routes.ROUTERS, labelling, job_routes.reading, job_routes.asking, *PROTOCOL_V2):
+    inbox = (labelling, job_routes.reading, job_routes.asking)
+    for router in (*routes.ROUTERS, reports.page, reports.reading, *inbox, *PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
     room = Room(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)

@@ -22,6 +22,7 @@ from trainer.evaluation.forecast import latencies_ms
 from trainer.evaluation.gate import FEWEST, Candidate, decide, noticed
 from trainer.evaluation.judged import Judged, judged_by
 from trainer.evaluation.precision_agreement import ReadTokens, Verdict, agreement_of
+from trainer.evaluation.shown import choose_shown
 from trainer.evaluation.unknown import fit_threshold, scores_of
 from trainer.learning.student import Student
 from trainer.progress import Progress
@@ -54,10 +55,12 @@ def assess(
     unknown_rate: float,
     model_bytes: int,
     fitted_on: int = 0,
+    shows_images: bool = False,
 ) -> Assessment:
     """Judge by images that were held out. `tokens_NW`: those that the classifier was fitted to, if
     they are to tell unknown images, with `labels_N`. `model_bytes`: without the shard that tells
-    them. `fitted_on` counts the images that the classifier has a temperature from."""
+    them. `fitted_on` counts the images that the classifier has a temperature from. `shows_images`:
+    the images stay in the store, and the report may name some."""
     newest, older = student.new_classes, _older(student)
     judged, parent, judged_token_NW = _judge_both(student, data, cache)
     shard = None
@@ -108,6 +111,9 @@ def assess(
                 if doubt and unknown
                 else None,
             ),
+            shown=choose_shown(judged, parent, older=older, temperature=calibration.temperature)
+            if shows_images
+            else (),
         ),
         calibration=calibration,
         unknown=unknown,

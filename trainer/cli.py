@@ -293,6 +293,7 @@ def _request(
     asked: type[Asked], options: argparse.Namespace, *, of: Path, **others: object
 ) -> Asked:
     from model_store.records.signing import load_signer
+    from trainer.evaluation.training_run import command_of
     from trainer.tokens.cache import default_folder
 
     return read_options(
@@ -302,6 +303,7 @@ def _request(
         signer=load_signer(options.sign) if options.sign else None,
         checkpoint=_checkpoint_folder(options, of=of),
         tokens=default_folder(),
+        command=command_of(options.arguments),
         measures_threads=options.threads is None and place_of() is None,
         **others,
     )

@@ -23,6 +23,7 @@ from trainer.base import Base
 from trainer.data.sources.place import shown
 from trainer.data.task_data import TaskData
 from trainer.evaluation.forecast import Before, Forecast, forecast
+from trainer.evaluation.training_run import training_run
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.configuration import configuration_of
 from trainer.learning.learn import learn, plan_of
@@ -133,6 +134,12 @@ def learn_version(
                 transaction=transaction,
                 learnt=learnt,
                 final=final,
+                run=training_run(
+                    request,
+                    seconds=time.monotonic() - started,
+                    device=student.network.device.type,
+                    latency_ms=expected.version.latency_ms,
+                ),
             )
             ranks.total(0)  # all ranks are still there, or nothing is published
             store = base.made_store()

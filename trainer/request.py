@@ -127,6 +127,8 @@ class Learning:
     """None: no checkpoint is kept. The command line has a default of its own."""
     tokens: Path | None = None
     """The folder of tokens that were read before; None: none are kept."""
+    command: str = ""
+    """The command line for the record of the version; empty where there was none."""
     measures_threads: bool = False
     """True: the first steps are timed to choose the number of CPU threads."""
     on_published: Callable[[Manifest], None] | None = None

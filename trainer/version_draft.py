@@ -22,6 +22,7 @@ from model_store.records.manifest import (
     task_record,
     total_bytes,
 )
+from model_store.records.quality import TrainingRun
 from model_store.records.sealing import timestamp
 from model_store.store.shard import shard_ref
 from trainer.assess import assess
@@ -96,6 +97,7 @@ def draft_version(
     transaction: str,
     learnt: Learnt,
     final: Final,
+    run: TrainingRun,
 ) -> tuple[Draft, Shards]:
     """Return the version to publish, and its new shards by digest."""
     experts, cache = final.experts, final.cache
@@ -114,6 +116,7 @@ def draft_version(
         limits=request.limits,
         unknown_rate=request.unknown_rate,
         fitted_on=learnt.fitted_on,
+        shows_images=request.keeps_pictures and data.source == "held-out",
         model_bytes=total_bytes((*(one.expert for one in tasks if one.expert), classifier)),
     )
     doubt = shard_ref("doubt", assessment.doubt) if assessment.doubt else None
@@ -138,7 +141,7 @@ def draft_version(
         hierarchy=data.hierarchy,
         calibration=assessment.calibration,
         unknown=assessment.unknown,
-        metrics=assessment.metrics,
+        metrics=assessment.metrics.model_copy(update={"run": run}),
         created=timestamp(),
         software=f"dne-serve {__version__}",
     )

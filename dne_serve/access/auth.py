@@ -43,15 +43,22 @@ class Door:
             self._closed.add(needed)
         return needed in self._closed
 
+    def why_closed(self, needed: Permission) -> str | None:
+        """Say why no client gets through the door, whatever it sends; None where one can."""
+        if not self.is_closed(needed) or any(token.opens(needed) for token in self._tokens()):
+            return None
+        return f"this server has no token with the scope {needed.value!r}"
+
     def judge(
         self, authorization: str | None, *, needs: Permission, address: str = ""
     ) -> Token | None:
         """Return the token that opens the door, or None if it stands open."""
         if not self.is_closed(needs):
             return None
+        hopeless = self.why_closed(needs)
+        if hopeless is not None:
+            raise TokenRefused(hopeless)
         tokens = self._tokens()
-        if not any(token.opens(needs) for token in tokens):
-            raise TokenRefused(f"this server has no token with the scope {needs.value!r}")
         scheme, _, given = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not given.strip():
             raise TokenMissing("an Authorization header with a Bearer token is needed")

@@ -9,8 +9,9 @@ export const token = (name) => sessionStorage.getItem(name) ?? "";
 export const keepToken = (name, value) => sessionStorage.setItem(name, value);
 export const forgetToken = (name) => sessionStorage.removeItem(name);
 
-/** Give the JSON of an answer, or throw an Error with the problem's own sentence. */
-export async function ask(path, { bearer = token(READ_TOKEN), ...options } = {}) {
+/** Give the JSON of an answer (`as: "blob"`: its bytes), or throw an Error with the problem's own
+ * sentence. */
+export async function ask(path, { bearer = token(READ_TOKEN), as = "json", ...options } = {}) {
   const headers = { ...(bearer ? { Authorization: `Bearer ${bearer}` } : {}), ...options.headers };
   let answer;
   try {
@@ -18,6 +19,7 @@ export async function ask(path, { bearer = token(READ_TOKEN), ...options } = {})
   } catch {
     throw new Error("The server cannot be reached.");
   }
+  if (as === "blob" && answer.ok) return answer.blob();
   const body = await answer.json().catch(() => ({}));
   if (!answer.ok) throw refusal(answer, body);
   return body;

@@ -38,7 +38,7 @@ export function refill(element, children) {
   if (id && document.activeElement?.id !== id) $(id)?.focus();
 }
 
-export const percent = (share) => `${(100 * share).toFixed(1)}\u00a0%`;
+export const percent = (share, decimals = 1) => `${(100 * share).toFixed(decimals)}\u00a0%`;
 export const count = (n, one, many) => `${n} ${n === 1 ? one : many}`;
 export const size = (bytes) => (bytes < 2 ** 20 ? `${(bytes / 2 ** 10).toFixed(1)}\u00a0KiB` : `${(bytes / 2 ** 20).toFixed(2)}\u00a0MiB`);
 export const when = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });

@@ -1,11 +1,14 @@
-// The list of versions and the history of the channel.
+// The list of versions and the history of the channel. version_facts.js and versions_tree.js draw it.
 
 import { ask } from "./ask.js";
-import { $, count, make, percent, refill, show, size, when } from "./elements.js";
+import { $, make, refill, show, when } from "./elements.js";
 import { moveButton } from "./moves.js";
 import { askForToken } from "./predict.js";
+import { reportLink, versionFacts } from "./version_facts.js";
+import { lanesOf, rail, treeOf } from "./versions_tree.js";
 
 const HISTORY = 50; // records shown
+const OPEN = 3; // newest versions whose details are shown
 const NO_STORE = "urn:dne-serve:problem:store-not-found";
 
 const known = new Map(); // what was told of each version, by number
@@ -25,7 +28,7 @@ export async function listVersions() {
     if (oldest === null) before = newest.next_before ?? null;
     showAll();
     show($("versions-error"), (newest.problems ?? []).join(" "));
-    show($("locked"), "");
+    show($("locked"), newest.moves_refused ? `The channel cannot be moved from this page: ${newest.moves_refused}. dne-store can move it.` : "");
   } catch (error) {
     if (error.refused) {
       locked = true;
@@ -79,49 +82,34 @@ async function showOlder() {
 
 function showAll() {
   const rows = [...known.values()].sort((a, b) => b.version - a.version);
-  refill($("versions"), rows.map((one) => versionRow(one, newest)));
+  const tree = treeOf(rows, before ?? 0);
+  const moves = new Map(newest.history.map((record) => [record.target, record])); // the newest of each
+  $("versions").style.setProperty("--lanes", lanesOf(tree));
+  refill($("versions"), rows.map((one, i) => versionRow(one, { place: tree[i], move: moves.get(one.version), open: i < OPEN || one.version === newest.served })));
   $("no-versions").hidden = rows.length > 0;
   listChoices(rows);
   listHistory(newest.history);
   const more = before === null ? 0 : Math.max(newest.total - rows.length, 0);
   show($("older"), more ? `Show older (${more} more)` : "");
   const pinned = newest.mode === "pin";
-  $("resume").hidden = !pinned;
+  $("resume").hidden = !pinned || Boolean(newest.moves_refused);
   show($("pinned"), pinned ? "The channel was rolled back. It stays here until it is resumed or a version is promoted." : "");
 }
 
-function versionRow(one, overview) {
-  const served = one.version === overview.served;
+function versionRow(one, { place, move, open }) {
+  const served = one.version === newest.served;
   const row = make("li", served ? "version served" : "version");
   row.dataset.version = one.version;
   const head = make("div", "head");
   head.append(make("h3", "", `Version ${one.version}`));
   if (served) head.append(make("span", "badge", "served"));
   if (one.gate === "refused" || one.gate === "overruled") head.append(make("span", `badge ${one.gate}`, one.gate));
-  row.append(head);
-  if (!served && !one.error) row.append(moveButton(one, overview));
+  if (!one.error) head.append(reportLink(one));
+  row.append(rail(place), head);
+  if (!served && !one.error && !newest.moves_refused) row.append(moveButton(one, newest));
   if (one.error) row.append(make("p", "", one.error));
-  else row.append(make("p", "change", one.change), versionFacts(one), ...reasons(one));
+  else row.append(make("p", "change", one.change), ...versionFacts(one, { move, open }));
   return row;
-}
-
-function versionFacts(one) {
-  const facts = [`${count(one.classes, "class", "classes")} in ${count(one.tasks, "task", "tasks")}`];
-  if (one.accuracy.all !== null) facts.push(`accuracy ${percent(one.accuracy.all)}`);
-  if (one.parent !== null && one.parent !== one.version - 1) facts.push(`built on version ${one.parent}`);
-  if (one.gate === "not judged") facts.push(one.verdict);
-  facts.push(one.delta_bytes ? `+ ${size(one.delta_bytes)}` : "no new weights", when(one.created));
-  const line = make("p");
-  facts.forEach((fact, i) => line.append(i ? " · " : "", make("span", "fact", fact)));
-  return line;
-}
-
-function reasons(one) {
-  if (!one.reasons.length) return [];
-  const list = make("ul", "reasons");
-  list.setAttribute("aria-label", `Why the gate refused version ${one.version}`);
-  list.append(...one.reasons.map((reason) => make("li", "", reason)));
-  return [list];
 }
 
 function listChoices(rows) {

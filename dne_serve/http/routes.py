@@ -158,10 +158,16 @@ async def predict(
     return Response(await serving.answers.build(build, work=work), media_type=JSON)
 
 
+# A coroutine: the door is used on the event loop only.
+async def why_no_moves(serving: Parts) -> str | None:
+    return serving.door.why_closed(Permission.ADMIN)
+
+
 @reading.get("/versions", responses=problems(400, 503))
 def list_versions(
     request: Request,
     serving: Parts,
+    moves_refused: Annotated[str | None, Depends(why_no_moves)],
     before: Annotated[
         int | None,
         Query(ge=1, le=MAX_VERSION, description="Only versions with a smaller number."),
@@ -178,6 +184,7 @@ def list_versions(
         channel=serving.settings.channel,
         served=served.version if served else None,
         mode=record.mode if record else None,
+        moves_refused=moves_refused,
         before=before,
         limit=limit,
     )

@@ -66,6 +66,15 @@ class PredictAnswer(BaseModel):
     predictions: list[Prediction]
 
 
+class Likely(BaseModel):
+    """Ends of the 95 % intervals (Wilson) of accuracies; null where the number of images is not
+    recorded."""
+
+    all: tuple[float, float] | None = None
+    old: tuple[float, float] | None = None
+    new: tuple[float, float] | None = None
+
+
 class VersionSummary(BaseModel):
     """One row of the list. `error` says why a version cannot be read; then the rest is empty.
     `change` is the change that the version made. `verdict` is the sentence of the gate, `gate` its
@@ -78,6 +87,7 @@ class VersionSummary(BaseModel):
     classes: int = 0
     new_classes: list[str] = []
     accuracy: Accuracy = Accuracy()
+    likely: Likely = Likely()
     delta_bytes: int = 0
     total_bytes: int = 0
     change: str = ""
@@ -90,11 +100,12 @@ class VersionSummary(BaseModel):
 class VersionsAnswer(BaseModel):
     """A page of versions in ascending order. `next_before` is the `before` of the page with older
     versions, or null. `history` has the newest records of the channel, and `problems` the faults
-    of records that cannot be read."""
+    of records that cannot be read. `moves_refused` says why no client can move the channel here."""
 
     served: int | None
     channel: str
     mode: Mode | None
+    moves_refused: str | None
     versions: list[VersionSummary]
     total: int
     next_before: int | None

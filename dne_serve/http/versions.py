@@ -21,6 +21,7 @@ from model_store.records.manifest import Manifest
 from model_store.store.keep import Keep
 from model_store.store.store import Store
 from model_store.store.summaries import Row, key_of, read_page
+from model_store.tables import likely_range
 
 SHOWN_RECORDS = 100
 MAX_RECORD_BYTES = 4 << 20  # of kept channel records
@@ -40,6 +41,7 @@ class Overviews:
         channel: str,
         served: int | None,
         mode: Mode | None,
+        moves_refused: str | None,
         before: int | None,
         limit: int,
     ) -> VersionsAnswer:
@@ -50,6 +52,7 @@ class Overviews:
             served=served,
             channel=channel,
             mode=mode,
+            moves_refused=moves_refused,
             versions=[_summary(number, row) for number, row in found.rows],
             total=found.total,
             next_before=found.next_before,
@@ -82,7 +85,25 @@ class Overviews:
 
 def _row(manifest: Manifest, base: Manifest | None) -> Row:
     new = manifest.without_retired(manifest.new_classes)
-    return {**summary(manifest, parent=base), "new_classes": list(new)}
+    row = summary(manifest, parent=base)
+    return {**row, "new_classes": list(new), "likely": _likely(manifest)}
+
+
+def _likely(manifest: Manifest) -> dict[str, tuple[float, float] | None]:
+    """Compute the interval of each accuracy that was measured on a known number of images."""
+    accuracy, gate = manifest.metrics.accuracy, manifest.metrics.gate
+    measured = {"all": (accuracy.all, manifest.metrics.images)}
+    if gate is not None:
+        measured["old"] = (accuracy.old, gate.old_images)
+        measured["new"] = (accuracy.new, gate.new_images)
+    return {name: _interval(share, images) for name, (share, images) in measured.items()}
+
+
+def _interval(share: float | None, images: int) -> tuple[float, float] | None:
+    if share is None or not images or not 0 <= share <= 1:  # a record may hold any number
+        return None
+    low, high = likely_range(share, images)
+    return round(low, 4), round(high, 4)
 
 
 def _summary(number: int, row: Row | StoreError) -> VersionSummary:

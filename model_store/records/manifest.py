@@ -199,6 +199,7 @@ class Draft(Record):
         if len({ref.sha256 for ref in self.experts}) != len(self.experts):
             raise ValueError("two tasks name the same expert shard")
         self._check_deepened()
+        self._check_shown()
         if self.hierarchy is not None:
             self.hierarchy.check_names(spec.classes)
         if len(set(self.extended)) != len(self.extended) or not set(self.extended) <= set(
@@ -220,6 +221,12 @@ class Draft(Record):
             raise ValueError("the deepened tasks are not the newest ones, in their order")
         if [task.expert is not None for task in newest] != [False] * (len(newest) - 1) + [True]:
             raise ValueError("of the deepened tasks, the last one and no other has the expert")
+
+    def _check_shown(self) -> None:
+        """The images of the report are held-out ones of this very version."""
+        counts = {entry.class_name: entry.count for entry in self.held_out}
+        if any(one.image >= counts.get(one.class_name, 0) for one in self.metrics.shown):
+            raise ValueError("an image that is shown is not held out")
 
     @property
     def _by_kind(self) -> tuple[tuple[ShardKind, tuple[ClassImages | ClassTokens, ...]], ...]:

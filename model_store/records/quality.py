@@ -14,9 +14,10 @@ Reduced = Literal["bf16", "int8"]
 """Precisions below single precision."""
 Side = Literal["old", "new"]
 """`old`: the classes that a version had before. `new`: those that it brings."""
-
-
 ScoreName = Literal["max-logit", "log-odds"]
+MAX_BINS = 64
+MAX_SHOWN = 24
+"""Images that a report shows."""
 
 
 class CalibrationError(Record):
@@ -27,14 +28,37 @@ class CalibrationError(Record):
     new: Share | None = None
 
 
+class CalibrationBin(Record):
+    """The images whose answers have a confidence from `low` to `high`: how many they are, how many
+    were answered right, and their mean confidence."""
+
+    low: Share
+    high: Share
+    images: Annotated[Count, Field(ge=1)]
+    right: Count
+    confidence: Share
+
+
 class Calibration(Record):
     """Logits are divided by `temperature` before the softmax. The errors are those of images that
-    the temperature they are taken with was not fitted on."""
+    the temperature they are taken with was not fitted on, and so are the bins."""
 
     temperature: Annotated[float, Field(ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)] = 1.0
     before: CalibrationError = CalibrationError()
     after: CalibrationError = CalibrationError()
     images: Count = 0
+    bins: Annotated[
+        tuple[CalibrationBin, ...], Field(max_length=MAX_BINS, exclude_if=lambda bins: not bins)
+    ] = ()
+    """Left out where there are none: manifests that are older than the member keep their bytes."""
+
+
+class Histogram(Record):
+    """Counts of numbers in equal bins from `low` to `high`."""
+
+    low: float
+    high: float
+    counts: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_BINS)]
 
 
 class Unknown(Record):
@@ -45,6 +69,8 @@ class Unknown(Record):
     threshold: float
     rate: Annotated[float, Field(gt=0, lt=1)]
     images: Count
+    scores: Annotated[Histogram | None, Field(exclude_if=lambda scores: scores is None)] = None
+    """The scores of these images. Left out of manifests that are older than the member."""
 
 
 class Accuracy(Record):
@@ -102,6 +128,29 @@ class Gate(Record):
     flipped: tuple[Flip, ...] = ()
 
 
+class JudgedImage(Record):
+    """An image that was answered wrongly, or otherwise than by the parent: the held-out image of
+    its class with the number `image`, counted from 0. `before` is the parent's answer, or null for
+    a new class. The pixels are in the held-out shard alone, and go with it."""
+
+    class_name: str = Field(alias="class")
+    image: Count
+    answer: str
+    before: str | None = None
+    confidence: Share
+
+
+class TrainingRun(Record):
+    """The run that made a version. `command` has no folders but their names, and no addresses."""
+
+    command: Text = ""
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)]
+    seconds: Annotated[float, Field(ge=0)]
+    machine: Text = ""
+    latency_ms: Annotated[float, Field(ge=0)] | None = None
+    """Time of one core for one image; null for a version that costs as much as its parent."""
+
+
 class Metrics(Record):
     """The figures that were measured on images that the version was not trained on."""
 
@@ -115,3 +164,9 @@ class Metrics(Record):
     gate: Gate | None = None
     agreement: dict[Reduced, Share] = Field(default_factory=dict)
     """Shares of images that get the same answer in this precision as in single precision."""
+    shown: Annotated[
+        tuple[JudgedImage, ...], Field(max_length=MAX_SHOWN, exclude_if=lambda shown: not shown)
+    ] = ()
+    """Some images for the report. Left out where there are none, as in older manifests."""
+    run: Annotated[TrainingRun | None, Field(exclude_if=lambda run: run is None)] = None
+    """Left out where nothing was learnt, as in older manifests."""

@@ -82,6 +82,8 @@ def test_every_route_is_documented_with_its_problems(document: dict[str, Any]) -
         "/predict",
         "/versions",
         "/versions/{version}",
+        "/versions/{version}/report.json",
+        "/versions/{version}/report/images/{image}",
         "/classes",
         "/rollback",
         "/promote",

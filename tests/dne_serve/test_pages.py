@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -9,7 +10,7 @@ import dne_serve
 from dne_serve.http import pages
 from tests.live_server import Live
 
-PAGES = ("/", "/label", "/docs")
+PAGES = ("/", "/label", "/docs", "/versions/1/report")
 FILES = sorted(f"/console/{path.name}" for path in pages.CONSOLE.iterdir())
 ASSETS = re.compile(r'(?:src|href)="([^"]+)"')
 
@@ -21,7 +22,7 @@ def test_a_page_and_all_it_refers_to_come_from_this_server(steady: Live, page: s
     assert answer.headers["content-type"].startswith("text/html")
     for asset in ASSETS.findall(answer.text):
         assert "://" not in asset
-        assert steady.http.get(f"/{asset}").status_code == 200, asset
+        assert steady.http.get(urljoin(page, asset)).status_code == 200, asset
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -63,5 +64,6 @@ def test_the_pages_are_part_of_the_package() -> None:
         "index.html", "style.css", "console.js", "ask.js", "elements.js", "moves.js", "predict.js",
         "versions.js", "docs.html", "docs.css", "docs.js", "schema.js", "try.js", "icon.svg",
         "label.html", "label.css", "label.js", "label_items.js", "label_names.js", "label_tiles.js",
-        "learn.js",
+        "learn.js", "report.html", "report.css", "report.js", "report_parts.js",
+        "report_pictures.js", "plots.js", "version_facts.js", "versions_tree.js",
     }  # fmt: skip

@@ -49,6 +49,7 @@ def calibrate(
         before=errors(1.0),
         after=errors(crossed_N),
         images=len(judged.labels_N),
+        bins=judged.bins(crossed_N),
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from model_store.inference.forward import FoldedNetwork
 from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing
+from model_store.records.quality import CalibrationBin
 from trainer.data.folders import LabelledImages
 from trainer.tokens.passes import Floats, in_batches
 
@@ -82,6 +83,25 @@ class Judged:
             abs(float((right[bins == one] - confidence[bins == one]).sum())) for one in range(count)
         ]
         return sum(gaps) / len(right)
+
+    def bins(self, temperature: float | NDArray[np.float64]) -> tuple[CalibrationBin, ...]:
+        """Count the images and the right answers of each range of confidence that has any."""
+        count = calibration_bins(len(self.labels_N))
+        if not len(self.labels_N):
+            return ()
+        confidence_N = self.confidence_N(temperature)
+        bin_N = np.minimum((confidence_N * count).astype(int), count - 1)
+        return tuple(
+            CalibrationBin(
+                low=one / count,
+                high=(one + 1) / count,
+                images=int((bin_N == one).sum()),
+                right=int(self.right_N[bin_N == one].sum()),
+                # A mean of ones may be more than 1 by rounding.
+                confidence=min(1.0, float(confidence_N[bin_N == one].mean())),
+            )
+            for one in np.unique(bin_N).tolist()
+        )
 
     def take(self, rows: NDArray[np.int64]) -> Judged:
         return Judged(

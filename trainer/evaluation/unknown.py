@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.inference.doubt import Doubt
-from model_store.records.quality import ScoreName, Unknown
+from model_store.records.quality import Histogram, ScoreName, Unknown
 
 Floats = NDArray[np.float32]
 Scores = NDArray[np.float64]
+MOST_SCORE_BINS = 24
 
 
 def scores_of(logits_NC: Floats, token_NW: Floats, *, doubt: Doubt | None) -> Scores:
@@ -33,7 +34,15 @@ def fit_threshold(scores_N: Scores, *, score: ScoreName, rate: float) -> Unknown
     refused = math.floor(rate * (len(scores) + 1) + 1e-9)
     # Lies between two scores, so that another machine's rounding does not decide about an image.
     threshold = float(scores[refused - 1 : refused + 1].mean()) if refused else float(scores[0])
-    return Unknown(score=score, threshold=threshold, rate=rate, images=len(scores))
+    return Unknown(
+        score=score, threshold=threshold, rate=rate, images=len(scores), scores=_histogram(scores)
+    )
+
+
+def _histogram(scores_N: Scores) -> Histogram:
+    bins = min(MOST_SCORE_BINS, math.ceil(2 * len(scores_N) ** (1 / 3)))  # Rice's rule
+    counts, edges = np.histogram(scores_N, bins=bins)
+    return Histogram(low=float(edges[0]), high=float(edges[-1]), counts=tuple(counts.tolist()))
 
 
 def tell_apart(

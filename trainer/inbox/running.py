@@ -43,6 +43,7 @@ def run_worker(work: Work, *, add_task: AddsTask, checkpoint: Path) -> int:
         reason="labels of the inbox",
         skip_bad=True,
         actor=current_actor(),
+        command="dne-train worker",
     )
     learn = partial(learn_from_inbox, add_task=add_task)
     worker = Worker(request, progress=show_progress(), learn=learn)

@@ -27,7 +27,7 @@ from model_store.store.store import Store
 from model_store.tables import likely_range
 from trainer.data.exemplars import recall
 from trainer.data.folders import LabelledImages
-from trainer.evaluation.judged import Judged, calibration_bins, judged_by
+from trainer.evaluation.judged import Judged, judged_by
 from trainer.evaluation.levels import measure_levels
 from trainer.progress import Progress
 from trainer.report.history import growth, lineage_of
@@ -249,29 +249,20 @@ def _calibration(manifest: Manifest, judged: Judged) -> dict[str, Any]:
     were measured on images that the temperature was not fitted to.
     """
     temperature = manifest.calibration.temperature
-    bins = []
-    if len(judged.labels_N):
-        confidence_N = judged.confidence_N(temperature)
-        count = calibration_bins(len(judged.labels_N))
-        edges = np.linspace(0, 1, count + 1)
-        chosen_N = np.minimum((confidence_N * count).astype(int), count - 1)
-        for one in range(count):
-            inside = chosen_N == one
-            if inside.any():
-                bins.append(
-                    {
-                        "from": float(edges[one]),
-                        "to": float(edges[one + 1]),
-                        "images": int(inside.sum()),
-                        "confidence": float(confidence_N[inside].mean()),
-                        "accuracy": float(judged.right_N[inside].mean()),
-                    }
-                )
     return {
         "temperature": temperature,
         "error": judged.calibration_error(temperature=temperature),
         "error_without": judged.calibration_error(temperature=1.0),
-        "bins": bins,
+        "bins": [
+            {
+                "from": one.low,
+                "to": one.high,
+                "images": one.images,
+                "confidence": one.confidence,
+                "accuracy": one.right / one.images,
+            }
+            for one in judged.bins(temperature)
+        ],
         "recorded": manifest.calibration.model_dump(mode="json"),
     }
 

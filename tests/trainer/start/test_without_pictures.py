@@ -55,6 +55,7 @@ def test_no_picture_is_in_the_store(bare: Path) -> None:
     store = Store.open(str(bare))
     manifest = store.manifest(1)
     assert manifest.image_shards == ()
+    assert manifest.metrics.shown == ()
     assert {ref.kind for ref in manifest.shards} == {"expert", "classifier", "statistics"}
     assert len(list(store.objects.list("shards"))) == len(manifest.shards)
     assert counts(manifest) == {"a": 10, "b": 10, "c": 10}

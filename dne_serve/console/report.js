@@ -1,0 +1,53 @@
+// The page at /versions/N/report: what is known of one version. report_parts.js has the sections.
+
+import { ADMIN_TOKEN, READ_TOKEN, ask, keepToken, token } from "./ask.js";
+import { $, make, show, when } from "./elements.js";
+import { loadPictures } from "./report_pictures.js";
+import { sections } from "./report_parts.js";
+
+const bearer = () => token(READ_TOKEN) || token(ADMIN_TOKEN);
+const number = location.pathname.split("/").at(-2);
+
+async function showReport() {
+  try {
+    const report = await ask("report.json", { bearer: bearer() });
+    $("door").hidden = true;
+    tellHeading(report);
+    $("report").replaceChildren(...sections(report));
+    await loadPictures(report, bearer);
+  } catch (error) {
+    tellFailure(error);
+  }
+}
+
+function tellHeading(report) {
+  document.title = `dne-serve: report on version ${report.version}`;
+  $("title").textContent = `Version ${report.version}`;
+  const parts = [`Made ${when(report.created)}`, report.parent === null ? "the first version" : `on top of version ${report.parent}`];
+  $("state").textContent = parts.join(" · ");
+  $("parent").hidden = report.parent === null;
+  if (report.parent === null) return;
+  $("parent").href = `../${report.parent}/report`;
+  $("parent").textContent = `Version ${report.parent}`;
+}
+
+function tellFailure(error) {
+  $("title").textContent = `Version ${number}`;
+  $("state").textContent = error.status === 404 ? "There is no report" : "The report cannot be shown";
+  $("door").hidden = !error.refused;
+  const place = make("p", "error");
+  place.id = "report-error";
+  place.setAttribute("role", "alert");
+  show(place, error.refused ? "" : error.message);
+  $("report").replaceChildren(place);
+  if (!error.refused) return;
+  show($("door-error"), bearer() ? error.message : "");
+  $("door-token").focus();
+}
+
+$("door").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepToken(READ_TOKEN, $("door-token").value);
+  showReport();
+});
+showReport();
