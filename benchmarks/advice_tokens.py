@@ -6,7 +6,6 @@ once: a second run finds their tokens in the cache.
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 import zipfile
@@ -16,7 +15,6 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from model_store.codec import load_network
 from model_store.inference.forward import Lineage
@@ -94,8 +92,14 @@ def _files(archive: zipfile.ZipFile, part: str, name: str, count: int) -> list[s
 def _images(
     archive: zipfile.ZipFile, part: str, names: tuple[str, ...], count: int, manifest: Manifest
 ) -> LabelledImages:
-    files = [(place, file) for place, name in enumerate(names) for file in _files(archive, part, name, count)]
-    pixels = np.stack([read_pixels(archive.read(file), manifest.preprocessing) for _, file in files])
+    files = [
+        (place, file)
+        for place, name in enumerate(names)
+        for file in _files(archive, part, name, count)
+    ]
+    pixels = np.stack(
+        [read_pixels(archive.read(file), manifest.preprocessing) for _, file in files]
+    )
     return LabelledImages(
         classes=names, pixels_NHWC=pixels, labels_N=np.array([place for place, _ in files])
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from model_store.records.advice import Advice
+from model_store.advice.record import Advice
 from trainer.advice.advise import NO_TOKENS, AtHand, advise
 from trainer.data.folders import LabelledImages
 from trainer.data.task_data import TaskData
@@ -31,7 +31,10 @@ def advise_on(student: Student, *, data: TaskData, learnt: Learnt, cache: TokenC
             judged_NW=cache.tokens(judged)[:, :width],
             lost_NW=learnt.tokens_NW[stands_in_N, :width],
             lost_N=learnt.labels_N[stands_in_N],
-            kept={data.for_training.classes[place]: known[data.for_training.classes[place]] for place in lost},
+            kept={
+                data.for_training.classes[place]: known[data.for_training.classes[place]]
+                for place in lost
+            },
         )
     )
 

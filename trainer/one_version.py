@@ -13,11 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from model_store.advice.kept import write_advice
+from model_store.advice.record import Advice
 from model_store.errors import Interrupted, OutcomeUnknown, StoreError
-from model_store.records.advice import Advice
 from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest, delta_of, total_bytes
-from model_store.store.advice import write_advice
 from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
 from trainer.advise_version import advise_on
@@ -151,7 +151,8 @@ def learn_version(
             if request.on_published:
                 request.on_published(manifest)
             refused = _promote(store, manifest, base=base, request=request)
-            _keep_advice(store, manifest, advice, progress)
+            if request.keeps_pictures:  # else nothing that names single images is kept
+                _keep_advice(store, manifest, advice, progress)
             return manifest, refused
 
         manifest, refused = _published_by_first(ranks, base, publish)

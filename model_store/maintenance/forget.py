@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from model_store.advice.kept import drop_advice_on
 from model_store.errors import DataRejected
 from model_store.inbox.inbox import Inbox
 from model_store.inbox.reading import open_index
@@ -21,7 +22,6 @@ from model_store.names import is_same, spelt_among
 from model_store.records.manifest import Manifest, ShardRef
 from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
 from model_store.records.tombstone import ForgottenShard
-from model_store.store.advice import drop_advice_on
 from model_store.store.inventory import list_shards, read_all_manifests
 from model_store.store.store import Store
 

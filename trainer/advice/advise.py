@@ -14,8 +14,7 @@ from pathlib import PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.layout import ITEM_ID
-from model_store.records.advice import (
+from model_store.advice.record import (
     LOOKED_AT,
     MAX_LISTED,
     MAX_NAME,
@@ -26,6 +25,7 @@ from model_store.records.advice import (
     Copy,
     Suspect,
 )
+from model_store.layout import ITEM_ID
 from model_store.tables import counted
 from trainer.advice.copies import find_copies
 from trainer.advice.forecast import gain, how_many_more, slopes
@@ -129,9 +129,7 @@ class _Study:
             kept = counted(at_hand.kept[name], "image")
             return f"the store has no longer all of its {kept}"
         different = len(np.unique(distinct(self.tokens_NW[rows])))
-        return (
-            f"it has {counted(different, 'different image')} at hand, and {FEWEST_IMAGES} are needed"
-        )
+        return f"it has {counted(different, 'different image')} at hand, and {FEWEST_IMAGES} are needed"
 
     def suspects(self) -> tuple[tuple[Suspect, ...], int]:
         doubted = doubt_labels(self.left_out, self.labels_N)

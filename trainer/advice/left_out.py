@@ -78,9 +78,7 @@ def leave_out(
     images_C = np.bincount(labels_N[judged_N], minlength=classes).astype(np.float64)
     with np.errstate(invalid="ignore"):
         errors_CS = wrong_CS / np.where(images_C > 0, images_C, np.nan)[:, None]
-    return LeftOut(
-        logits_NC=logits_NC, judged_N=judged_N, sizes_CS=sizes_CS, errors_CS=errors_CS
-    )
+    return LeftOut(logits_NC=logits_NC, judged_N=judged_N, sizes_CS=sizes_CS, errors_CS=errors_CS)
 
 
 def distinct(tokens_NW: Doubles) -> Labels:

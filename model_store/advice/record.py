@@ -49,7 +49,7 @@ class ClassAdvice(Record):
     """The share of left-out images of the class that a classifier on the same tokens has right."""
     more: Count = 0
     gain: Points | None = None
-    """What so many `more` images would add to the accuracy of the class; null: it cannot be said."""
+    """What so many `more` images would add to the accuracy; null: it cannot be said."""
     why: Text | None = None
     """Why it cannot be said."""
 
@@ -94,12 +94,6 @@ class Advice(Record):
     copies_in_all: Count = 0
     notes: tuple[Text, ...] = ()
     """What could not be said."""
-
-    @property
-    def named_classes(self) -> frozenset[str]:
-        of_classes = {one.class_name for one in self.classes}
-        listed = (*self.confused, *self.suspects, *self.copies)
-        return frozenset(of_classes | {one.class_name for one in listed})
 
 
 class AdviceRecord(Record):

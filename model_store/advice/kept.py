@@ -1,14 +1,14 @@
-"""Keep the advice on a version beside its manifest, and take it away with the version or a class."""
+"""Keep the advice on a version beside its manifest, until the version or a class of it goes."""
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable
 
+from model_store.advice.record import Advice, AdviceRecord
 from model_store.errors import VersionNotFound
 from model_store.layout import FORGOTTEN, advice_name, forgotten_of
 from model_store.names import is_same
-from model_store.records.advice import Advice, AdviceRecord
 from model_store.records.manifest import Manifest
 from model_store.records.sealing import create_record, find_record, timestamp
 from model_store.store.store import Store
