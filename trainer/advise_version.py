@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model_store.advice.record import Advice
 from trainer.advice.advise import NO_TOKENS, AtHand, advise
@@ -23,6 +24,7 @@ def advise_on(student: Student, *, data: TaskData, learnt: Learnt, cache: TokenC
     judged = _without(data.judged_by, lost, data)
     known = {kept.entry.class_name: kept.entry.count for kept in data.statistics}
     known |= {name: one.count for name, one in learnt.statistics.items()}
+    names = data.for_training.classes
     return advise(
         AtHand(
             learnt=training,
@@ -31,15 +33,12 @@ def advise_on(student: Student, *, data: TaskData, learnt: Learnt, cache: TokenC
             judged_NW=cache.tokens(judged)[:, :width],
             lost_NW=learnt.tokens_NW[stands_in_N, :width],
             lost_N=learnt.labels_N[stands_in_N],
-            kept={
-                data.for_training.classes[place]: known[data.for_training.classes[place]]
-                for place in lost
-            },
+            kept={names[place]: known[names[place]] for place in lost},
         )
     )
 
 
-def _without(images: LabelledImages, lost: np.ndarray, data: TaskData) -> LabelledImages:
+def _without(images: LabelledImages, lost: NDArray[np.int64], data: TaskData) -> LabelledImages:
     """Leave out retired classes, and classes that have lost images."""
     retired = [images.classes.index(name) for name in data.retired]
     rows = np.flatnonzero(~np.isin(images.labels_N, [*lost.tolist(), *retired]))

@@ -129,7 +129,8 @@ class _Study:
             kept = counted(at_hand.kept[name], "image")
             return f"the store has no longer all of its {kept}"
         different = len(np.unique(distinct(self.tokens_NW[rows])))
-        return f"it has {counted(different, 'different image')} at hand, and {FEWEST_IMAGES} are needed"
+        has = counted(different, "different image")
+        return f"it has {has} at hand, and {FEWEST_IMAGES} are needed"
 
     def suspects(self) -> tuple[tuple[Suspect, ...], int]:
         doubted = doubt_labels(self.left_out, self.labels_N)
@@ -184,6 +185,6 @@ def _named(images: LabelledImages, row: int) -> AdvisedImage:
 
 
 def _short(name: str) -> str:
-    """Keep the end of a long name, which tells files apart, and write lone surrogates as escapes."""
+    """Keep the end of a long name, which tells files apart. Write lone surrogates as escapes."""
     told = name.encode("utf-8", "backslashreplace").decode()
     return told if len(told) <= MAX_NAME else f"…{told[1 - MAX_NAME :]}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from model_store.advice.lines import lines
+from model_store.advice.lines import lines as advice_lines
 from model_store.advice.record import Advice
 from model_store.records.describe import verdict
 from model_store.records.quality import Calibration, Gate, Unknown
@@ -50,7 +50,7 @@ def tell_advice(advice: Advice) -> None:
     """Print the advice in a few lines; nothing where it only says what it cannot say."""
     if advice.classes or advice.copies:
         print("what would help most:")
-        for line in lines(advice):
+        for line in advice_lines(advice):
             print(f"  {printable(line.text)}")
 
 
