@@ -80,7 +80,8 @@ def _first_task(
             (folder / "data" / name / f"{number}.png").write_bytes(archive.read(file))
     options = ["--data", folder / "data", "--pretrained", pretrained, "--normalise", "half"]
     where = ["--store", folder / "models"]
-    subprocess.run([*TRAIN, "add-task", *map(str, [*options, *where])], check=True)
+    command = [*TRAIN, "add-task", *map(str, [*options, *where])]
+    subprocess.run(command, check=True, stdout=sys.stderr)
     store = Store.open(str(folder / "models"))
     return store, store.manifest(1)
 

@@ -64,4 +64,5 @@ def test_the_pages_are_part_of_the_package() -> None:
         "versions.js", "docs.html", "docs.css", "docs.js", "schema.js", "try.js", "icon.svg",
         "label.html", "label.css", "label.js", "label_items.js", "label_names.js", "label_tiles.js",
         "learn.js",
+        "advice.js",
     }  # fmt: skip

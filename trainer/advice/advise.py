@@ -181,7 +181,7 @@ def _named(images: LabelledImages, row: int) -> AdvisedImage:
     name = images.names[row]
     stem = PurePosixPath(name).stem
     item = stem if re.fullmatch(ITEM_ID, stem) else None
-    return AdvisedImage(name=_short(name), item=item)
+    return AdvisedImage(name=item or _short(name), item=item)
 
 
 def _short(name: str) -> str:
