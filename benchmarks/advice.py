@@ -13,6 +13,7 @@ they look most like; the advice puts all images into an order.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,14 @@ from benchmarks.figures import Figure, at_least, at_most, print_figures
 from trainer.advice.forecast import gain, slopes
 from trainer.advice.left_out import leave_out
 from trainer.advice.suspects import doubt_labels
-from trainer.learning.classifier import Linear, Problem, choose, solve, variance_of
+from trainer.learning.classifier import (
+    TOLERANCE_TO_CHOOSE,
+    Linear,
+    Problem,
+    choose,
+    solve,
+    variance_of,
+)
 from trainer.learning.losses import cross_entropy
 
 Doubles = NDArray[np.float64]
@@ -46,6 +54,16 @@ class Draw:
 
     forecast_C: Doubles
     real_C: Doubles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Shares: of planted errors that are among the first, of labels that are suspected, and of
+    these that were planted."""
+
+    found: float
+    suspected: float
+    planted: float
 
 
 def main() -> int:
@@ -83,6 +101,7 @@ def measure_forecasts(read: Read, *, draws: int, measured: dict[str, float]) -> 
         forecast_DC = 100 * np.stack([one.forecast_C for one in found])
         real_DC = 100 * np.stack([one.real_C for one in found])
         name = f"{images} images and {more} more"
+        print(name, file=sys.stderr, flush=True)
         measured[f"{name}: brought (points)"] = float(real_DC.mean())
         measured[f"{name}: forecast (points)"] = float(forecast_DC.mean())
         measured[f"{name}: mean absolute error"] = _apart(forecast_DC, real_DC)
@@ -107,11 +126,18 @@ def measure_label_errors(read: Read, *, draws: int, measured: dict[str, float]) 
                 _found(read, images=images, nearest=kind != "any class", seed=seed)
                 for seed in range(draws)
             ]
-            measured[f"label errors found, {images} images a class, to {kind}"] = float(
-                np.mean(found)
+            row = f"{images} images a class, to {kind}"
+            measured[f"label errors found, {row}"] = float(np.mean([one.found for one in found]))
+            measured[f"suspected labels, {row}"] = float(np.mean([one.suspected for one in found]))
+            measured[f"suspected labels that were planted, {row}"] = float(
+                np.mean([one.planted for one in found])
             )
     hardest = [value for name, value in measured.items() if name.startswith("label errors found")]
-    any_class = [measured[name] for name in measured if name.endswith("to any class")]
+    any_class = [
+        value
+        for name, value in measured.items()
+        if name.startswith("label errors found") and name.endswith("to any class")
+    ]
     return [
         at_least("planted label errors found, to any class", min(any_class), 0.7),
         at_least("planted label errors found, the hardest row", min(hardest), 0.7),
@@ -138,11 +164,16 @@ def _brought(read: Read, rows: Labels, added: list[Labels]) -> Iterator[float]:
     """Add images of one class after the other, and see the accuracy of that class rise."""
     problem = _problem(read, rows)
     penalty = choose(problem).l2_penalty
-    before = solve(problem, l2_penalty=penalty * variance_of(problem))
+    before = _solved(problem, penalty)
     for place, extra in enumerate(added):
-        larger = _problem(read, np.concatenate([rows, extra]))
-        after = solve(larger, l2_penalty=penalty * variance_of(larger), near=before)
+        after = _solved(_problem(read, np.concatenate([rows, extra])), penalty, near=before)
         yield _right(read, after, place) - _right(read, before, place)
+
+
+def _solved(problem: Problem, penalty: float, *, near: Linear | None = None) -> Linear:
+    """Fit with the tolerance of cross-validation, before and after alike."""
+    l2_penalty = penalty * variance_of(problem)
+    return solve(problem, l2_penalty=l2_penalty, near=near, tolerance=TOLERANCE_TO_CHOOSE)
 
 
 def _problem(read: Read, rows: Labels) -> Problem:
@@ -160,7 +191,7 @@ def _right(read: Read, linear: Linear, place: int) -> float:
     return float(((tokens @ weight_CW.T + bias_C).argmax(dim=1) == place).double().mean())
 
 
-def _found(read: Read, *, images: int, nearest: bool, seed: int) -> float:
+def _found(read: Read, *, images: int, nearest: bool, seed: int) -> Found:
     drawn = np.random.default_rng(seed)
     rows = np.concatenate(
         [drawn.permutation(np.flatnonzero(read.train_N == one))[:images] for one in range(CLASSES)]
@@ -178,8 +209,14 @@ def _found(read: Read, *, images: int, nearest: bool, seed: int) -> float:
         planted_N[wrong] = others_NC[wrong].argmax(axis=1)
     left_out = leave_out(tokens_NW, planted_N, may_judge_N=every_N)
     assert left_out is not None
-    first = doubt_labels(left_out, planted_N).rows_M[: round(LOOKED_AT * len(rows))]
-    return float(np.isin(wrong, first).mean())
+    doubted = doubt_labels(left_out, planted_N)
+    first = doubted.rows_M[: round(LOOKED_AT * len(rows))]
+    suspects = doubted.rows_M[doubted.suspected_M]
+    return Found(
+        found=float(np.isin(wrong, first).mean()),
+        suspected=len(suspects) / len(rows),
+        planted=float(np.isin(suspects, wrong).mean()),
+    )
 
 
 def _apart(one: Doubles, other: Doubles) -> float:
