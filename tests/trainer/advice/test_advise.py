@@ -35,7 +35,7 @@ def tokens_of(images: LabelledImages, *, apart: float = 6.0) -> Floats:
     draw = np.random.default_rng(len(images))
     means_CW = np.random.default_rng(9).normal(size=(8, WIDTH)) * apart / np.sqrt(WIDTH)
     noise_NW = draw.normal(size=(len(images), WIDTH))
-    return (means_CW[images.labels_N] + noise_NW).astype(np.float32)
+    return np.asarray(means_CW[images.labels_N] + noise_NW, dtype=np.float32)
 
 
 def advised(
