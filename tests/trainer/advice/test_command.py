@@ -52,7 +52,7 @@ def test_advice_is_told_kept_and_deleted_with_its_version(
     assert "\x1b" not in said
     assert said.count("is labelled") == len(advice["suspects"])
 
-    assert dne_train("report", "--version", 1, "--out", dne_train.store.parent / "report") == 0
+    assert dne_train("report", 1, "--out", dne_train.store.parent / "report") == 0
     page = (dne_train.store.parent / "report" / "report.html").read_text()
     assert "What would help most" in page
     assert "<b>bold" not in page
