@@ -18,6 +18,7 @@ RESERVE = "reserve"
 TMP = "tmp"
 INBOX = "inbox"
 JOBS = "jobs"
+ADVICE = "advice"
 ITEM_ID = r"[0-9]{8}t[0-9]{9}-[0-9a-f]{12}"
 """The form of an item's id; `model_store.inbox.naming` has the names of its objects."""
 
@@ -54,6 +55,10 @@ def forgotten_name(sha256: str) -> str:
 def run_name(transaction: str, number: int) -> str:
     """Name an announcement. A run may announce itself several times, then with a number."""
     return f"{RUNS}/{transaction}.json" if number == 1 else f"{RUNS}/{transaction}-{number}.json"
+
+
+def advice_name(version: int) -> str:
+    return f"{ADVICE}/{version:08d}.json"
 
 
 def mended_name(channel: str, number: int, attempt: int) -> str:

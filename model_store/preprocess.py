@@ -177,3 +177,10 @@ def _from_deep(image: Image.Image) -> Image.Image:
         rows = slice(first, first + ROWS_AT_ONCE)
         scaled[rows] = np.clip(values[rows].astype(np.float64) * (255.0 / top), 0, 255).round()
     return Image.fromarray(scaled)
+
+
+def dhash(picture: Image.Image) -> int:
+    """Compute the difference hash: 64 bits, each set where brightness rises to the right."""
+    grey = picture.convert("L").resize((9, 8), Image.Resampling.BOX)
+    rises = np.diff(np.asarray(grey, dtype=np.int16), axis=1) > 0
+    return int.from_bytes(np.packbits(rises).tobytes())

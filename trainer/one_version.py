@@ -13,11 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from model_store.advice.kept import write_advice
+from model_store.advice.record import Advice
 from model_store.errors import Interrupted, OutcomeUnknown, StoreError
 from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest, delta_of, total_bytes
 from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
+from trainer.advise_version import advise_on
 from trainer.assess import can_doubt, say_evidence
 from trainer.base import Base
 from trainer.data.sources.place import shown
@@ -48,6 +51,8 @@ class Outcome:
     refused: str | None
     forecast: Forecast
     seconds: float
+    advice: Advice | None = None
+    """None in the ranks after the first, which has the images' tokens."""
     notes: tuple[str, ...] = ()
     """Warnings about the names of the classes."""
     deeper: Outcome | None = None
@@ -82,6 +87,7 @@ class Outcome:
             "total_bytes": total_bytes(manifest.model_shards),
             "memory_bytes": total_bytes(manifest.image_shards),
             "forecast": self.forecast.as_json(),
+            "advice": self.advice and self.advice.model_dump(mode="json", by_alias=True),
             "seconds": round(self.seconds, 3),
             "deeper": self.deeper and self.deeper.as_json(),
         }
@@ -105,6 +111,7 @@ def learn_version(
     announced = base if ranks.rank == 0 else None
     _announce(announced, transaction)
     checkpoint = None
+    advice: Advice | None = None
     try:
         student, data = prepare()
         expected = _forecast(student, base, data)
@@ -126,6 +133,7 @@ def learn_version(
         final = finish(student, data=data, request=request, learnt=learnt, ranks=ranks)
 
         def publish() -> tuple[Manifest, str | None]:
+            nonlocal advice
             draft, shards = draft_version(
                 student,
                 base=base,
@@ -141,6 +149,7 @@ def learn_version(
                     latency_ms=expected.version.latency_ms,
                 ),
             )
+            advice = advise_on(student, data=data, learnt=learnt, cache=final.cache)
             ranks.total(0)  # all ranks are still there, or nothing is published
             store = base.made_store()
             manifest = store.publish(draft, shards=shards, signer=request.signer)
@@ -148,7 +157,10 @@ def learn_version(
                 checkpoint.remove()
             if request.on_published:
                 request.on_published(manifest)
-            return manifest, _promote(store, manifest, base=base, request=request)
+            refused = _promote(store, manifest, base=base, request=request)
+            if request.keeps_pictures:  # else nothing that names single images is kept
+                _keep_advice(store, manifest, advice, progress)
+            return manifest, refused
 
         manifest, refused = _published_by_first(ranks, base, publish)
     except OutcomeUnknown:
@@ -171,8 +183,17 @@ def learn_version(
         refused=refused,
         forecast=expected,
         seconds=time.monotonic() - started,
+        advice=advice,
     )
     return outcome, data
+
+
+def _keep_advice(store: Store, manifest: Manifest, advice: Advice, progress: Progress) -> None:
+    """Write the advice beside the version, which is published and needs no advice."""
+    try:
+        write_advice(store, manifest, advice)
+    except StoreError as error:
+        progress.note(f"the advice on version {manifest.version} is not kept: {error}")
 
 
 def _published_by_first(

@@ -1,5 +1,6 @@
 // The Learn part of the page at /label: labels that wait, the progress of a job, and its verdict.
 
+import { showAdvice } from "./advice.js";
 import { ADMIN_TOKEN, LABEL_TOKEN, READ_TOKEN, ask, token } from "./ask.js";
 import { $, count, line, make, percent, refill, show, size } from "./elements.js";
 import { openMove } from "./moves.js";
@@ -46,6 +47,7 @@ async function look() {
   $("learn").hidden = false;
   showWaiting(answer.waiting);
   showJob();
+  await showAdvice(head, bearer());
 }
 
 function showWaiting({ known, new: fresh, left }) {

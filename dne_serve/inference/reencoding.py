@@ -10,10 +10,7 @@ import io
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-from PIL import Image
-
-from model_store.preprocess import read_picture
+from model_store.preprocess import dhash, read_picture
 from model_store.records.inbox import MAX_SIDE, MediaType
 
 LOSSLESS_PIXELS = 128 * 128
@@ -62,10 +59,3 @@ def reencode(data: bytes, *, max_pixels: int) -> Reencoded:
         height=picture.height,
         dhash=dhash(picture),
     )
-
-
-def dhash(picture: Image.Image) -> int:
-    """Compute the difference hash: 64 bits, each set where brightness rises to the right."""
-    grey = picture.convert("L").resize((9, 8), Image.Resampling.BOX)
-    rises = np.diff(np.asarray(grey, dtype=np.int16), axis=1) > 0
-    return int.from_bytes(np.packbits(rises).tobytes())

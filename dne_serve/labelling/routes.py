@@ -1,4 +1,4 @@
-"""Define the routes of the inbox. All of them need the scope `label`."""
+"""Define the routes of the inbox, and of advice. All of them need the scope `label`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from dne_serve.http.routes import json_only
 from dne_serve.http.scoped_route import Parts, actor_of, needing
 from dne_serve.labelling.groups import group
 from dne_serve.labelling.schemas import (
+    AdviceAnswer,
+    AdviceLine,
     DeletedAnswer,
     FeedbackBody,
     GroupAnswer,
@@ -25,12 +27,17 @@ from dne_serve.labelling.schemas import (
     JudgementAnswer,
     LabelBody,
     LabelledAnswer,
+    ToldAdvice,
 )
 from dne_serve.server import Serving
+from model_store.advice.kept import read_advice
+from model_store.advice.lines import lines
+from model_store.advice.record import Advice
 from model_store.inbox.describe import describe_item, describe_label
 from model_store.inbox.inbox import Judgement
 from model_store.inbox.index import STATES, Order, State
 from model_store.inbox.reading import Item, read_items
+from model_store.records.fields import MAX_VERSION
 
 DEFAULT_LISTED = 100
 MAX_LISTED = 500
@@ -158,6 +165,21 @@ def feedback(request: Request, serving: Parts, body: FeedbackBody) -> LabelledAn
         except FutureTimeout as error:
             raise WaitedTooLong("the picture was not written in time; try again soon") from error
     return _judge(request, serving, body.id, judgement, after=None)
+
+
+@labelling.get("/versions/{version}/advice")
+def show_advice(
+    serving: Parts, version: Annotated[int, Path(ge=1, le=MAX_VERSION)]
+) -> AdviceAnswer:
+    """Say what would help a version most: more images of a class, labels to look at, copies among
+    the images that it was judged by. File names are in it, so it needs the scope label."""
+    store = serving.open_store()
+    advice = read_advice(store, store.manifest(version))
+    if advice is None:
+        return AdviceAnswer(version=version, advice=None)
+    told = [AdviceLine(text=one.text, images=list(one.images)) for one in lines(advice)]
+    members = {name: getattr(advice, name) for name in Advice.model_fields}
+    return AdviceAnswer(version=version, advice=ToldAdvice(**members, lines=told))
 
 
 def _judge(

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dne_serve.http.schemas import Score
+from model_store.advice.record import Advice, AdvisedImage
 from model_store.inbox.inbox import CLEAR, DISCARD, WRONG, Judgement
 from model_store.inbox.index import State
 from model_store.records.inbox import LabelKind
@@ -15,6 +16,27 @@ MAX_LABEL = 1000
 """Longer than any class name: a label that is too long is told so in words."""
 ItemText = Annotated[str, Field(max_length=100)]
 LabelText = Annotated[str, Field(max_length=MAX_LABEL)]
+
+
+class AdviceLine(BaseModel):
+    """A sentence of the advice, and the images that it is about."""
+
+    text: str
+    images: list[AdvisedImage]
+
+
+class ToldAdvice(Advice):
+    """The advice with the few lines that people are shown."""
+
+    lines: list[AdviceLine]
+
+
+class AdviceAnswer(BaseModel):
+    """What would help a version most; null where the trainer has left no advice, or a class of the
+    version was forgotten."""
+
+    version: int
+    advice: ToldAdvice | None
 
 
 class JudgementAnswer(BaseModel):

@@ -27,7 +27,7 @@ from model_store.records.describe import details, difference, verdict
 from model_store.records.manifest import Manifest
 from model_store.records.signing import load_trust
 from model_store.store.store import Store
-from model_store.tables import columns, counted, percent, size
+from model_store.tables import columns, counted, percent, printable, size
 
 # Commands that people and scripts wait for: the modules of the other commands are not imported.
 QUICK = frozenset({"list", "show", "diff", "promote", "rollback", "resume", "history"})
@@ -58,7 +58,11 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
 
     listing = add("list", list_versions, help="list versions, newest last, and what is served")
     add_list_options(listing)
-    add_version_argument(add("show", show_version, help="show what a version is made of"))
+    show = add("show", show_version, help="show what a version is made of")
+    add_version_argument(show)
+    show.add_argument(
+        "--advice", action="store_true", help="say what would help the version most instead"
+    )
     diff = add("diff", show_difference, help="show what lies between two versions")
     add_version_argument(diff, "old")
     add_version_argument(diff, "new")
@@ -103,9 +107,26 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     return parser
 
 
+def _show_advice(store: Store, manifest: Manifest, *, as_json: bool) -> int:
+    """Show all that the trainer advised when it made the version."""
+    from model_store.advice.kept import read_advice
+    from model_store.advice.lines import described, in_full
+
+    advice = read_advice(store, manifest)
+    if as_json:
+        print_json({"version": manifest.version, "advice": described(advice)})
+    elif advice is None:
+        print(f"there is no advice on version {manifest.version}")
+    else:
+        print("\n".join(map(printable, in_full(advice))))
+    return EXIT_OK
+
+
 def show_version(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     manifest = store.manifest(options.number)
+    if options.advice:
+        return _show_advice(store, manifest, as_json=options.json)
     found = details(manifest, parent=store.parent_of(manifest))
     if options.json:
         print_json(found)

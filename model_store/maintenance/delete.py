@@ -6,7 +6,7 @@ Its shards are left to `gc`, which knows the versions that share them.
 from __future__ import annotations
 
 from model_store.errors import VersionNeeded
-from model_store.layout import deleted_name, version_name
+from model_store.layout import advice_name, deleted_name, version_name
 from model_store.records.gc_marks import clock_s
 from model_store.records.manifest import Manifest
 from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
@@ -44,6 +44,7 @@ def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVe
         store.objects.delete(name)
         raise
     store.objects.delete(version_name(version))
+    store.objects.delete(advice_name(version))
     # Another deletion may have given up just now, and deleted the tombstone.
     create_record(store.objects, name, tombstone)
     return tombstone

@@ -1,5 +1,6 @@
 """Remove the images of a class, memory and held-out, and their statistics from every version, and
-the pictures of the class from the inbox.
+the pictures of the class from the inbox. Advice on versions that know the class goes too, for it
+may name files.
 
 A tombstone names each shard that is gone, so that `verify` knows it was meant. The weights keep
 what the network has learnt from the images.
@@ -11,6 +12,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from model_store.advice.kept import drop_advice_on
 from model_store.errors import DataRejected
 from model_store.inbox.inbox import Inbox
 from model_store.inbox.reading import open_index
@@ -80,6 +82,7 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
             _forget(store, sha256, class_name=class_name, actor=actor, reason=reason)
             gone[sha256] = size if sha256 in there else 0
         manifests = read_all_manifests(store)  # a version that came meanwhile may name more
+    drop_advice_on(store, manifests, class_name)
     return _report(manifests, class_name, gone, items=items)
 
 

@@ -42,6 +42,7 @@ SCOPES = {
     "/inbox/{item}/image": Permission.LABEL,
     "/inbox/{item}/label": Permission.LABEL,
     "/feedback": Permission.LABEL,
+    "/versions/{version}/advice": Permission.LABEL,
     "/jobs/{job}": Permission.LABEL,
     "/jobs/{job}/cancel": Permission.ADMIN,
     "/healthz": Permission.OPEN,

@@ -94,6 +94,7 @@ def test_every_route_is_documented_with_its_problems(document: dict[str, Any]) -
         "/inbox/{item}/image",
         "/inbox/{item}/label",
         "/feedback",
+        "/versions/{version}/advice",
         "/jobs",
         "/jobs/{job}",
         "/jobs/{job}/cancel",

@@ -19,6 +19,8 @@ ENOUGH_HELD_OUT = 200
 """Held-out images by which the gate notices nine of ten falls of five points; see ADR 49."""
 HELD_OUT_BOUNDS = (2, 20)
 FEWEST_FOR_HELD_OUT = 10
+KEPT_AS = {"memory": "exemplar", "held-out": "held-out image"}
+"""What people are told of an image that the store keeps: its file is gone."""
 
 
 def held_out_count(images: int, *, share: float = HELD_OUT_SHARES[0]) -> int:
@@ -123,14 +125,18 @@ def recall(
     decoded when their pixels are asked for."""
     stored: list[StoredImage] = []
     labels: list[int] = []
+    names: list[str] = []
     for entry in entries:
         data = read(entry.shard)
         check_shard(entry.shard, data, expected=None)
         images = decode_images(data, count=entry.count)
         stored += [StoredImage(one, preprocessing) for one in images]
         labels += [classes.index(entry.class_name)] * len(images)
+        kind = KEPT_AS[entry.shard.kind]
+        names += [f"{kind} {number} of {entry.class_name}" for number in range(1, len(images) + 1)]
     return LabelledImages(
         classes=classes,
         pixels_NHWC=Pictures(stored, side=preprocessing.image_size),
         labels_N=np.array(labels, dtype=np.int64),
+        names=names,
     )

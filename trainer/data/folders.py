@@ -5,7 +5,7 @@ Name every entry that is ignored and every file that cannot be read. Know nothin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,10 +66,11 @@ class Listing:
 class LabelledImages:
     """Images and the class of each, as an index into `classes`.
 
-    Images that the store keeps are decoded when their pixels are asked for.
+    Images that the store keeps are decoded when their pixels are asked for. A name tells people
+    which image is meant; it may be empty, and two images may have the same.
     """
 
-    __slots__ = ("classes", "labels_N", "pictures")
+    __slots__ = ("classes", "labels_N", "names", "pictures")
 
     def __init__(
         self,
@@ -77,8 +78,10 @@ class LabelledImages:
         classes: tuple[str, ...],
         pixels_NHWC: NDArray[np.uint8] | Pictures,
         labels_N: NDArray[np.int64],
+        names: Sequence[str] | None = None,
     ) -> None:
         self.classes, self.labels_N = classes, labels_N
+        self.names: tuple[str, ...] = tuple(names) if names is not None else ("",) * len(labels_N)
         self.pictures: Pictures = (
             pixels_NHWC if isinstance(pixels_NHWC, Pictures) else Pictures.of(pixels_NHWC)
         )
@@ -95,6 +98,7 @@ class LabelledImages:
             classes=self.classes,
             pixels_NHWC=self.pictures.take(rows),
             labels_N=self.labels_N[rows],
+            names=[self.names[row] for row in rows],
         )
 
     def rows_of(self, class_name: str) -> NDArray[np.int64]:
@@ -108,7 +112,10 @@ class LabelledImages:
         """Label the same images as indices into a longer or reordered list of classes."""
         places = np.array([classes.index(name) for name in self.classes], dtype=np.int64)
         return LabelledImages(
-            classes=classes, pixels_NHWC=self.pictures, labels_N=places[self.labels_N]
+            classes=classes,
+            pixels_NHWC=self.pictures,
+            labels_N=places[self.labels_N],
+            names=self.names,
         )
 
 
@@ -118,6 +125,7 @@ def join(first: LabelledImages, *others: LabelledImages) -> LabelledImages:
         classes=first.classes,
         pixels_NHWC=first.pictures.joined([one.pictures for one in others]),
         labels_N=np.concatenate([one.labels_N for one in (first, *others)]),
+        names=[name for one in (first, *others) for name in one.names],
     )
 
 
@@ -210,7 +218,10 @@ def read_images(
     if bad:
         _refuse_or_note(bad, skip_bad=skip_bad, progress=progress)
     return LabelledImages(
-        classes=listing.names, pixels_NHWC=pixels[good], labels_N=labels[good].astype(np.int64)
+        classes=listing.names,
+        pixels_NHWC=pixels[good],
+        labels_N=labels[good].astype(np.int64),
+        names=[shown_in(files[row], listing.folder) for row in np.flatnonzero(good)],
     )
 
 

@@ -232,6 +232,7 @@ class Lesson:
             statistics=gathered.changed,
             tokens_NW=gathered.tokens_NV,
             labels_N=gathered.labels_N,
+            real_N=gathered.real_N,
             fitted_on=0 if fitted.by_sample else int(gathered.real_N.sum()),
         )
 

@@ -105,6 +105,8 @@ class Learnt:
     tokens_NW: NDArray[np.float32] | None = None
     """The tokens that the classifier was fitted to, stand-ins included, and their classes."""
     labels_N: NDArray[np.int64] | None = None
+    real_N: NDArray[np.bool_] | None = None
+    """False for stand-ins."""
     fitted_on: int = 0
     """The number of images that gave the classifier a temperature of its own; 0 without one, and
     where a sample of them gave it."""

@@ -69,6 +69,7 @@ def page(report: dict[str, Any]) -> str:
         _confusion(report["confusion"]),
         _calibration(report["calibration"]),
         *([_levels(report["levels"])] if report["levels"] else []),
+        *([_advice(report["advice"])] if report["advice"] else []),
         _growth(report["growth"]),
     ]
     colours = "".join(
@@ -217,6 +218,25 @@ def _levels(levels: dict[str, Any]) -> str:
         "Where every class is in doubt and a group of classes is not, the group is the answer.",
         _table(("", ""), facts),
     )
+
+
+def _advice(advice: dict[str, Any]) -> str:
+    rows = [
+        (escape(one["class"]), str(one["images"]), percent(one["accuracy"]), *_forecast(one))
+        for one in advice["classes"]
+    ]
+    told = "".join(f"<li>{escape(line['text'])}</li>" for line in advice["lines"])
+    titles = ("class", "images", "right", "more images", "points")
+    return _section(
+        "What would help most",
+        "By the images of the run, left out in turn: a classifier on the same tokens learnt from a "
+        "quarter, half and all images of a class.",
+        f"<ul>{told}</ul>" + (_table(titles, rows) if rows else ""),
+    )
+
+
+def _forecast(one: dict[str, Any]) -> tuple[str, str]:
+    return ("-", "-") if one["gain"] is None else (str(one["more"]), f"+ {100 * one['gain']:.1f}")
 
 
 def _growth(growth: Sequence[dict[str, Any]]) -> str:

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from model_store.advice.kept import read_advice
+from model_store.advice.lines import described
 from model_store.codec import load_network
 from model_store.errors import ShardForgotten, WriteFailed
 from model_store.inference.forward import Lineage
@@ -94,6 +96,7 @@ def make_report(
             judged, manifest.hierarchy, temperature=manifest.calibration.temperature
         ),
         "growth": growth(store, lineage),
+        "advice": described(read_advice(store, manifest)),
     }
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from model_store.advice.lines import lines as advice_lines
+from model_store.advice.record import Advice
 from model_store.records.describe import verdict
 from model_store.records.quality import Calibration, Gate, Unknown
-from model_store.tables import counted, percent
+from model_store.tables import counted, percent, printable
 from trainer.one_version import Outcome
 
 MAX_LINES = 10
@@ -37,9 +39,19 @@ def tell_outcome(outcome: Outcome) -> None:
         print(f"promoted by force, against the gate: {'; '.join(gate.reasons)}", file=sys.stderr)
     if gate and gate.passed:
         print(f"the gate: {verdict(manifest)}")
+    if outcome.advice is not None and outcome.deeper is None:
+        tell_advice(outcome.advice)
     if outcome.deeper is not None:
         print("with an expert:")
         tell_outcome(outcome.deeper)
+
+
+def tell_advice(advice: Advice) -> None:
+    """Print the advice in a few lines; nothing where it only says what it cannot say."""
+    if advice.classes or advice.copies:
+        print("what would help most:")
+        for line in advice_lines(advice):
+            print(f"  {printable(line.text)}")
 
 
 def tell_evaluation(report: dict[str, Any]) -> None:

@@ -8,8 +8,9 @@ from PIL import Image, ImageEnhance
 
 from dne_serve.collecting.duplicates import NEAR_BITS, Waiting
 from dne_serve.inference.decode_process import DecodeProcess
-from dne_serve.inference.reencoding import Reencoded, dhash, reencode
+from dne_serve.inference.reencoding import Reencoded, reencode
 from model_store.errors import ImageRejected, ImageTooLarge
+from model_store.preprocess import dhash
 from tests.dne_serve.collecting.photos import PLACE, encoded, photo, with_metadata
 
 MANY = 40_000_000

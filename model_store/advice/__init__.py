@@ -1,0 +1,1 @@
+"""Keep advice on versions, and say it in a few lines."""

@@ -1,0 +1,1 @@
+"""Say what would help a version most: more images, labels to look at, copies to take out."""
