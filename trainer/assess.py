@@ -108,6 +108,7 @@ def assess(
                 if doubt and unknown
                 else None,
             ),
+            scores=judged.score_counts(temperature=calibration.temperature) if images else None,
         ),
         calibration=calibration,
         unknown=unknown,

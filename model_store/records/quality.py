@@ -17,6 +17,11 @@ Side = Literal["old", "new"]
 
 
 ScoreName = Literal["max-logit", "log-odds"]
+SCORE_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+"""Upper bounds of the bins in which calibrated probabilities are counted; the last bin has none."""
+ScoreCounts = Annotated[
+    tuple[Count, ...], Field(min_length=len(SCORE_BOUNDS) + 1, max_length=len(SCORE_BOUNDS) + 1)
+]
 
 
 class CalibrationError(Record):
@@ -115,3 +120,6 @@ class Metrics(Record):
     gate: Gate | None = None
     agreement: dict[Reduced, Share] = Field(default_factory=dict)
     """Shares of images that get the same answer in this precision as in single precision."""
+    scores: Annotated[ScoreCounts | None, Field(exclude_if=lambda counts: counts is None)] = None
+    """Images by the calibrated probability of their answer, in the bins of SCORE_BOUNDS. Left out
+    where it was not measured: manifests that are older than the member keep their bytes."""
