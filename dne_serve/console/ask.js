@@ -16,8 +16,10 @@ export async function ask(path, { bearer = token(READ_TOKEN), ...options } = {})
   try {
     answer = await fetch(path, { ...options, headers });
   } catch {
-    throw new Error("The server cannot be reached.");
+    document.dispatchEvent(new Event("unreachable"));
+    throw Object.assign(new Error("The server cannot be reached."), { unreachable: true });
   }
+  document.dispatchEvent(new Event("reached"));
   const body = await answer.json().catch(() => ({}));
   if (!answer.ok) throw refusal(answer, body);
   return body;

@@ -122,4 +122,4 @@ def summed(counts: Counts, group_of: NDArray[np.intp]) -> Counts:
 
 def _shares(counts: ArrayLike) -> NDArray[np.float64]:
     smoothed = np.asarray(counts, dtype=np.float64) + EMPTY
-    return smoothed / smoothed.sum()
+    return np.asarray(smoothed / smoothed.sum())
