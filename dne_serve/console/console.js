@@ -23,6 +23,7 @@ async function refresh({ list = false } = {}) {
   } catch (error) {
     if (error.unreachable) {
       failures += 1;
+      lastSeen = "";
       setState("Not connected", true);
       return;
     }

@@ -16,6 +16,7 @@ const NUDGES = [
 ];
 
 let facts = {};
+let heard = null; // when the last event came
 let listening = null; // the AbortController of the stream
 
 const wanted = () => $("live").open && !document.hidden;
@@ -32,7 +33,7 @@ async function follow() {
         failures = 0;
       });
     } catch (error) {
-      if (error.name !== "AbortError") show($("live-note"), error.message);
+      if (error.name !== "AbortError") show($("live-note"), error.message || outOfDate());
       if (error.locked) await nudge();
     }
     if (wanted()) await Promise.race([nudge(), new Promise((resolve) => setTimeout(resolve, pause(failures)))]);
@@ -92,9 +93,15 @@ async function open(signal) {
   throw Object.assign(new Error(why || `The server answered ${answer.status}.`), { locked });
 }
 
+/** Say of when the figures are that stay on the page. */
+function outOfDate() {
+  return heard ? `Not connected. These figures are of ${heard.toLocaleTimeString()}.` : "Not connected.";
+}
+
 function take(event) {
   if (!event.startsWith("data: ")) return;
   Object.assign(facts, JSON.parse(event.slice("data: ".length)));
+  heard = new Date();
   show($("live-note"), "");
   tellAll();
 }
@@ -140,12 +147,13 @@ const drift = (answers) =>
 function beside(name, one) {
   if (!one) return [];
   const compared = one.same + one.other;
-  const agreed = compared ? `${percent(one.same / compared)} same` : "not compared";
+  if (!compared && one.answered) return [[name, count(one.answered, "image", "images"), `version ${one.version}, not compared`]];
+  const agreed = compared ? `${percent(one.same / compared)} same` : "–";
   return [[name, agreed, `version ${one.version}, ${count(compared, "image", "images")}`]];
 }
 
 function tile([name, value, about, bad]) {
-  const box = make("div", bad ? "tile bad" : "tile");
+  const box = make("div", bad ? "figure bad" : "figure");
   const said = make("dd", "", value);
   said.append(make("span", "about", about));
   box.append(make("dt", "", name), said);
