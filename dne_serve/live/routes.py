@@ -10,7 +10,7 @@ from starlette.responses import Response, StreamingResponse
 from dne_serve.access.permission import Permission
 from dne_serve.http.openapi import problems
 from dne_serve.http.scoped_route import Parts, needing
-from dne_serve.live.schemas import LiveAnswer
+from dne_serve.live.schemas import ActivityAnswer
 from dne_serve.live.snapshot import snapshot
 from dne_serve.live.stream import Stream
 from dne_serve.server import Serving
@@ -31,7 +31,7 @@ def new_stream(serving: Serving) -> Stream:
     return Stream(lambda: snapshot(serving).model_dump(), ends=lambda: serving.drains)
 
 
-@live.get("/live", response_model=LiveAnswer, responses=ANSWERS)
+@live.get("/live", response_model=ActivityAnswer, responses=ANSWERS)
 async def look(request: Request, serving: Parts) -> Response:
     """Tell what the server does now. With `Accept: text/event-stream` the answer is a stream of
     server-sent events: the first has all members, and each later one those that have changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 
-class ClassCount(BaseModel):
+class RecentClass(BaseModel):
     """Images that were answered with a class. A long name is cut."""
 
     label: str
@@ -18,7 +18,7 @@ class RecentClasses(BaseModel):
     images: int
     unknown: int
     """Images that were like no class."""
-    classes: list[ClassCount]
+    classes: list[RecentClass]
     """The most frequent classes, the most frequent first."""
     others: int
     """Images of all other classes."""
@@ -47,7 +47,7 @@ class Beside(BaseModel):
     """Images that it answered; 0 for a shadow."""
 
 
-class LiveAnswer(BaseModel):
+class ActivityAnswer(BaseModel):
     """What the server does now. Rates and times are those of predictions."""
 
     version: int | None

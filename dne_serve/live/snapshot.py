@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dne_serve.live.schemas import Beside, ClassCount, LiveAnswer, RecentClasses, Swap
+from dne_serve.live.schemas import Beside, RecentClass, ActivityAnswer, RecentClasses, Swap
 from dne_serve.rollout.answer_counts import OTHER, Recently
 from dne_serve.server import Serving
 
@@ -13,11 +13,11 @@ LONGEST_NAME = 60
 """Characters of a class name: a name may have 200, and an event should stay small."""
 
 
-def snapshot(serving: Serving) -> LiveAnswer:
+def snapshot(serving: Serving) -> ActivityAnswer:
     metrics, served = serving.metrics, serving.residents.served
     recently = metrics.answers.look(served.version) if served else None
     pace = metrics.latencies.pace()
-    return LiveAnswer(
+    return ActivityAnswer(
         version=served.version if served else None,
         channel=serving.settings.channel,
         requests_per_second=_rounded(pace.requests_per_second),
@@ -44,7 +44,7 @@ def _classes(recently: Recently) -> RecentClasses:
     return RecentClasses(
         images=recently.images,
         unknown=recently.unknown,
-        classes=[ClassCount(label=_short(name), images=count) for name, count in named],
+        classes=[RecentClass(label=_short(name), images=count) for name, count in named],
         others=recently.images - sum(count for _, count in named),
         drift_classes=None if drift.classes is None else round(drift.classes, 2),
         drift_scores=None if drift.scores is None else round(drift.scores, 2),
