@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from dne_serve.live.schemas import Beside, RecentClass, ActivityAnswer, RecentClasses, Swap
+from dne_serve.live.schemas import ActivityAnswer, Beside, RecentClass, RecentClasses, Swap
 from dne_serve.rollout.answer_counts import OTHER, Recently
 from dne_serve.server import Serving
 
