@@ -1,11 +1,11 @@
 """Measure what a live view costs a server, and how many bytes it gets.
 
-    python -m benchmarks.live [--rounds N] [--requests N] [--json]
+    python -m benchmarks.live [--rounds N] [--requests N] [--seconds S] [--json]
 
 One server answers the same number of requests with a listener and without one, in turns. Compared
 is the processor time of the server's process for a request, because it depends less on what else
-the machine does than the throughput does. The server is never idle, so that the listener's share is
-taken at full load.
+the machine does than the throughput does. Afterwards nobody asks for a time, and the thread of the
+event loop is timed alone: what it takes longer with a listener is what the listener costs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -45,6 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what a live view costs.")
     parser.add_argument("--rounds", type=int, default=8, help="turns with a listener and without")
     parser.add_argument("--requests", type=int, default=400, help="requests of a turn")
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds without requests")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options = parser.parse_args()
     measured: dict[str, float] = {}
@@ -53,21 +55,35 @@ def main() -> None:
         store = Store.create(str(location))
         (manifest,) = publish_lineage(store, random_network(paper_spec(1)), [1])
         store.promote(manifest.version, channel="production", actor="benchmark", reason="")
-        figures = measure(location, options.rounds, options.requests, measured)
+        with _server(location) as (url, pid):
+            turns = Turns(url=url, pid=pid, listener=Listener())
+            figures = measure(turns, options.rounds, options.requests, measured)
+            figures += measure_idle(turns, options.seconds, measured)
     print_figures(figures, measured=measured, as_json=options.json)
 
 
-def measure(location: Path, rounds: int, requests: int, measured: dict[str, float]) -> list[Figure]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """A server that takes turns with a listener and without one."""
+
+    url: str
+    pid: int
+    listener: Listener
+
+    def turn(self, name: str) -> AbstractContextManager[None]:
+        return self.listener.hears(self.url) if name == "with" else nullcontext()
+
+
+def measure(turns: Turns, rounds: int, requests: int, measured: dict[str, float]) -> list[Figure]:
+    """Compare the processor time of a request with and without a listener."""
     image = _photo()
     took: dict[str, list[float]] = {"without": [], "with": []}
-    listener = Listener()
-    with _server(location) as (url, pid):
-        for number in range(rounds + 1):  # the first turn of each warms up
-            for name in sorted(took, reverse=number % 2 == 0):  # each goes first in turn
-                with listener.hears(url) if name == "with" else nullcontext():
-                    before = _processor_s(pid)
-                    _load(url, image, requests=requests)
-                    took[name].append((_processor_s(pid) - before) / requests)
+    for number in range(rounds + 1):  # the first turn of each warms up
+        for name in sorted(took, reverse=number % 2 == 0):  # each goes first in turn
+            with turns.turn(name):
+                before = _processor_s(turns.pid)
+                _load(turns.url, image, requests=requests)
+                took[name].append((_processor_s(turns.pid) - before) / requests)
     pairs = [b / a for a, b in zip(took["without"][1:], took["with"][1:], strict=True)]
     measured |= {
         "ms of processor time a request without": 1000 * median(took["without"][1:]),
@@ -79,8 +95,21 @@ def measure(location: Path, rounds: int, requests: int, measured: dict[str, floa
     }
     return [
         at_most("processor time a request with a listener / without", median(pairs), 1.01),
-        at_most("KB a minute that a listener gets", listener.bytes_a_minute / 1000, 10.0),
+        at_most("KB a minute for a listener", turns.listener.bytes_a_minute / 1000, 10.0),
     ]
+
+
+def measure_idle(turns: Turns, seconds: float, measured: dict[str, float]) -> list[Figure]:
+    """Time the event loop's thread while nobody asks, with what it remembers of the turns."""
+    shares: dict[str, float] = {}
+    for name in ("without", "with"):
+        with turns.turn(name):
+            before = _event_loop_s(turns.pid)
+            time.sleep(seconds)
+            shares[name] = (_event_loop_s(turns.pid) - before) / seconds
+    measured |= {f"% of a core, idle, {name}": 100 * share for name, share in shares.items()}
+    cost = 100 * (shares["with"] - shares["without"])
+    return [at_most("% of a core for a listener", cost, 1.0)]
 
 
 class Listener:
@@ -146,6 +175,11 @@ def _processor_s(pid: int) -> float:
     """Read user and system time of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
+
+
+def _event_loop_s(pid: int) -> float:
+    """Read the time that the main thread has had a core."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def _load(url: str, image: bytes, *, requests: int) -> None:

@@ -6,7 +6,7 @@ import { $, count, make, percent, refill, show } from "./elements.js";
 import { pause } from "./offline.js";
 import { bar } from "./predict.js";
 
-const SILENCE_MS = 15_000; // a server says something every three seconds
+const SILENCE_MS = 15_000; // a server says something every five seconds
 const WIDE = "(min-width: 46rem)";
 const NUDGES = [
   [document, "token"],

@@ -13,7 +13,7 @@ from typing import Any
 
 from dne_serve.errors import TooManyListeners
 
-EVERY_S = 3.0
+EVERY_S = 5.0
 LOOK_S = 0.1
 """Time between two looks whether the server is about to stop: a stream must not delay it."""
 MOST_LISTENERS = 16

@@ -78,7 +78,7 @@ def test_a_swap_is_told_and_the_answers_are_those_of_the_new_version(live: Live)
 
 def test_canary_and_shadow_are_told_with_their_agreement(store: Store, digits: Manifest) -> None:
     third = publish_tiny(store, tasks=[("more", ["x", "y"])], parent=digits, seed=2)
-    beside = {"canary": f"{third.version}=50%", "shadow": 1}
+    beside: dict[str, Any] = {"canary": f"{third.version}=50%", "shadow": 1}
     with live_server(store.location, **beside) as live:
         live.wait_until_ready()
         wait_for(lambda: None not in map(live.http.get("/readyz").json().get, beside))
