@@ -19,6 +19,7 @@ from dne_serve.http.versions import Overviews
 from dne_serve.labelling import job_routes
 from dne_serve.labelling.routes import labelling
 from dne_serve.labelling.waiting import WaitingLabels
+from dne_serve.live.routes import live, new_stream
 from dne_serve.protocol_v2 import infer, models, repository, unoffered
 from dne_serve.protocol_v2.routers import ErrorForm
 from dne_serve.reports import routes as reports
@@ -66,11 +67,12 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     app.state.overviews = Overviews()
     app.state.waiting = WaitingLabels()
     app.state.lineages = Lineages()
+    app.state.live = new_stream(serving)
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
     inbox = (labelling, job_routes.reading, job_routes.asking)
-    for router in (*routes.ROUTERS, reports.page, reports.reading, *inbox, *PROTOCOL_V2):
+    for router in (*routes.ROUTERS, live, reports.page, reports.reading, *inbox, *PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
     room = Room(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)

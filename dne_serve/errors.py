@@ -65,6 +65,10 @@ class QueueFull(Refused):
     """Too many images or answers are waiting."""
 
 
+class TooManyListeners(Refused):
+    """Too many live views are open."""
+
+
 class StoreBusy(Refused):
     """Too many requests are waiting for the store."""
 

@@ -113,6 +113,7 @@ def live_server(
             with httpx.Client(base_url=url, timeout=30) as http:
                 yield Live(url=url, http=http, serving=app.state.serving)
         finally:
+            app.state.serving.drain()  # as the server of the command does: live views end
             server.should_exit = True
             thread.join()
 

@@ -114,6 +114,7 @@ def assess(
             shown=choose_shown(judged, parent, older=older, temperature=calibration.temperature)
             if shows_images
             else (),
+            scores=judged.score_counts(temperature=calibration.temperature) if images else None,
         ),
         calibration=calibration,
         unknown=unknown,

@@ -17,8 +17,10 @@ export async function ask(path, { bearer = token(READ_TOKEN), as = "json", ...op
   try {
     answer = await fetch(path, { ...options, headers });
   } catch {
-    throw new Error("The server cannot be reached.");
+    document.dispatchEvent(new Event("unreachable"));
+    throw Object.assign(new Error("The server cannot be reached."), { unreachable: true });
   }
+  document.dispatchEvent(new Event("reached"));
   if (as === "blob" && answer.ok) return answer.blob();
   const body = await answer.json().catch(() => ({}));
   if (!answer.ok) throw refusal(answer, body);

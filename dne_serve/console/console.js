@@ -2,6 +2,8 @@
 
 import { ask } from "./ask.js";
 import { $ } from "./elements.js";
+import "./live.js";
+import { pause } from "./offline.js";
 import { listVersions } from "./versions.js";
 
 const REFRESH_MS = 2000;
@@ -9,6 +11,7 @@ const LIST_EVERY = 5; // refreshes: a version that nobody promoted changes nothi
 
 let lastSeen = "";
 let ticks = 0;
+let failures = 0; // tries in a row that did not reach the server
 
 async function refresh({ list = false } = {}) {
   try {
@@ -18,10 +21,17 @@ async function refresh({ list = false } = {}) {
     list ||= seen !== lastSeen;
     lastSeen = seen;
   } catch (error) {
+    if (error.unreachable) {
+      failures += 1;
+      lastSeen = "";
+      setState("Not connected", true);
+      return;
+    }
     setState(error.status === 503 ? `Not ready: ${error.message}` : error.message, true);
     list = true; // whatever ends this state is seen at once
     lastSeen = "";
   }
+  failures = 0;
   if (list || ticks % LIST_EVERY === 0) await listVersions();
 }
 
@@ -43,7 +53,7 @@ async function keepFresh() {
     await refresh();
     ticks += 1;
   }
-  setTimeout(keepFresh, REFRESH_MS);
+  setTimeout(keepFresh, failures ? pause(failures) : REFRESH_MS);
 }
 
 for (const event of ["token", "moved"]) document.addEventListener(event, () => refresh({ list: true }));

@@ -1,6 +1,7 @@
 // Predictions: any number of images, sent in groups, one group at a time.
 
 import { READ_TOKEN, ask, keepToken } from "./ask.js";
+import { addOther, beginComparing, otherAnswer } from "./compare.js";
 import { $, count, line, make, percent, seconds, show, sleep } from "./elements.js";
 
 const GROUP_IMAGES = 8; // far below what a server takes at once, so that others get their turn
@@ -29,6 +30,7 @@ export function takeImages(items) {
 async function work(started) {
   run = started;
   show($("predict-error"), "");
+  beginComparing();
   const ticking = setInterval(tell, TICK_MS);
   tell();
   try {
@@ -59,7 +61,8 @@ function nextGroup() {
 async function answerGroup(group) {
   try {
     const answer = await patiently(group);
-    put(answer.predictions.map((one, i) => answerRow(one, group[i], answer.version)));
+    const other = await otherAnswer(answer, (version) => patiently(group, version));
+    put(answer.predictions.map((one, i) => answerRow(one, group[i], answer.version, other && { prediction: other.predictions[i], version: other.version })));
     run.done += group.length;
   } catch (error) {
     const isBad = ABOUT_IMAGES.has(error.status);
@@ -76,10 +79,10 @@ async function answerGroup(group) {
 }
 
 /** Ask a group, and again while the server is busy: as often as TRIES, when it says. */
-async function patiently(group) {
+async function patiently(group, version = $("ask").value) {
   for (let tried = 1; ; tried += 1) {
     try {
-      return await send(group);
+      return await send(group, version);
     } catch (error) {
       if (!BUSY.has(error.status) || tried === TRIES || run.stopped) throw error;
       run.note = "the server is busy, trying again";
@@ -89,11 +92,11 @@ async function patiently(group) {
   }
 }
 
-function send(group) {
+function send(group, version) {
   const form = new FormData();
   for (const file of group) form.append("files", file, file.name);
   const query = new URLSearchParams({ top_k: TOP_K });
-  if ($("ask").value) query.set("version", $("ask").value);
+  if (version) query.set("version", version);
   return ask(`predict?${query}`, { method: "POST", body: form });
 }
 
@@ -156,9 +159,18 @@ function put(rows) {
   while (all.length > KEPT) (all[all.length - 1] === run.last ? all[0] : all[all.length - 1]).remove();
 }
 
-function answerRow(prediction, file, version) {
-  const row = make("li", prediction.unknown ? "answer unknown" : "answer");
-  const box = make("div");
+function answerRow(prediction, file, version, other) {
+  const row = make("li", "answer");
+  row.append(thumbnail(file), answerBox(prediction, version));
+  if (other) {
+    const { prediction: second, version: otherVersion } = other;
+    addOther(row, answerBox(second, otherVersion), { first: prediction, second, versions: [version, otherVersion] });
+  }
+  return row;
+}
+
+function answerBox(prediction, version) {
+  const box = make("div", prediction.unknown ? "unknown" : "");
   const said = line("p", prediction.unknown ? "nearest" : "label", [prediction.label, percent(prediction.score)]);
   if (prediction.unknown) {
     said.prepend("nearest: ");
@@ -171,8 +183,7 @@ function answerRow(prediction, file, version) {
   const bars = make("div", "bars");
   bars.append(...prediction.top.map(bar));
   box.append(said, line("p", "about", about), bars);
-  row.append(thumbnail(file), box);
-  return row;
+  return box;
 }
 
 function failedRow(file, why) {
@@ -198,7 +209,7 @@ function thumbnail(file) {
   return image;
 }
 
-function bar({ label, score }) {
+export function bar({ label, score }) {
   const row = make("div", "bar");
   const name = make("span", "name", label);
   name.title = label;

@@ -42,7 +42,7 @@ function tellFailure(error) {
   const isNew = error.type === NO_STORE && known.size === 0;
   $("no-versions").hidden = !isNew;
   show($("locked"), error.refused ? "The versions are listed once a token with the scope read is given." : "");
-  show($("versions-error"), isNew || error.refused ? "" : error.message);
+  show($("versions-error"), isNew || error.refused || error.unreachable ? "" : error.message);
 }
 
 /** Remember a page. Versions between its first and its last that it lacks have been deleted. */

@@ -27,6 +27,7 @@ QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few second
 DRAIN_SECONDS = 10.0
 DRAIN_IDLE_SECONDS = 2.0
 MAX_CAUSE = 500
+STREAM = "text/event-stream"
 CLIENT_GONE = 499  # as others log a client that left before its answer
 
 REQUEST_ID = b"x-request-id"
@@ -171,13 +172,17 @@ class Observed:
             return
         began = time.perf_counter()
         status, note, request_id = 0, Note(), _request_id(scope)
+        is_stream = False
         NOTE.set(note)
 
         async def watched(message: Message) -> None:
-            nonlocal status
+            nonlocal status, is_stream
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
+                is_stream = headers.get("content-type", "").startswith(STREAM)
+                if is_stream:  # it has its answer, although the answer goes on
+                    self._end(scope, status, time.perf_counter() - began)
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["X-Request-Id"] = request_id
                 if self._drains():
@@ -196,13 +201,14 @@ class Observed:
                 raise  # the answer has begun: all that is left is to break the connection
             await problem_of(error)(scope, receive, watched)
         finally:
-            self._metrics.under_way.dec()
-            self._count(scope, status, time.perf_counter() - began)
+            if not is_stream:
+                self._end(scope, status, time.perf_counter() - began)
 
-    def _count(self, scope: Scope, status: int, seconds: float) -> None:
+    def _end(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count a request that has its answer."""
+        self._metrics.under_way.dec()
         method, route = _request(scope)
-        self._metrics.requests.labels(method, route, str(status)).inc()
-        self._metrics.seconds.labels(route).observe(seconds)
+        self._metrics.requested(method, route, status=status, seconds=seconds)
 
 
 def _request(scope: Scope) -> tuple[str, str]:

@@ -48,6 +48,7 @@ ANSWERS: dict[type[DneError], Answer] = {
     errors.RateExceeded: Answer(429, retry=True),
     errors.WaitedTooLong: Answer(503, retry=True),
     errors.QueueFull: Answer(503, retry=True),
+    errors.TooManyListeners: Answer(503, retry=True),
     errors.StoreBusy: Answer(503, retry=True),
     errors.Stopped: Answer(503, retry=True),
     errors.DecoderUnavailable: Answer(503, retry=True),

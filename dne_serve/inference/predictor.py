@@ -44,7 +44,7 @@ class Predictor:
         max_wait_s: float,
         wants_tokens: bool = False,
         on_answered: Callable[[By, int], None] = lambda by, images: None,
-        on_compared: Callable[[int, int], None] = lambda same, other: None,
+        on_compared: Callable[[By, int, int], None] = lambda by, same, other: None,
         counts: AnswerCounts | None = None,
     ) -> None:
         self._open_store = open_store
@@ -185,9 +185,8 @@ class Predictor:
             (_label(resident, own), None if other is None else _label(shadow, other))
             for own, other in zip(answers, others, strict=True)
         ]
-        if chosen.by == "served":
-            same = sum(own == other for own, other in pairs)
-            self._on_compared(same, len(answers) - same)
+        same = sum(own == other for own, other in pairs)
+        self._on_compared(chosen.by, same, len(answers) - same)
         if on_compared is not None:
             on_compared(shadow.version, [None if own == other else other for own, other in pairs])
 

@@ -10,13 +10,21 @@ import threading
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from dne_serve.engines.base import Floats, Resident
+from dne_serve.recent.answers import RecentAnswers
+from dne_serve.recent.drift import Drift, Reference
+from model_store.records.quality import SCORE_BOUNDS
 
 MAX_VERSIONS = 8
 MAX_LABELS = 100
@@ -25,7 +33,7 @@ OTHER = "(other)"
 MAX_SCORED = 50_000
 """Logits of a request whose scores are computed: about 0.6 ms. Of a larger request only the first
 images are counted in the histogram of scores."""
-SCORES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+SCORES = SCORE_BOUNDS
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,19 +47,50 @@ class VersionCounts:
     scores: list[int] = field(default_factory=lambda: [0] * (len(SCORES) + 1))
     """Images by score: one count for each bound of SCORES, and one above the last bound."""
     score_sum: float = 0.0
+    recent: RecentAnswers = field(default_factory=RecentAnswers)
+    reference: Reference
+
+    @property
+    def drift(self) -> Drift:
+        return self.reference.drift(self.recent)
 
     @classmethod
     def of(cls, resident: Resident) -> VersionCounts:
         labels = resident.labels[:MAX_LABELS]
         if len(resident.labels) > MAX_LABELS:
             labels = (*labels, OTHER)
-        return cls(labels=labels, images=[0] * len(labels))
+        reference = Reference.of(resident.manifest.metrics, classes=resident.labels)
+        return cls(labels=labels, images=[0] * len(labels), reference=reference)
 
     def buckets(self) -> list[tuple[str, float]]:
         """Return the counts of scores as Prometheus wants them: each includes those below."""
         bounds = [*map(str, SCORES), "+Inf"]
         sums: list[float] = np.cumsum(self.scores).tolist()
         return list(zip(bounds, sums, strict=True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recently:
+    """The last answers of one version."""
+
+    images: int
+    unknown: int
+    classes: tuple[tuple[str, int], ...]
+    """Images by their best class, without zeros, the most frequent first; OTHER stands for the
+    classes after the first MAX_LABELS."""
+    drift: Drift
+
+    @classmethod
+    def of(cls, row: VersionCounts) -> Recently:
+        counts = row.recent.by_class(row.reference.size)
+        named = [*counts[:MAX_LABELS].tolist(), int(counts[MAX_LABELS:].sum())]
+        found = [(name, n) for name, n in zip(row.labels, named, strict=False) if n]
+        return cls(
+            images=len(row.recent),
+            unknown=row.recent.unknown,
+            classes=tuple(sorted(found, key=lambda one: -one[1])),
+            drift=row.drift,
+        )
 
 
 class AnswerCounts(Collector):
@@ -66,14 +105,22 @@ class AnswerCounts(Collector):
         best = [int(one.argmax()) for one in logits]
         scored = max(1, MAX_SCORED // len(resident.labels))
         scores = [best_score(one, resident=resident) for one in logits[:scored]]
+        bins = [bisect_left(SCORES, score) for score in scores]
         with self._lock:
             row = self._row(resident)
             row.unknown += unknown
             for index in best:
                 row.images[min(index, MAX_LABELS)] += 1
-            for score in scores:
-                row.scores[bisect_left(SCORES, score)] += 1
-                row.score_sum += score
+            for found in bins:
+                row.scores[found] += 1
+            row.score_sum += sum(scores)
+            row.recent.add(best, bins=bins, unknown=unknown)
+
+    def look(self, version: int) -> Recently | None:
+        """Sum up the last answers of a version; None if it has none."""
+        with self._lock:
+            row = self._by_version.get(version)
+            return None if row is None else Recently.of(row)
 
     def collect(self) -> Iterator[Metric]:
         """Make the metrics, when Prometheus asks."""
@@ -88,13 +135,22 @@ class AnswerCounts(Collector):
         scores = HistogramMetricFamily(
             "dne_score", "Calibrated probabilities of the best classes.", labels=("version",)
         )
+        drift = GaugeMetricFamily(
+            "dne_drift_psi",
+            "Population stability index of the last answers against the held-out images: of the "
+            "mix of classes, or of scores.",
+            labels=("version", "of"),
+        )
         with self._lock:
             for version, row in sorted(self._by_version.items()):
                 for label, count in zip(row.labels, row.images, strict=True):
                     images.add_metric((str(version), label), count)
                 unknown.add_metric((str(version),), row.unknown)
                 scores.add_metric((str(version),), row.buckets(), row.score_sum)
-        yield from (images, unknown, scores)
+                for name, index in asdict(row.drift).items():
+                    if index is not None:
+                        drift.add_metric((str(version), name), index)
+        yield from (images, unknown, scores, drift)
 
     def _row(self, resident: Resident) -> VersionCounts:
         row = self._by_version.get(resident.version)

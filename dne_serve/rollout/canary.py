@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from dne_serve.engines.base import Resident
+from dne_serve.engines.base import Resident, joined
 from dne_serve.rollout.residents import Residents
 from dne_serve.settings import Canary
 from model_store.records.manifest import Manifest, ShardRef
@@ -59,7 +59,8 @@ class Companions:
     residents: Residents
     clock: Callable[[], float] = time.monotonic
     compares_canary: bool = False
-    """Compare the canary's answers with those of the served version."""
+    """Compare the canary's answers with those of the served version, whatever it costs. Where the
+    canary's own pass answers for the served version too, they are always compared."""
     _canary: _Companion | None = field(init=False)
     _shadow: _Companion | None = field(init=False)
     _due: float = field(init=False, default=0.0)
@@ -91,7 +92,8 @@ class Companions:
         if canary is not None and (canary.version == served.version or canary.version < at_least):
             canary = None
         if canary is not None and self._is_due():
-            compared = served if self.compares_canary else None
+            is_free = joined(canary, served) is canary
+            compared = served if is_free or self.compares_canary else None
             return Chosen(resident=canary, by="canary", shadow=compared)
         shadow = self._shadow.resident if self._shadow else None
         if shadow is not None and shadow.version == served.version:

@@ -16,7 +16,10 @@ from prometheus_client import (
     generate_latest,
 )
 
+from dne_serve.recent.latencies import Latencies
+from dne_serve.recent.tallies import Agreement, LastSwap
 from dne_serve.rollout.answer_counts import AnswerCounts
+from dne_serve.rollout.canary import By
 from model_store import __version__
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -34,6 +37,9 @@ class Metrics:
         ProcessCollector(registry=new)
         self.build = Info("dne_build", "The software, and what computes the network.", registry=new)
         self.answers = AnswerCounts()
+        self.latencies = Latencies()
+        self.canary, self.shadow = Agreement(), Agreement()
+        self.last_swap: LastSwap | None = None
         new.register(self.answers)
         self.requests = Counter(
             "dne_requests", "Requests answered.", ("method", "route", "status"), registry=new
@@ -70,6 +76,13 @@ class Metrics:
         self.shadow_images = Counter(
             "dne_shadow_images",
             "Images on which the shadow would have given the same label, or another.",
+            ("label",),
+            registry=new,
+        )
+        self.canary_images = Counter(
+            "dne_canary_images",
+            "Images of the canary on which the served version would have given the same label, or "
+            "another.",
             ("label",),
             registry=new,
         )
@@ -178,12 +191,27 @@ class Metrics:
         for wait_ns in waits_ns:
             self.wait_seconds.observe(wait_ns / 1e9)
 
-    def answered(self, by: str, images: int) -> None:
-        self.answered_images.labels(by).inc(images)
+    def requested(self, method: str, route: str, *, status: int, seconds: float) -> None:
+        """Count a request. `route` is the template of its path."""
+        self.requests.labels(method, route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+        if route == "/predict" or route.endswith("/infer"):
+            self.latencies.add(seconds, failed=status >= 500)
 
-    def compared(self, same: int, other: int) -> None:
-        self.shadow_images.labels("same").inc(same)
-        self.shadow_images.labels("other").inc(other)
+    def answered(self, by: By, images: int) -> None:
+        self.answered_images.labels(by).inc(images)
+        if by == "canary":
+            self.canary.answered += images
+
+    def compared(self, by: By, same: int, other: int) -> None:
+        """Count the images that two versions were asked for. `by`: which of them answered."""
+        is_canary = by == "canary"
+        agreement = self.canary if is_canary else self.shadow
+        agreement.same += same
+        agreement.other += other
+        counter = self.canary_images if is_canary else self.shadow_images
+        counter.labels("same").inc(same)
+        counter.labels("other").inc(other)
 
     def posted(self, outcome: str) -> None:
         self.webhook.labels(outcome).inc()
@@ -191,6 +219,8 @@ class Metrics:
     def swapped(self, version: int) -> None:
         self.swaps.inc()
         self.swapped_at.set_to_current_time()
+        count = self.last_swap.count if self.last_swap else 0
+        self.last_swap = LastSwap(version=version, count=count + 1)
         self.served_version.set(version)
 
     def text(self) -> bytes:

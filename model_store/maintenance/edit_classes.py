@@ -113,6 +113,7 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
                     for one, answers in parent.metrics.confusion.items()
                 },
                 agreement=parent.metrics.agreement,
+                scores=parent.metrics.scores,
             ),
         }
 

@@ -13,6 +13,7 @@ from dne_serve.engines.base import Resident
 from dne_serve.inference.answers import probabilities_of
 from dne_serve.rollout.answer_counts import MAX_LABELS, MAX_VERSIONS, AnswerCounts, best_score
 from model_store import __version__
+from model_store.records.quality import Metrics
 from model_store.store.store import Store
 from tests.live_server import Live, png
 
@@ -21,9 +22,8 @@ def resident(version: int = 1, *, classes: int = 3, temperature: float = 1.0) ->
     """A version as far as the counts look at it."""
     calibration = SimpleNamespace(temperature=temperature)
     labels = tuple(f"class {index}" for index in range(classes))
-    fake = SimpleNamespace(
-        version=version, labels=labels, manifest=SimpleNamespace(calibration=calibration)
-    )
+    manifest = SimpleNamespace(calibration=calibration, metrics=Metrics())
+    fake = SimpleNamespace(version=version, labels=labels, manifest=manifest)
     return cast(Resident, fake)
 
 
@@ -88,7 +88,7 @@ def test_clients_that_ask_for_many_versions_add_no_more_series_than_eight_versio
     for version in range(1, 40):
         counts.count(resident(100), logits=[logits(1, 0, 0)], unknown=0)  # the served one
         counts.count(resident(version), logits=[logits(1, 0, 0)], unknown=0)
-    images, unknown, _ = counts.collect()
+    images, unknown, *_ = counts.collect()
     assert len(unknown.samples) == MAX_VERSIONS
     assert len(images.samples) == MAX_VERSIONS * 3
     ask = registry_of(counts).get_sample_value

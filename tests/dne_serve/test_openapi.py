@@ -98,6 +98,7 @@ def test_every_route_is_documented_with_its_problems(document: dict[str, Any]) -
         "/jobs",
         "/jobs/{job}",
         "/jobs/{job}/cancel",
+        "/live",
         "/healthz",
         "/readyz",
         "/metrics",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from model_store.inference.forward import FoldedNetwork
 from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing
-from model_store.records.quality import CalibrationBin
+from model_store.records.quality import SCORE_BOUNDS, CalibrationBin
 from trainer.data.folders import LabelledImages
 from trainer.tokens.passes import Floats, in_batches
 
@@ -60,6 +60,11 @@ class Judged:
         scaled = (self.logits_NC.T.astype(np.float64) / temperature).T
         weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
         return np.asarray(weights.max(axis=1) / weights.sum(axis=1))
+
+    def score_counts(self, *, temperature: float) -> tuple[int, ...]:
+        """Count the images by the probability of their answer, in the bins of SCORE_BOUNDS."""
+        bins = np.searchsorted(SCORE_BOUNDS, self.confidence_N(temperature))
+        return tuple(np.bincount(bins, minlength=len(SCORE_BOUNDS) + 1).tolist())
 
     def calibration_error(
         self,
