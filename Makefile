@@ -60,8 +60,9 @@ format: $(READY) ## rewrite the sources in the project's form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## write the pages and drawings that come from the code
+docs: $(READY) ## write the pages, drawings and completions that come from the code
 	$(BIN)/python -m docs.configuration
+	$(BIN)/python -m docs.completion
 	$(BIN)/python -m docs.drawing
 
 lock: $(READY) $(TOOLS) ## write the hashes of what constraints.txt pins anew
