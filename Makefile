@@ -17,7 +17,7 @@ help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
 
 demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
-	@$(BIN)/python deploy/demo.py
+	@$(BIN)/dne demo
 
 test: $(READY) ## the default tests: about eight minutes on two cores
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder

@@ -22,6 +22,7 @@ COMMANDS = {
     "store": "list, promote, roll back and look after versions (dne-store)",
     "serve": "serve the version that a channel names (dne-serve)",
     "predict": "ask a running server about images",
+    "demo": "learn, serve and roll back handwritten digits, in two to three minutes",
     "completion": "print what lets bash, zsh or fish complete these commands",
 }
 LISTED = "\n".join(f"    {name:<11} {meaning}" for name, meaning in COMMANDS.items())
@@ -60,9 +61,19 @@ def _main(given: Sequence[str]) -> int:
         return predicting.main(given[1:])
     if name == "completion":
         return completing.main(given[1:])
+    if name == "demo":
+        return _demo(given[1:])
     if name in PARTS:
         return _run_part(PARTS[name], given[1:])
     return _unknown(name)
+
+
+def _demo(arguments: Sequence[str]) -> int:
+    try:
+        from dne_client.demo import story
+    except ModuleNotFoundError as error:
+        return _fail(f"dne demo needs {error.name}: pip install 'dne-serve[demo]' brings it")
+    return story.main(arguments)
 
 
 def _run_part(command: str, arguments: Sequence[str]) -> int:

@@ -15,6 +15,7 @@ from typing import Literal, get_args, get_origin
 from dne_client.__main__ import COMMANDS
 from dne_client.completing import WORDS
 from dne_client.completing import parser as completion_parser
+from dne_client.demo.story import parser as demo_parser
 from dne_client.predicting import parser as predict_parser
 from dne_serve.cli import build_parser as serve_parser
 from dne_serve.settings import Settings
@@ -38,6 +39,7 @@ def _lines() -> Iterator[str]:
         "store": store_parser(),
         "serve": serve_parser(),
         "predict": predict_parser(),
+        "demo": demo_parser(),
         "completion": completion_parser(),
     }
     for name, meaning in COMMANDS.items():

@@ -1,7 +1,7 @@
-"""The whole story with real handwritten digits: three tasks learnt one after the other, served
-while they appear, rolled back and resumed. It uses the commands and HTTP, as anyone would.
+"""Run `dne demo`: learn three tasks of handwritten digits, serve them, roll back and resume.
 
-On a terminal it goes on serving until Ctrl-C; without one it ends after the story.
+It uses the commands and HTTP, as anyone would. On a terminal it goes on serving until Ctrl-C;
+without one it ends after the story.
 """
 
 from __future__ import annotations
@@ -9,53 +9,44 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import os
 import secrets
 import shutil
 import signal
 import sys
 import urllib.error
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from demo_data import DIGIT_TASKS, SHAPES, DemoData, images_in, write_demo_data
-from demo_processes import (
-    COMMANDS,
-    PROJECT,
+from dne_client.demo.data import DIGIT_TASKS, SHAPES, DemoData, images_in, write_demo_data
+from dne_client.demo.processes import (
     DemoFailed,
     Server,
     free_port,
     move_channel,
     running_server,
+    spelt,
     train,
     wait_for,
 )
-
 from model_store.tables import percent
 
-FOLDER = Path("demo")
-STORE = FOLDER / "models"
-SERVER_LOG = FOLDER / "server.log"
-TRAINER_LOG = FOLDER / "trainer.log"
-
+MARK = ".dne-demo"
+LEARNING = ("--preset", "tiny", "--heads", "2", "--epochs", "20")
+"""Options of every task: a network and a time that suffice for images of 8×8 pixels (ADR 75)."""
 LEAST_ACCURACY = 0.90
 IMAGES_A_REQUEST = 64
 SERVED_S = 10
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Learn and serve handwritten digits, task by task."
-    )
-    parser.add_argument("--port", type=int, default=8000, help="where to serve (default: 8000)")
-    port = parser.parse_args().port
-    os.chdir(PROJECT)
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = parser().parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        with fresh_folder():
-            tell(port)
+        with fresh_folder(asked.folder) as place:
+            tell(place, port=asked.port)
     except (DemoFailed, urllib.error.URLError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
@@ -65,28 +56,69 @@ def main() -> int:
     return 0
 
 
-def tell(port: int) -> None:
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="dne demo",
+        description="Learns handwritten digits in three tasks, serves them while they appear, "
+        "rolls back and resumes. Takes two to three minutes on two cores.",
+        epilog="Needs scikit-learn, which has the digits: pip install 'dne-serve[demo]'.",
+    )
+    made.add_argument("--port", type=int, default=8000, help="where to serve (default: 8000)")
+    made.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("demo"),
+        metavar="DIR",
+        help="where to keep what is made; a demo's folder is made anew (default: demo)",
+    )
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The demo's folder: images, store and logs."""
+
+    folder: Path
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "models"
+
+    @property
+    def server_log(self) -> Path:
+        return self.folder / "server.log"
+
+    def train(self, *arguments: str) -> dict[str, Any]:
+        return train(*arguments, store=self.store, log=self.folder / "trainer.log")
+
+
+def tell(place: Place, *, port: int) -> None:
     """The story, start to end."""
-    print("dne-serve: a classifier that grows. What this demo makes is in ./demo.\n")
-    data = write_demo_data(FOLDER / "data")
+    print(f"dne-serve: a classifier that grows. The demo keeps its files in {place.folder}.\n")
+    data = write_demo_data(place.data)
     print(f"Handwritten digits as PNG folders: {data.root}; a third of them is held out.")
     token = secrets.token_urlsafe(12)
-    with running_server(STORE, port=free_port(port), token=token, log=SERVER_LOG) as server:
+    with running_server(
+        place.store, port=free_port(port), token=token, log=place.server_log
+    ) as server:
         for version, task in enumerate(DIGIT_TASKS, start=1):
-            learn(task, server=server, data=data, version=version)
-        measure(server, data=data)
-        roll_back_and_resume(server, data=data)
-        print(invitation(server.url, token=token, data=data), flush=True)
+            learn(task, place=place, server=server, data=data, version=version)
+        measure(server, place=place, data=data)
+        roll_back_and_resume(server, place=place, data=data)
+        print(invitation(server.url, place=place, token=token, data=data), flush=True)
         if sys.stdout.isatty():
             serve_until_interrupted(server)
 
 
-def learn(task: str, *, server: Server, data: DemoData, version: int) -> None:
+def learn(task: str, *, place: Place, server: Server, data: DemoData, version: int) -> None:
     digits = DIGIT_TASKS[task]
     print(f"\nTask {version} of {len(DIGIT_TASKS)}: the digits {digits[0]} to {digits[-1]}")
     folder = str(data.train(task))
-    options = ("--data", folder, "--name", task, "--preset", "tiny")
-    learnt = train("add-task", *options, store=STORE, log=TRAINER_LOG)
+    learnt = place.train("add-task", "--data", folder, "--name", task, *LEARNING)
     new, all_ = (learnt[name] / 2**20 for name in ("delta_bytes", "total_bytes"))
     print(
         f"  version {learnt['version']} knows {learnt['classes']} classes; "
@@ -98,7 +130,7 @@ def learn(task: str, *, server: Server, data: DemoData, version: int) -> None:
     show(server.predict(newest), images=newest)
 
 
-def measure(server: Server, *, data: DemoData) -> None:
+def measure(server: Server, *, place: Place, data: DemoData) -> None:
     images = data.test_images()
     print(f"\nAll {len(images)} held-out digits, asked of the server and of dne-train evaluate")
     right = 0
@@ -110,7 +142,7 @@ def measure(server: Server, *, data: DemoData) -> None:
             for answer, image in zip(answers, some, strict=True)
         )
     served = right / len(images)
-    evaluation = train("evaluate", "--data", str(data.test), store=STORE, log=TRAINER_LOG)
+    evaluation = place.train("evaluate", "--data", str(data.test))
     evaluated = float(evaluation["accuracy"]["all"])
     print(
         f"  right: {percent(served)} of the server's answers, {percent(evaluated)} by "
@@ -122,24 +154,26 @@ def measure(server: Server, *, data: DemoData) -> None:
         raise DemoFailed("the server and dne-train evaluate do not agree")
 
 
-def roll_back_and_resume(server: Server, *, data: DemoData) -> None:
+def roll_back_and_resume(server: Server, *, place: Place, data: DemoData) -> None:
     print("\nBack to the first version, and forward again; no weights move")
     images = [images_in(data.test / f"digit_{digit}")[1] for digit in (3, 6, 9)]
-    move_channel("rollback", "--to", "1", "--reason", "showing how", store=STORE)
+    move_channel("rollback", "--to", "1", "--reason", "showing how", store=place.store)
     wait_until_served(1, server=server, data=data)
     show(server.predict(images), images=images)
-    move_channel("resume", "--reason", "shown", store=STORE)
+    move_channel("resume", "--reason", "shown", store=place.store)
     wait_until_served(len(DIGIT_TASKS), server=server, data=data)
     show(server.predict(images), images=images)
 
 
-def invitation(url: str, *, token: str, data: DemoData) -> str:
-    """What to try next, ready to paste."""
+def invitation(url: str, *, place: Place, token: str, data: DemoData) -> str:
+    """Write what to try next, ready to paste."""
     digit = data.test_images()[0]
     shape = images_in(data.shapes_test / SHAPES[0])[0]
-    add_task = f"{COMMANDS}/dne-train add-task --data {data.shapes_train}"
+    add_task = f"{spelt('dne-train')} add-task --data {data.shapes_train}"
     port = url.rpartition(":")[2]
-    serve = f"DNE_ADMIN_TOKEN={token} {COMMANDS}/dne-serve --store {STORE} --port {port}"
+    store = f"--store {place.store}"
+    manage = spelt("dne-store")
+    serve = f"DNE_ADMIN_TOKEN={token} {spelt('dne-serve')} {store} --port {port}"
     opening = (
         "Try it from another terminal; Ctrl-C ends this server."
         if sys.stdout.isatty()
@@ -150,18 +184,18 @@ def invitation(url: str, *, token: str, data: DemoData) -> str:
   the page      {url}/
                 its roll-back button asks for the admin token: {token}
   predict       curl -F files=@{digit} {url}/predict
-  roll back     {COMMANDS}/dne-store rollback --to 1 --store {STORE}
-  come back     {COMMANDS}/dne-store resume --store {STORE}
-  a 4th task    {add_task} --name shapes --store {STORE}
+  roll back     {manage} rollback --to 1 {store}
+  come back     {manage} resume {store}
+  a 4th task    {add_task} --name shapes {store}
                 curl -F files=@{shape} {url}/predict
-  all versions  {COMMANDS}/dne-store list --store {STORE}"""
+  all versions  {manage} list {store}"""
 
 
 def serve_until_interrupted(server: Server) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         server.process.wait()
-        raise DemoFailed(f"the server ended by itself; see {SERVER_LOG}")
-    print("\nStopped. What the demo made stays in ./demo until the next one.")
+        raise DemoFailed(f"the server ended by itself; see {server.log}")
+    print("\nStopped. The demo's files stay where they are until the next demo.")
 
 
 def wait_until_served(version: int, *, server: Server, data: DemoData) -> float:
@@ -183,22 +217,30 @@ def show(answer: dict[str, Any], *, images: Sequence[Path]) -> None:
 
 
 @contextlib.contextmanager
-def fresh_folder() -> Iterator[None]:
-    """./demo without what an earlier demo made, and with no other demo in it."""
-    FOLDER.mkdir(exist_ok=True)
-    with (FOLDER / "lock").open("w") as lock:
+def fresh_folder(folder: Path) -> Iterator[Place]:
+    """Empty the folder of an earlier demo, and keep other demos out of it.
+
+    The mark tells a demo's folder from one that somebody else has filled.
+    """
+    place, mark = Place(folder), folder / MARK
+    try:
+        if folder.exists() and not mark.exists() and any(folder.iterdir()):
+            raise DemoFailed(
+                f"{folder} has files that no demo made; choose another with --folder DIR"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = mark.open("w")
+    except OSError as error:
+        raise DemoFailed(f"{folder} cannot be the demo's folder: {error.strerror}") from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DemoFailed("another demo is running in this folder; stop it first") from None
-        for made in (STORE, FOLDER / "data"):
+            raise DemoFailed(f"another demo is running in {folder}; stop it first") from None
+        for made in (place.store, place.data):
             shutil.rmtree(made, ignore_errors=True)
-        yield
+        yield place
 
 
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    sys.exit(main())
