@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab check format docs lock sbom audit clean
+.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -48,6 +48,9 @@ test-contracts: $(READY) ## break each contract of the design on purpose and see
 
 test-lab: $(READY) ## the lab, killed everywhere, and a mini comparison of all methods; LAB_DATA=<zip> takes its images
 	$(BIN)/python -m pytest -q tests/lab
+
+test-wheel: $(READY) ## build the wheel, install it into empty environments, and run the client alone and the whole demo from it
+	$(BIN)/python -m pytest -q -m slow tests/packaging/test_wheel.py
 
 check: $(READY) ## lint, formatting, types, and which package may import which
 	$(BIN)/ruff check .
