@@ -37,8 +37,8 @@ test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up re
 test-scale: $(READY) ## ten thousand versions; fleets on a bucket behind HAProxy and nginx; Prometheus: half an hour and more, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/scale
 
-test-deploy: $(READY) $(TOOLS) ## the files of deploy/ against the schemas of Compose and Kubernetes, helm and promtool
-	$(BIN)/python -m pytest -q tests/packaging/test_deploy.py tests/packaging/test_kubernetes.py tests/packaging/test_helm.py tests/packaging/test_helm_values.py tests/packaging/test_monitoring.py
+test-deploy: $(READY) $(TOOLS) ## the files of deploy/ against the schemas of Compose and Kubernetes, helm and promtool, and a client generated from OpenAPI
+	$(BIN)/python -m pytest -q tests/packaging/test_deploy.py tests/packaging/test_kubernetes.py tests/packaging/test_helm.py tests/packaging/test_helm_values.py tests/packaging/test_monitoring.py tests/dne_serve/test_generated_client.py
 
 test-benchmark: $(READY) ## store, engine, and the server beside its peers: an hour of a quiet machine, and tables
 	status=0; for one in store engine serving default_settings; do $(BIN)/python -m benchmarks.$$one || status=1; done; exit $$status
