@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 COMMANDS = Path(sys.executable).parent
-"""Where the commands of this environment are, whatever PATH says."""
+"""The folder of the commands of this environment, whatever PATH says."""
 # Server and trainer share the cores. Threads that spin while they wait take them from each other:
 # on two busy cores, learning took 4 times as long in one try and 11 times in another.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
@@ -142,7 +142,7 @@ def start(command: str, *arguments: str, **streams: Any) -> subprocess.Popen[byt
 
 @contextlib.contextmanager
 def stopping(process: subprocess.Popen[bytes], number: signal.Signals) -> Iterator[None]:
-    """Whatever happens inside, the process has ended afterwards."""
+    """End the process with the block, however the block ends."""
     try:
         yield
     finally:
@@ -156,7 +156,7 @@ def stopping(process: subprocess.Popen[bytes], number: signal.Signals) -> Iterat
 
 
 def multipart(images: Sequence[Path], *, boundary: str) -> bytes:
-    """What `curl -F files=@… -F files=@…` sends."""
+    """Encode images as `curl -F files=@… -F files=@…` sends."""
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="{image.name}"\r\n'
         "Content-Type: image/png\r\n\r\n".encode()
