@@ -68,7 +68,7 @@ def test_a_second_demo_leaves_the_first_ones_store_alone(tmp_path: Path) -> None
     folder = tmp_path / "demo"
     with story.fresh_folder(folder) as place:
         place.store.mkdir()
-        with pytest.raises(story.DemoFailed, match="another demo"), story.fresh_folder(folder):
+        with pytest.raises(processes.DemoFailed, match="another demo"), story.fresh_folder(folder):
             pass
         assert place.store.exists()
     with story.fresh_folder(folder) as place:
@@ -129,5 +129,5 @@ def test_a_process_is_stopped_even_if_it_will_not_listen(monkeypatch: pytest.Mon
 
 
 def test_a_failing_trainer_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(story.DemoFailed, match="missing-folder"):
+    with pytest.raises(processes.DemoFailed, match="missing-folder"):
         story.Place(tmp_path).train("add-task", "--data", str(tmp_path / "missing-folder"))

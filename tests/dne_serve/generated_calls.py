@@ -13,6 +13,7 @@ import io
 import json
 import pkgutil
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,7 @@ LAST = (
 def main(folder: str, url: str, token: str, image: str, version: str) -> None:
     sys.path.insert(0, folder)
     models, types = (importlib.import_module(f"client.{name}") for name in ("models", "types"))
-    made = importlib.import_module("client").AuthenticatedClient(
-        base_url=url, token=token, raise_on_unexpected_status=True
-    )
+    made = importlib.import_module("client").AuthenticatedClient(base_url=url, token=token)
     picture = Path(image).read_bytes()
     known: dict[str, Any] = {"model": "dne", "version": version, "region": "none"}
     statuses = {}
@@ -45,6 +44,8 @@ def main(folder: str, url: str, token: str, image: str, version: str) -> None:
     for name in (*FIRST, *middle, *LAST):
         body = body_of(name, models=models, types=types, picture=picture, known=known)
         parameters = inspect.signature(operations[name]).parameters
+        if not body and "None" in str(parameters.get("body", "")):
+            body = {"body": None}  # the generator's own code cannot leave such a body out
         given = {one: known[one] for one in parameters if one in known}
         if name == FIRST[0]:
             given = {"keep": True, "version": int(version)}
@@ -52,9 +53,20 @@ def main(folder: str, url: str, token: str, image: str, version: str) -> None:
         statuses[name] = answer.status_code
         if name == FIRST[0]:
             known["item"] = answer.parsed.predictions[0].id
+            known["label"] = answer.parsed.predictions[0].label
+            wait_until_kept(operations["show_item_inbox_item_get"], known["item"], client=made)
+        assert name not in FIRST or answer.status_code < 300, answer
         if name == FIRST[2]:
             known["job"] = answer.parsed.id
     print(json.dumps(statuses))
+
+
+def wait_until_kept(show: Any, item: str, *, client: Any) -> None:
+    """Wait for the item of an answer, which is kept in the background."""
+    ends = time.monotonic() + 60
+    while show(item, client=client).status_code != 200:
+        assert time.monotonic() < ends, f"item {item} was not kept"
+        time.sleep(0.1)
 
 
 def found_operations() -> dict[str, Any]:
@@ -81,9 +93,12 @@ def body_of(
         kind = min(kinds, key=len)  # its parts have longer names
         return {"body": getattr(models, kind).from_dict({"inputs": [tensor]})}
     bodies = {
-        "label_item_inbox_item_label_post": ("LabelBody", {"label": "a"}),
-        "feedback_feedback_post": ("FeedbackBody", {"id": known.get("item"), "label": "a"}),
-        "promote_promote_post": ("PromoteMove", {"version": int(known["version"])}),
+        "label_item_inbox_item_label_post": ("LabelBody", {"label": known.get("label")}),
+        "feedback_feedback_post": (
+            "FeedbackBody",
+            {"id": known.get("item"), "label": known.get("label")},
+        ),
+        "promote_promote_post": ("PromoteMove", {"to": int(known["version"])}),
         "rollback_rollback_post": ("RollbackMove", {"to": 1}),
     }
     if name not in bodies:
