@@ -33,7 +33,9 @@ from dne_client.demo.processes import (
 from model_store.tables import percent
 
 MARK = ".dne-demo"
-LEARNING = ("--preset", "tiny", "--batch-size", "64", "--learning-rate", "0.002")
+LEARNING = (
+    "--preset", "tiny", "--batch-size", "64", "--learning-rate", "0.002", "--augment", "none",
+)  # fmt: skip
 FIRST_TASK = ("--heads", "2", "--epochs", "30")
 LATER_TASKS = ("--epochs", "20")
 """Options for a short time: a narrow network suffices for images of 8×8 pixels (ADR 75)."""

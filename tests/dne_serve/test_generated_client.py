@@ -16,8 +16,15 @@ from tests.packaging.project import tool
 from tests.trained_store import TrainedStore
 
 METHODS = ("get", "post", "put", "patch", "delete")
-REFUSED: dict[str, int] = {}
-"""Operations that the server has for the protocol's sake and refuses."""
+MEMORIES = ("cudasharedmemory", "systemsharedmemory")
+REFUSED = {
+    **{f"register_shared_memory_v2_{one}_region_region_register_post": 400 for one in MEMORIES},
+    **{f"shared_memory_region_v2_{one}_region_region_status_get": 404 for one in MEMORIES},
+    "set_log_v2_logging_post": 400,
+    "set_model_trace_v2_models_model_trace_setting_post": 400,
+    "set_trace_v2_trace_setting_post": 400,
+}
+"""Operations that the server has for the protocol's sake, and refuses without a body or region."""
 
 
 @pytest.mark.slow
