@@ -11,13 +11,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab check format docs lock sbom audit clean
+.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
 
 demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
-	@$(BIN)/python deploy/demo.py
+	@$(BIN)/dne demo
 
 test: $(READY) ## the default tests: about eight minutes on two cores
 	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
@@ -37,8 +37,8 @@ test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up re
 test-scale: $(READY) ## ten thousand versions; fleets on a bucket behind HAProxy and nginx; Prometheus: half an hour and more, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/scale
 
-test-deploy: $(READY) $(TOOLS) ## the files of deploy/ against the schemas of Compose and Kubernetes, helm and promtool
-	$(BIN)/python -m pytest -q tests/packaging/test_deploy.py tests/packaging/test_kubernetes.py tests/packaging/test_helm.py tests/packaging/test_helm_values.py tests/packaging/test_monitoring.py
+test-deploy: $(READY) $(TOOLS) ## the files of deploy/ against the schemas of Compose and Kubernetes, helm and promtool, and a client generated from OpenAPI
+	$(BIN)/python -m pytest -q tests/packaging/test_deploy.py tests/packaging/test_kubernetes.py tests/packaging/test_helm.py tests/packaging/test_helm_values.py tests/packaging/test_monitoring.py tests/dne_serve/test_generated_client.py
 
 test-benchmark: $(READY) ## store, engine, and the server beside its peers: an hour of a quiet machine, and tables
 	status=0; for one in store engine serving default_settings; do $(BIN)/python -m benchmarks.$$one || status=1; done; exit $$status
@@ -48,6 +48,9 @@ test-contracts: $(READY) ## break each contract of the design on purpose and see
 
 test-lab: $(READY) ## the lab, killed everywhere, and a mini comparison of all methods; LAB_DATA=<zip> takes its images
 	$(BIN)/python -m pytest -q tests/lab
+
+test-wheel: $(READY) ## build the wheel, install it into empty environments, and run the client alone and the whole demo from it
+	$(BIN)/python -m pytest -q -m slow tests/packaging/test_wheel.py
 
 check: $(READY) ## lint, formatting, types, and which package may import which
 	$(BIN)/ruff check .
@@ -60,8 +63,9 @@ format: $(READY) ## rewrite the sources in the project's form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## write the pages and drawings that come from the code
+docs: $(READY) ## write the pages, drawings and completions that come from the code
 	$(BIN)/python -m docs.configuration
+	$(BIN)/python -m docs.completion
 	$(BIN)/python -m docs.drawing
 
 lock: $(READY) $(TOOLS) ## write the hashes of what constraints.txt pins anew

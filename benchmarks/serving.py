@@ -38,7 +38,7 @@ from benchmarks.servers import (
     ours,
     running,
 )
-from deploy.demo_data import write_demo_data
+from dne_client.demo.data import write_demo_data
 from dne_serve.engines.base import Engine, Query, Resident, finish
 from dne_serve.engines.choose import choose_engine
 from model_store.store.store import Store

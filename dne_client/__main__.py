@@ -1,4 +1,4 @@
-"""dne: one command over dne-train, dne-store and dne-serve, and `dne predict` for the shell."""
+"""dne: one command over dne-train, dne-store and dne-serve, and commands for the shell."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 
-from dne_client import predicting
+from dne_client import completing, predicting
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -17,15 +17,21 @@ PARTS = {
     "store": "dne-store",
     "serve": "dne-serve",
 }
-HELP = """usage: dne COMMAND …
+COMMANDS = {
+    "train": "learn tasks, evaluate versions and report on them (dne-train)",
+    "store": "list, promote, roll back and look after versions (dne-store)",
+    "serve": "serve the version that a channel names (dne-serve)",
+    "predict": "ask a running server about images",
+    "demo": "learn, serve and roll back handwritten digits, in two to three minutes",
+    "completion": "print what lets bash, zsh or fish complete these commands",
+}
+LISTED = "\n".join(f"    {name:<11} {meaning}" for name, meaning in COMMANDS.items())
+HELP = f"""usage: dne COMMAND …
 
 Teaches, keeps, serves and asks a classifier that grows. Each command has --help.
 
 commands:
-    train       learn tasks, evaluate versions and report on them (dne-train)
-    store       list, promote, roll back and look after versions (dne-store)
-    serve       serve the version that a channel names (dne-serve)
-    predict     ask a running server about images
+{LISTED}
 
 options:
   --help      show this message and end
@@ -53,9 +59,21 @@ def _main(given: Sequence[str]) -> int:
         return 0
     if name == "predict":
         return predicting.main(given[1:])
+    if name == "completion":
+        return completing.main(given[1:])
+    if name == "demo":
+        return _demo(given[1:])
     if name in PARTS:
         return _run_part(PARTS[name], given[1:])
     return _unknown(name)
+
+
+def _demo(arguments: Sequence[str]) -> int:
+    try:
+        from dne_client.demo import story
+    except ModuleNotFoundError as error:
+        return _fail(f"dne demo needs {error.name}: pip install 'dne-serve[demo]' brings it")
+    return story.main(arguments)
 
 
 def _run_part(command: str, arguments: Sequence[str]) -> int:
@@ -72,8 +90,8 @@ def _run_part(command: str, arguments: Sequence[str]) -> int:
 
 
 def _unknown(name: str) -> int:
-    near = difflib.get_close_matches(name, [*PARTS, "predict"], n=1)
-    hint = f": did you mean {near[0]}?" if near else f": there are {', '.join(PARTS)} and predict"
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f": did you mean {near[0]}?" if near else f": there are {', '.join(COMMANDS)}"
     return _fail(f"dne has no command {name!r}{hint}")
 
 

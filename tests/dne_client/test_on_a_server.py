@@ -190,7 +190,7 @@ def test_dne_predict_prints_csv_and_json_lines(
         (["predict", "."], "holds no images"),
         (["predict", __file__, "--url", "ftp://x"], "write http://HOST:PORT"),
         (["trian", "add-task"], "did you mean train?"),
-        (["xyz"], "there are train, store, serve and predict"),
+        (["xyz"], "there are train, store, serve, predict"),
     ],
 )
 def test_wrong_usage_is_a_sentence_and_code_2(

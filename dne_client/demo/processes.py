@@ -1,5 +1,8 @@
-"""The processes that the demo starts (a server, a trainer, the store's command), and HTTP to the
-server. Every process has ended when its `with` block has."""
+"""Start the demo's processes (a server, a trainer, the store's command), and ask the server.
+
+Every process has ended when its `with` block has. The standard library speaks HTTP, so that the
+demo needs no extra of the client.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PROJECT = Path(__file__).resolve().parents[1]
-COMMANDS = Path(os.path.relpath(Path(sys.executable).parent, PROJECT))
+COMMANDS = Path(sys.executable).parent
+"""The folder of the commands of this environment, whatever PATH says."""
 # Server and trainer share the cores. Threads that spin while they wait take them from each other:
 # on two busy cores, learning took 4 times as long in one try and 11 times in another.
 ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
@@ -31,6 +35,16 @@ STOP_S = 20
 
 class DemoFailed(Exception):
     """The message says which step failed, and where to look."""
+
+
+def spelt(command: str) -> str:
+    """Write a command as it can be pasted into a terminal in this folder."""
+    path = COMMANDS / command
+    found = shutil.which(command)
+    if found is not None and Path(found).resolve() == path.resolve():
+        return command
+    below = path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd()) if below else path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +85,12 @@ class Server:
 
 @contextlib.contextmanager
 def running_server(store: Path, *, port: int, token: str, log: Path) -> Iterator[Server]:
-    command = [str(COMMANDS / "dne-serve"), "--store", str(store), "--port", str(port)]
-    say_command(command)
+    options = ["--store", str(store), "--port", str(port)]
     with log.open("w") as stream:
         process = start(
-            command, stdout=stream, stderr=stream, env={**ENVIRONMENT, "DNE_ADMIN_TOKEN": token}
-        )
+            "dne-serve", *options,
+            stdout=stream, stderr=stream, env={**ENVIRONMENT, "DNE_ADMIN_TOKEN": token},
+        )  # fmt: skip
     server = Server(url=f"http://127.0.0.1:{port}", process=process, log=log)
     with stopping(process, signal.SIGTERM):
         waited = wait_for(
@@ -88,14 +102,13 @@ def running_server(store: Path, *, port: int, token: str, log: Path) -> Iterator
 
 def train(*arguments: str, store: Path, log: Path) -> dict[str, Any]:
     """The JSON of a `dne-train` command. Progress is shown on a terminal, else kept in `log`."""
-    command = [str(COMMANDS / "dne-train"), *arguments, "--store", str(store)]
-    say_command(command)
     shown = sys.stderr.isatty()
     with log.open("w") as stream:
         errors = None if shown else stream
         process = start(
-            [*command, "--json"], stdout=subprocess.PIPE, stderr=errors, env=ENVIRONMENT
-        )
+            "dne-train", *arguments, "--store", str(store), "--json",
+            stdout=subprocess.PIPE, stderr=errors, env=ENVIRONMENT,
+        )  # fmt: skip
         with stopping(process, signal.SIGINT):
             out, _ = process.communicate()
     if process.returncode:
@@ -107,21 +120,29 @@ def train(*arguments: str, store: Path, log: Path) -> dict[str, Any]:
 
 def move_channel(*arguments: str, store: Path) -> None:
     """`dne-store rollback`, `resume` or `promote`."""
-    command = [str(COMMANDS / "dne-store"), *arguments, "--store", str(store)]
-    say_command(command)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise DemoFailed(f"dne-store {arguments[0]} ended with {done.returncode}: {done.stderr}")
+    process = start(
+        "dne-store", *arguments, "--store", str(store),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT,
+    )  # fmt: skip
+    with stopping(process, signal.SIGTERM):
+        out, _ = process.communicate()
+    if process.returncode:
+        said = out.decode(errors="replace")
+        raise DemoFailed(f"dne-store {arguments[0]} ended with {process.returncode}: {said}")
 
 
-def start(command: Sequence[str], **streams: Any) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C reaches the demo only, which then stops what it started."""
-    return subprocess.Popen(command, start_new_session=True, **streams)
+def start(command: str, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+    """Say and start a command of this environment.
+
+    It has a session of its own: Ctrl-C reaches the demo only, which then stops what it started.
+    """
+    say_command([spelt(command), *arguments])
+    return subprocess.Popen([COMMANDS / command, *arguments], start_new_session=True, **streams)
 
 
 @contextlib.contextmanager
 def stopping(process: subprocess.Popen[bytes], number: signal.Signals) -> Iterator[None]:
-    """Whatever happens inside, the process has ended afterwards."""
+    """End the process with the block, however the block ends."""
     try:
         yield
     finally:
@@ -135,7 +156,7 @@ def stopping(process: subprocess.Popen[bytes], number: signal.Signals) -> Iterat
 
 
 def multipart(images: Sequence[Path], *, boundary: str) -> bytes:
-    """What `curl -F files=@… -F files=@…` sends."""
+    """Encode images as `curl -F files=@… -F files=@…` sends."""
     parts = [
         f'--{boundary}\r\nContent-Disposition: form-data; name="files"; filename="{image.name}"\r\n'
         "Content-Type: image/png\r\n\r\n".encode()

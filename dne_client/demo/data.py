@@ -1,5 +1,7 @@
-"""The demo's image folders: scikit-learn's 1,797 handwritten digits, and drawn shapes for a
-fourth task. Every third image is held out and never shown to the trainer."""
+"""Write the demo's image folders: scikit-learn's 1,797 handwritten digits, and drawn shapes.
+
+The shapes are for a fourth task. Every third image is held out and never shown to the trainer.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,251 @@
+"""Run `dne demo`: learn three tasks of handwritten digits, serve them, roll back and resume.
+
+It uses the commands and HTTP, as anyone would. On a terminal it goes on serving until Ctrl-C;
+without one it ends after the story.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import secrets
+import shutil
+import signal
+import sys
+import urllib.error
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from dne_client.demo.data import DIGIT_TASKS, SHAPES, DemoData, images_in, write_demo_data
+from dne_client.demo.processes import (
+    DemoFailed,
+    Server,
+    free_port,
+    move_channel,
+    running_server,
+    spelt,
+    train,
+    wait_for,
+)
+from model_store.tables import percent
+
+MARK = ".dne-demo"
+LEARNING = (
+    "--preset", "tiny", "--batch-size", "64", "--learning-rate", "0.002", "--augment", "none",
+)  # fmt: skip
+FIRST_TASK = ("--heads", "2", "--epochs", "30")
+LATER_TASKS = ("--epochs", "20")
+"""Options for a short time: a narrow network suffices for images of 8×8 pixels (ADR 75)."""
+LEAST_ACCURACY = 0.90
+IMAGES_A_REQUEST = 64
+SERVED_S = 10
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        with fresh_folder(asked.folder) as place:
+            tell(place, port=asked.port)
+    except (DemoFailed, urllib.error.URLError) as error:
+        print(f"\nThe demo failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped before the end of the story.", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="dne demo",
+        description="Learns handwritten digits in three tasks, serves them while they appear, "
+        "rolls back and resumes. Takes two to three minutes on two cores.",
+        epilog="Needs scikit-learn, which has the digits: pip install 'dne-serve[demo]'.",
+    )
+    made.add_argument("--port", type=int, default=8000, help="where to serve (default: 8000)")
+    made.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("demo"),
+        metavar="DIR",
+        help="where to keep what is made; a demo's folder is made anew (default: demo)",
+    )
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The demo's folder: images, store and logs."""
+
+    folder: Path
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "models"
+
+    @property
+    def server_log(self) -> Path:
+        return self.folder / "server.log"
+
+    def train(self, *arguments: str) -> dict[str, Any]:
+        return train(*arguments, store=self.store, log=self.folder / "trainer.log")
+
+
+def tell(place: Place, *, port: int) -> None:
+    """The story, start to end."""
+    print(f"dne-serve: a classifier that grows. The demo keeps its files in {place.folder}.\n")
+    data = write_demo_data(place.data)
+    print(f"Handwritten digits as PNG folders: {data.root}; a third of them is held out.")
+    token = secrets.token_urlsafe(12)
+    with running_server(
+        place.store, port=free_port(port), token=token, log=place.server_log
+    ) as server:
+        for version, task in enumerate(DIGIT_TASKS, start=1):
+            learn(task, place=place, server=server, data=data, version=version)
+        measure(server, place=place, data=data)
+        roll_back_and_resume(server, place=place, data=data)
+        print(invitation(server.url, place=place, token=token, data=data), flush=True)
+        if sys.stdout.isatty():
+            serve_until_interrupted(server)
+
+
+def learn(task: str, *, place: Place, server: Server, data: DemoData, version: int) -> None:
+    digits = DIGIT_TASKS[task]
+    print(f"\nTask {version} of {len(DIGIT_TASKS)}: the digits {digits[0]} to {digits[-1]}")
+    folder = str(data.train(task))
+    options = (*LEARNING, *(FIRST_TASK if version == 1 else LATER_TASKS))
+    learnt = place.train("add-task", "--data", folder, "--name", task, *options)
+    new, all_ = (learnt[name] / 2**20 for name in ("delta_bytes", "total_bytes"))
+    print(
+        f"  version {learnt['version']} knows {learnt['classes']} classes; "
+        f"{new:.2f} MiB of its {all_:.2f} MiB are new; learnt in {learnt['seconds']:.0f} s"
+    )
+    waited = wait_until_served(version, server=server, data=data)
+    print(f"  the running server serves it {waited:.1f} s later")
+    newest = [images_in(data.test / f"digit_{digit}")[0] for digit in digits]
+    show(server.predict(newest), images=newest)
+
+
+def measure(server: Server, *, place: Place, data: DemoData) -> None:
+    images = data.test_images()
+    print(f"\nAll {len(images)} held-out digits, asked of the server and of dne-train evaluate")
+    right = 0
+    for start in range(0, len(images), IMAGES_A_REQUEST):
+        some = images[start : start + IMAGES_A_REQUEST]
+        answers = server.predict(some)["predictions"]
+        right += sum(
+            answer["label"] == image.parent.name
+            for answer, image in zip(answers, some, strict=True)
+        )
+    served = right / len(images)
+    evaluation = place.train("evaluate", "--data", str(data.test))
+    evaluated = float(evaluation["accuracy"]["all"])
+    print(
+        f"  right: {percent(served)} of the server's answers, {percent(evaluated)} by "
+        "dne-train evaluate"
+    )
+    if served < LEAST_ACCURACY:
+        raise DemoFailed(f"less than {LEAST_ACCURACY:.0%} of the held-out digits were right")
+    if abs(served - evaluated) > 1.5 / len(images):
+        raise DemoFailed("the server and dne-train evaluate do not agree")
+
+
+def roll_back_and_resume(server: Server, *, place: Place, data: DemoData) -> None:
+    print("\nBack to the first version, and forward again; no weights move")
+    images = [images_in(data.test / f"digit_{digit}")[1] for digit in (3, 6, 9)]
+    move_channel("rollback", "--to", "1", "--reason", "showing how", store=place.store)
+    wait_until_served(1, server=server, data=data)
+    show(server.predict(images), images=images)
+    move_channel("resume", "--reason", "shown", store=place.store)
+    wait_until_served(len(DIGIT_TASKS), server=server, data=data)
+    show(server.predict(images), images=images)
+
+
+def invitation(url: str, *, place: Place, token: str, data: DemoData) -> str:
+    """Write what to try next, ready to paste."""
+    digit = data.test_images()[0]
+    shape = images_in(data.shapes_test / SHAPES[0])[0]
+    add_task = f"{spelt('dne-train')} add-task --data {data.shapes_train}"
+    port = url.rpartition(":")[2]
+    store = f"--store {place.store}"
+    manage = spelt("dne-store")
+    serve = f"DNE_ADMIN_TOKEN={token} {spelt('dne-serve')} {store} --port {port}"
+    opening = (
+        "Try it from another terminal; Ctrl-C ends this server."
+        if sys.stdout.isatty()
+        else f"The server ends here. To go on, start it again:\n  {serve}"
+    )
+    return f"""
+{opening}
+  the page      {url}/
+                its roll-back button asks for the admin token: {token}
+  predict       curl -F files=@{digit} {url}/predict
+  roll back     {manage} rollback --to 1 {store}
+  come back     {manage} resume {store}
+  a 4th task    {add_task} --name shapes {store}
+                curl -F files=@{shape} {url}/predict
+  all versions  {manage} list {store}"""
+
+
+def serve_until_interrupted(server: Server) -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        server.process.wait()
+        raise DemoFailed(f"the server ended by itself; see {server.log}")
+    print("\nStopped. The demo's files stay where they are until the next demo.")
+
+
+def wait_until_served(version: int, *, server: Server, data: DemoData) -> float:
+    image = data.test_images()[0]
+    return wait_for(
+        lambda: server.version(image) == version,
+        within_s=SERVED_S,
+        otherwise=f"the server does not serve version {version} after {SERVED_S} s",
+    )
+
+
+def show(answer: dict[str, Any], *, images: Sequence[Path]) -> None:
+    """One line: what was sent, and what the version said it is."""
+    said = ", ".join(
+        f"{image.parent.name} → {prediction['label']} ({prediction['score']:.2f})"
+        for image, prediction in zip(images, answer["predictions"], strict=True)
+    )
+    print(f"  POST /predict, version {answer['version']}: {said}")
+
+
+@contextlib.contextmanager
+def fresh_folder(folder: Path) -> Iterator[Place]:
+    """Empty the folder of an earlier demo, and keep other demos out of it.
+
+    The mark tells a demo's folder from one that somebody else has filled.
+    """
+    place, mark = Place(folder), folder / MARK
+    try:
+        if folder.exists() and not mark.exists() and any(folder.iterdir()):
+            raise DemoFailed(
+                f"{folder} has files that no demo made; choose another with --folder DIR"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = mark.open("w")
+    except OSError as error:
+        raise DemoFailed(f"{folder} cannot be the demo's folder: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DemoFailed(f"another demo is running in {folder}; stop it first") from None
+        for made in (place.store, place.data):
+            shutil.rmtree(made, ignore_errors=True)
+        yield place
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
