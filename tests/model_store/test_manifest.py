@@ -49,7 +49,7 @@ def test_every_member_is_written_whatever_its_value() -> None:
     written = json.loads(encode(prepare().draft, version=3))
     left_out = {"deepened", "doubt", "hierarchy", "statistics"}
     assert written.keys() == Manifest.model_fields.keys() - left_out
-    assert written["metrics"].keys() == Metrics.model_fields.keys() - {"shown", "run"}
+    assert written["metrics"].keys() == Metrics.model_fields.keys() - {"scores", "shown", "run"}
     assert written["network"].keys() == Geometry.model_fields.keys() - {"attention", "backbone"}
     assert written["tasks"][0].keys() == TaskRecord.model_fields.keys()
 
@@ -65,6 +65,17 @@ def test_a_manifest_that_lacks_a_member_is_refused(path: str) -> None:
     del place[last]
     with pytest.raises(RecordInvalid):
         decode("x", seal(body), version=3)
+
+
+def test_counts_of_scores_are_written_where_there_are_some_and_have_a_count_a_bin() -> None:
+    body = _body()
+    body["metrics"]["scores"] = counts = list(range(12))
+    manifest = decode("x", seal(body), version=3)
+    assert manifest.metrics.scores == tuple(counts)
+    for wrong in (counts[:-1], [*counts, 1], [-1, *counts[1:]], None):
+        body["metrics"]["scores"] = wrong
+        with pytest.raises(RecordInvalid):
+            decode("x", seal(body), version=3)
 
 
 def test_attention_is_written_where_it_is_gated_and_nowhere_else() -> None:
