@@ -39,13 +39,17 @@ def lines(advice: Advice) -> tuple[Line, ...]:
 def in_full(advice: Advice) -> list[str]:
     """Say everything, one thing a line."""
     told = [_class(one) for one in advice.classes]
-    told += [_pair(one).text for one in advice.confused]
+    told += [_pair(one, named=_names(one.images)) for one in advice.confused]
     told += [
         f"{one.image.name} is labelled {one.class_name} and looks like {one.likelier}."
         for one in advice.suspects
     ]
     told += [f"{one.judged.name} is nearly a copy of {one.learnt.name}." for one in advice.copies]
     return [*told, *advice.notes]
+
+
+def _names(images: Sequence[AdvisedImage]) -> str:
+    return ", ".join(image.name for image in images)
 
 
 def _class(one: ClassAdvice) -> str:
@@ -72,7 +76,7 @@ def _suspects(advice: Advice) -> list[Line]:
     many = counted(advice.suspects_in_all, "label")
     return [
         Line(
-            text=f"{many} may be wrong. Look first at {first.image.name}: it is labelled "
+            text=f"{many} may be wrong. Look first at {_told([first.image])}: it is labelled "
             f"{first.class_name} and looks like {first.likelier}.",
             images=tuple(one.image for one in advice.suspects),
         )
@@ -87,7 +91,8 @@ def _copies(advice: Advice) -> list[Line]:
     return [
         Line(
             text=f"{counted(many, 'image')} to judge by {told} of images to learn from, so the "
-            f"accuracy looks better than it is: {first.judged.name} and {first.learnt.name}.",
+            f"accuracy looks better than it is: {_told([first.judged])} and "
+            f"{_told([first.learnt])}.",
             images=tuple(image for one in advice.copies for image in (one.judged, one.learnt)),
         )
     ]
@@ -102,16 +107,20 @@ def _gain(one: ClassAdvice) -> str:
 def _confused(advice: Advice) -> list[Line]:
     if not advice.confused:
         return []
-    return [_pair(advice.confused[0])]
+    first = advice.confused[0]
+    return [Line(text=_pair(first, named=_told(first.images)), images=first.images)]
 
 
-def _pair(one: Confused) -> Line:
-    named = ", ".join(image.name for image in one.images)
-    return Line(
-        text=f"{one.class_name} is confused with {one.taken_for} "
-        f"({counted(one.count, 'image')}): look at {named}.",
-        images=one.images,
-    )
+def _pair(one: Confused, *, named: str) -> str:
+    how_many = counted(one.count, "image")
+    return f"{one.class_name} is confused with {one.taken_for} ({how_many}): look at {named}."
+
+
+def _told(images: Sequence[AdvisedImage]) -> str:
+    """Name images. Ids of the inbox tell people nothing: pages show the pictures."""
+    names = [image.name for image in images if image.item is None]
+    items = len(images) - len(names)
+    return ", ".join([*names, *([counted(items, "image") + " of the inbox"] if items else [])])
 
 
 def _nothing_gains(classes: Sequence[ClassAdvice]) -> list[Line]:

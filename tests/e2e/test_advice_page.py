@@ -45,7 +45,7 @@ def test_a_person_reads_what_would_help_and_sees_the_pictures(
                 f"1 label may be wrong. Look first at {HOSTILE}: it is labelled mug and looks "
                 "like cup.",
                 "About 15 more images of mug: + 4 points.",
-                f"{HOSTILE} is confused with cup (2 images): look at {item}.",
+                f"{HOSTILE} is confused with cup (2 images): look at 1 image of the inbox.",
             ]
         )
         playwright.expect(told.nth(2).get_by_role("img", name=item)).to_be_visible()

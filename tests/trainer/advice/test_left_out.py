@@ -72,12 +72,12 @@ def test_nothing_is_said_of_one_class_or_of_images_that_are_all_the_same(
     assert leave_out(tokens_NW, labels_N, may_judge_N=np.ones(40, dtype=bool)) is None
 
 
-def test_a_curve_that_falls_with_one_over_the_images_is_forecast_exactly() -> None:
+def test_a_curve_of_the_assumed_form_is_forecast_exactly() -> None:
     sizes_CS = np.array([[8.0, 16.0, 32.0], [10.0, 20.0, 40.0], [8.0, 16.0, 32.0]])
-    errors_CS = np.array([[0.1], [0.02], [0.3]]) + np.array([[1.2], [0.4], [-1.0]]) / sizes_CS
+    errors_CS = np.array([[0.1], [0.02], [0.3]]) + np.array([[1.2], [0.4], [-1.0]]) / sizes_CS**0.75
     slope_C = slopes(sizes_CS, errors_CS)
     np.testing.assert_allclose(slope_C, [1.2, 0.4, 0.0], atol=1e-12)
-    plain = (0.1 + 1.2 / 40) - (0.1 + 1.2 / 60)
+    plain = (0.1 + 1.2 / 40**0.75) - (0.1 + 1.2 / 60**0.75)
     assert gain(slope_C[0], error=0.13, images=40, more=20) == pytest.approx(plain)
 
 
