@@ -20,7 +20,7 @@ from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest, delta_of, total_bytes
 from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
-from trainer.advise_version import advise_on
+from trainer.advice.of_run import advise_on
 from trainer.assess import can_doubt, say_evidence
 from trainer.base import Base
 from trainer.data.sources.place import shown

@@ -32,7 +32,7 @@ class ToldAdvice(Advice):
 
 
 class AdviceAnswer(BaseModel):
-    """What would help a version most; null where the trainer has left no advice, or a class of the
+    """The advice on a version; null where the trainer has left no advice, or a class of the
     version was forgotten."""
 
     version: int

@@ -48,7 +48,7 @@ class Beside(BaseModel):
 
 
 class ActivityAnswer(BaseModel):
-    """What the server does now. Rates and times are those of predictions."""
+    """The state of the server now. Rates and times are those of predictions."""
 
     version: int | None
     channel: str

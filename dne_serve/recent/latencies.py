@@ -18,7 +18,7 @@ TAIL_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast predictions come and are answered. Times are None without an answer."""
+    """The pace at which predictions come and are answered. Times are None without an answer."""
 
     requests_per_second: float
     p50_ms: float | None = None

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from dne_serve.reports.schemas import (
-    Confused,
     Measured,
     ReportAccuracy,
     ReportBin,
     ReportCalibration,
     ReportClass,
+    ReportConfused,
 )
 from model_store.records.manifest import Manifest
 from model_store.records.quality import Calibration
@@ -91,10 +91,10 @@ def matrix_of(manifest: Manifest) -> list[list[int]] | None:
     return [[table.get(name, {}).get(answer, 0) for answer in names] for name in names]
 
 
-def confused_in(manifest: Manifest) -> list[Confused]:
+def confused_in(manifest: Manifest) -> list[ReportConfused]:
     """List the pairs of classes that were confused most often."""
     pairs = [
-        Confused(label=label, taken_for=answer, images=count)
+        ReportConfused(label=label, taken_for=answer, images=count)
         for label, answers in manifest.metrics.confusion.items()
         for answer, count in answers.items()
         if label != answer

@@ -38,7 +38,7 @@ class ReportClass(BaseModel):
     precision: Measured | None
 
 
-class Confused(BaseModel):
+class ReportConfused(BaseModel):
     label: str
     taken_for: str
     images: int
@@ -132,7 +132,7 @@ class ReportAnswer(BaseModel):
     all_classes: int
     retired: list[str]
     matrix: list[list[int]] | None
-    confused: list[Confused]
+    confused: list[ReportConfused]
     worse: list[ClassChange]
     flipped: list[Flip]
     got_worse: int

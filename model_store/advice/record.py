@@ -41,7 +41,7 @@ class AdvisedImage(Record):
 
 
 class ClassAdvice(Record):
-    """What more images of a class would bring."""
+    """The gain by more images of a class."""
 
     class_name: ClassName = Field(alias="class")
     images: Count
@@ -49,7 +49,7 @@ class ClassAdvice(Record):
     """The share of left-out images of the class that a classifier on the same tokens has right."""
     more: Count = 0
     gain: Points | None = None
-    """What so many `more` images would add to the accuracy; null: it cannot be said."""
+    """The accuracy that so many `more` images would add; null: it cannot be said."""
     why: Text | None = None
     """Why it cannot be said."""
 
@@ -70,7 +70,7 @@ class Suspect(Record):
     class_name: ClassName = Field(alias="class")
     likelier: ClassName
     score: Share
-    """How likely the label is, by the images of all other folds. Small: it is in doubt."""
+    """The likelihood of the label, by the images of all other folds. Small: it is in doubt."""
 
 
 class Copy(Record):
@@ -93,7 +93,7 @@ class Advice(Record):
     copies: Annotated[tuple[Copy, ...], Field(max_length=MAX_LISTED)] = ()
     copies_in_all: Count = 0
     notes: tuple[Text, ...] = ()
-    """What could not be said."""
+    """Sentences on things that could not be said."""
 
 
 class AdviceRecord(Record):

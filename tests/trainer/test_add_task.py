@@ -65,6 +65,7 @@ def test_the_answer_is_the_one_the_design_promises(
         *("refused", "delta_bytes", "total_bytes", "memory_bytes", "seconds"),
         *("calibration", "unknown", "gate"),
         *("extended", "forecast", "judged", "verdict", "notes", "deepened", "deeper"),
+        "advice",
     }
     assert (facts["version"], facts["parent"]) == (2, 1)
     assert (facts["tasks"], facts["classes"], facts["new_classes"]) == (2, 5, ["0", "1", "2"])

@@ -31,7 +31,7 @@ FEWEST_IMAGES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """What classifiers said of images that they had not seen."""
+    """The answers of classifiers to images that they had not seen."""
 
     logits_NC: Doubles
     judged_N: Flags

@@ -20,7 +20,7 @@ ENOUGH_HELD_OUT = 200
 HELD_OUT_BOUNDS = (2, 20)
 FEWEST_FOR_HELD_OUT = 10
 KEPT_AS = {"memory": "exemplar", "held-out": "held-out image"}
-"""What people are told of an image that the store keeps: its file is gone."""
+"""The name that people are told of an image that the store keeps: its file is gone."""
 
 
 def held_out_count(images: int, *, share: float = HELD_OUT_SHARES[0]) -> int:

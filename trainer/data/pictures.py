@@ -69,6 +69,10 @@ class Pictures:
         image = self._images[row]
         return image.data if isinstance(image, StoredImage) else encode_png(image)
 
+    def is_stored(self, row: int) -> bool:
+        """Tell whether the store keeps an image, and it takes decoding to see its pixels."""
+        return isinstance(self._images[row], StoredImage)
+
     def digests(self) -> list[bytes]:
         """Name each image: a file by its bytes, another image by its pixels."""
         return [
