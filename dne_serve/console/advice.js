@@ -6,7 +6,7 @@ import { $, make, refill } from "./elements.js";
 const MAX_PICTURES = 6; // of a line
 
 // On a phone the images come first.
-$("advice-box").open = matchMedia("(min-width: 48rem)").matches;
+$("advice-box").open = matchMedia("(min-width: 46rem)").matches;
 
 let shown = null; // the version whose advice is shown
 const addresses = []; // of the pictures that are shown
