@@ -70,7 +70,7 @@ function tiles(report) {
   const list = make("dl", "tiles");
   const add = (name, value, more) => {
     const tile = make("div");
-    tile.append(make("dt", "", name), make("dd", "figure", value), make("dd", "more", more));
+    tile.append(make("dt", "", name), make("dd", "amount", value), make("dd", "more", more));
     list.append(tile);
   };
   add("accuracy", share(all), interval(all));

@@ -21,6 +21,10 @@ expect = playwright.expect
 HOSTILE_NAME = "<img src=x onerror=alert(1)>"
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
 DESK: dict[str, Any] = {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"}
+WITH_LONG_TEXT = """all => all.map((one) => {
+  one.textContent = "888.88 MiB";
+  return one.scrollWidth <= one.clientWidth && getComputedStyle(one).borderStyle === "none";
+})"""
 LOADED = (
     "() => [...document.querySelectorAll('.pictures img')].filter((i) => i.naturalWidth).length"
 )
@@ -53,6 +57,7 @@ def test_a_report_shows_verdict_pictures_and_plots_and_fits_the_window(
         expect(page.get_by_role("img", name="Scores of held-out images")).to_be_visible()
         expect(page.get_by_text(told["run"]["command"])).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= window["viewport"]["width"]
+        assert page.eval_on_selector_all(".tiles dt + dd", WITH_LONG_TEXT) == [True] * 6
 
 
 def test_versions_without_a_report_of_their_own_say_so(
