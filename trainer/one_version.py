@@ -149,7 +149,6 @@ def learn_version(
                     latency_ms=expected.version.latency_ms,
                 ),
             )
-            advice = advise_on(student, data=data, learnt=learnt, cache=final.cache)
             ranks.total(0)  # all ranks are still there, or nothing is published
             store = base.made_store()
             manifest = store.publish(draft, shards=shards, signer=request.signer)
@@ -158,6 +157,8 @@ def learn_version(
             if request.on_published:
                 request.on_published(manifest)
             refused = _promote(store, manifest, base=base, request=request)
+            # After that: nobody who waits for the version has to wait for the advice on it.
+            advice = advise_on(student, data=data, learnt=learnt, cache=final.cache)
             if request.keeps_pictures:  # else nothing that names single images is kept
                 _keep_advice(store, manifest, advice, progress)
             return manifest, refused
