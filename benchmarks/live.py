@@ -12,16 +12,11 @@ from __future__ import annotations
 
 import argparse
 import http.client
-import io
-import json
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -29,14 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import numpy as np
-from PIL import Image
-
 from benchmarks.figures import Figure, at_most, print_figures
 from benchmarks.grown import paper_spec, publish_lineage, random_network
+from benchmarks.loop import made_up_photo
+from benchmarks.own_server import own_server
 from model_store.store.store import Store
 
-START = (sys.executable, "-c", "import sys; from dne_serve.cli import main; sys.exit(main())")
 OPTIONS = ("--backend", "torch", "--threads", "1", "--log-level", "warning")
 CONNECTIONS = 4
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
@@ -55,8 +48,8 @@ def main() -> None:
         store = Store.create(str(location))
         (manifest,) = publish_lineage(store, random_network(paper_spec(1)), [1])
         store.promote(manifest.version, channel="production", actor="benchmark", reason="")
-        with _server(location) as (url, pid):
-            turns = Turns(url=url, pid=pid, listener=Listener())
+        with own_server(location, *OPTIONS) as server:
+            turns = Turns(url=server.url, pid=server.pid, listener=Listener())
             figures = measure(turns, options.rounds, options.requests, measured)
             figures += measure_idle(turns, options.seconds, measured)
     print_figures(figures, measured=measured, as_json=options.json)
@@ -76,7 +69,7 @@ class Turns:
 
 def measure(turns: Turns, rounds: int, requests: int, measured: dict[str, float]) -> list[Figure]:
     """Compare the processor time of a request with and without a listener."""
-    image = _photo()
+    image = made_up_photo(0)
     took: dict[str, list[float]] = {"without": [], "with": []}
     for number in range(rounds + 1):  # the first turn of each warms up
         for name in sorted(took, reverse=number % 2 == 0):  # each goes first in turn
@@ -145,32 +138,6 @@ class Listener:
             self._bytes += len(part)
 
 
-@contextmanager
-def _server(location: Path) -> Iterator[tuple[str, int]]:
-    process = subprocess.Popen(
-        [*START, "--store", str(location), "--port", "0", "--json", *OPTIONS],
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        _wait(url)
-        yield url, process.pid
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _wait(url: str) -> None:
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"{url}/readyz").close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise TimeoutError(url)
-
-
 def _processor_s(pid: int) -> float:
     """Read user and system time of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -196,13 +163,6 @@ def _load(url: str, image: bytes, *, requests: int) -> None:
 
     with ThreadPoolExecutor(CONNECTIONS) as threads:
         list(threads.map(send, range(CONNECTIONS)))
-
-
-def _photo() -> bytes:
-    grid = np.random.default_rng(0).integers(0, 256, (9, 12, 3), dtype=np.uint8)
-    written = io.BytesIO()
-    Image.fromarray(grid).resize((320, 240), Image.Resampling.BICUBIC).save(written, "JPEG")
-    return written.getvalue()
 
 
 if __name__ == "__main__":

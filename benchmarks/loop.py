@@ -17,14 +17,10 @@ import io
 import json
 import os
 import resource
-import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -37,11 +33,12 @@ from benchmarks.figures import Figure, at_least, at_most, print_figures
 from benchmarks.grown import paper_spec, publish_lineage, random_network
 from benchmarks.loop_labelling import measure_labelling
 from benchmarks.loop_learning import measure_learning
+from benchmarks.own_server import OwnServer, own_server
 from model_store.inbox.naming import picture_name
 from model_store.records.inbox import ItemRecord, Picture, TopClass
 from model_store.store.store import Store
 
-START = (sys.executable, "-c", "import sys; from dne_serve.cli import main; sys.exit(main())")
+OPTIONS = ("--backend", "onnx", "--log-level", "warning")
 PICTURES = 3000
 SAMPLE = 300
 CONNECTIONS = 8
@@ -83,21 +80,21 @@ def measure_collecting(
     location: Path, rounds: int, seconds: float, measured: dict[str, float]
 ) -> list[Figure]:
     """Compare the throughput and the 99th percentile with and without collecting, in turns."""
-    bodies = [_photo(seed) for seed in range(PICTURES)]
+    bodies = [made_up_photo(seed) for seed in range(PICTURES)]
     bound = _bound(location, bodies)
     caps = ("--collect-per-hour", "1000000", "--collect-total", "1000000")
     rates: dict[str, list[float]] = {"off": [], "on": []}
     tails: dict[str, list[float]] = {"off": [], "on": []}
     with (
-        _server(location) as off,
-        _server(location, "--collect", f"score<{bound:.6f}", *caps) as on,
+        own_server(location, *OPTIONS) as off,
+        own_server(location, *OPTIONS, "--collect", f"score<{bound:.6f}", *caps) as on,
     ):
         for _ in range(rounds + 1):  # the first turn of each warms up
-            for name, url in (("off", off), ("on", on)):
-                took = _load(url, bodies, seconds=seconds)
+            for name, server in (("off", off), ("on", on)):
+                took = _load(server, bodies, seconds=seconds)
                 rates[name].append(len(took) / seconds)
                 tails[name].append(float(np.quantile(took, 0.99)))
-        counted = _metrics(on)
+        counted = _metrics(on.url)
     pairs = [b / a for a, b in zip(rates["off"][1:], rates["on"][1:], strict=True)]
     tail_pairs = [b / a for a, b in zip(tails["off"][1:], tails["on"][1:], strict=True)]
     offered = sum(counted.values())
@@ -119,15 +116,15 @@ def measure_collecting(
 def measure_inbox(location: Path, items: int, measured: dict[str, float]) -> list[Figure]:
     """Time the first page of a large inbox over HTTP, and the memory that the server gains."""
     _fill(location, items)
-    with _server(location) as url:
-        before = _resident_bytes(url)
+    with own_server(location, *OPTIONS) as server:
+        url, before = server.url, _resident_bytes(server)
         first = _timed(f"{url}/inbox?limit=100&state=unlabelled")
-        after_first = _resident_bytes(url)
+        after_first = _resident_bytes(server)
         for order in ("newest", "uncertain", "unknown", "disagreeing"):
             measured[f"page by {order} (s)"] = _timed(f"{url}/inbox?limit=100&order={order}")
         time.sleep(20)
         measured["page after a new listing (s)"] = _timed(f"{url}/inbox?limit=100")
-        gained = max(after_first, _resident_bytes(url)) - before
+        gained = max(after_first, _resident_bytes(server)) - before
     return [
         at_most(f"first page of {items} items (s)", first, 1.0),
         at_most("memory for them (MiB)", gained / (1 << 20), 50.0),
@@ -141,7 +138,7 @@ def _make_store(location: Path) -> None:
     store.promote(manifest.version, channel="production", actor="benchmark", reason="")
 
 
-def _photo(seed: int) -> bytes:
+def made_up_photo(seed: int) -> bytes:
     grid = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     written = io.BytesIO()
     Image.fromarray(grid).resize((320, 240), Image.Resampling.BICUBIC).save(written, "JPEG")
@@ -150,41 +147,12 @@ def _photo(seed: int) -> bytes:
 
 def _bound(location: Path, bodies: list[bytes]) -> float:
     """Find the score that a tenth of the pictures are below."""
-    with _server(location) as url:
-        scores = [_predict(url, body)["predictions"][0]["score"] for body in bodies[:SAMPLE]]
+    with own_server(location, *OPTIONS) as server:
+        scores = [_predict(server.url, body)["predictions"][0]["score"] for body in bodies[:SAMPLE]]
     return float(np.quantile(scores, MATCHING))
 
 
-@contextmanager
-def _server(location: Path, *options: str) -> Iterator[str]:
-    options = ("--backend", "onnx", "--log-level", "warning", *options)
-    process = subprocess.Popen(
-        [*START, "--store", str(location), "--port", "0", "--json", *options],
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        _PROCESSES[url] = process.pid
-        _wait(url)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-_PROCESSES: dict[str, int] = {}
 _PLACE = count()
-
-
-def _wait(url: str) -> None:
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"{url}/readyz").close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    raise TimeoutError(url)
 
 
 def _predict(url: str, body: bytes) -> dict[str, list[dict[str, float]]]:
@@ -194,13 +162,12 @@ def _predict(url: str, body: bytes) -> dict[str, list[dict[str, float]]]:
     return found
 
 
-def _load(url: str, bodies: list[bytes], *, seconds: float) -> list[float]:
+def _load(server: OwnServer, bodies: list[bytes], *, seconds: float) -> list[float]:
     """Send pictures over some connections for a time, and return how long each answer took."""
-    host = url.removeprefix("http://")
     until = time.perf_counter() + seconds
 
     def send(_: int) -> list[float]:
-        connection = http.client.HTTPConnection(host)
+        connection = http.client.HTTPConnection(server.address)
         took = []
         while (began := time.perf_counter()) < until:
             headers = {"Content-Type": "image/jpeg"}
@@ -235,9 +202,9 @@ def _timed(url: str) -> float:
     return time.perf_counter() - began
 
 
-def _resident_bytes(url: str) -> int:
+def _resident_bytes(server: OwnServer) -> int:
     """Read the resident memory of a server."""
-    pages = Path(f"/proc/{_PROCESSES[url]}/statm").read_text().split()[1]
+    pages = Path(f"/proc/{server.pid}/statm").read_text().split()[1]
     return int(pages) * resource.getpagesize()
 
 

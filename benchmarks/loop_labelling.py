@@ -26,10 +26,10 @@ from benchmarks.loop_learning import (
     ask,
     learn_first,
     photos,
-    server,
     until,
     write_photos,
 )
+from benchmarks.own_server import own_server
 
 NEW_CLASSES = 2
 NEW_PHOTOS = 30
@@ -68,7 +68,8 @@ def measure_labelling(
 
 
 def _label(location: Path, pictures: dict[str, list[bytes]], new: list[str]) -> Person:
-    with server(location, "--collect", "sample=0%") as url:
+    with own_server(location, "--collect", "sample=0%", admin_token=TOKEN) as server:
+        url = server.url
         person = Person(_fill(url, pictures), new)
         person.label(url)
         for one in ask(f"{url}/inbox?state=labelled&limit=200")["items"]:

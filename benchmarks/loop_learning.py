@@ -16,21 +16,19 @@ import time
 import urllib.request
 import uuid
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from benchmarks.figures import Figure, at_most
+from benchmarks.own_server import own_server
 from model_store.inbox.inbox import Inbox, Judgement
 from model_store.inbox.naming import new_id
 from model_store.records.inbox import ItemRecord, Picture, TopClass
 from model_store.store.store import Store
 
 TRAIN = (sys.executable, "-c", "import sys; from trainer.cli import main; sys.exit(main())")
-SERVE = (sys.executable, "-c", "import sys; from dne_serve.cli import main; sys.exit(main())")
 OLD = 10
 IMAGES = 40
 NEW = 2
@@ -52,7 +50,8 @@ def measure_learning(
             write_photos(archive, name, folder / "data" / name)
         learn_first(location, folder / "data", pretrained)
         _label(location, {name: photos(archive, name, PHOTOS) for name in names[OLD:]})
-    with server(location, "--with-trainer") as url:
+    with own_server(location, "--with-trainer", admin_token=TOKEN) as server:
+        url = server.url
         time.sleep(15)  # the worker has started, as it has when a person has labelled
         began = time.perf_counter()
         job = ask(f"{url}/jobs", {"reason": "benchmark"})["id"]
@@ -121,21 +120,6 @@ def _item(data: bytes) -> ItemRecord:
         rules=("unknown",),
         transaction=uuid.uuid4().hex,
     )
-
-
-@contextmanager
-def server(location: Path, *options: str) -> Iterator[str]:
-    command = [*SERVE, "--store", str(location), "--port", "0", "--json", *options]
-    surroundings = {**os.environ, "DNE_ADMIN_TOKEN": TOKEN}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=surroundings)
-    try:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        until(lambda: "version" in ask(f"{url}/readyz"))
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def ask(url: str, body: dict[str, str] | None = None) -> dict[str, Any]:
