@@ -21,6 +21,7 @@ from model_store.network.network import Network
 from trainer.evaluation.calibrate import fit_temperature, negative_log_likelihood
 from trainer.evaluation.judged import Judged
 from trainer.learning.losses import Classification
+from trainer.learning.optimiser import skip_the_compiler
 from trainer.ranks.threads import one_thread
 
 L2_PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
@@ -174,7 +175,7 @@ def solve(
         weight_CW, bias_C = near[0].clone(), near[1] + near[0] @ mean_W
     weight_CW.requires_grad_(True)
     bias_C.requires_grad_(True)
-    _skip_the_compiler()
+    skip_the_compiler()
     optimiser = torch.optim.LBFGS(
         [weight_CW, bias_C],
         max_iter=iterations,
@@ -194,17 +195,6 @@ def solve(
     optimiser.step(objective)  # type: ignore[no-untyped-call]
     weight, bias = weight_CW.detach(), bias_C.detach()
     return weight, bias - weight @ mean_W
-
-
-def _skip_the_compiler() -> None:
-    """Let torch's optimiser run without torch's compiler, whose import takes two seconds.
-
-    A wrapper around these methods imports it when it is first called, unless their mark is there.
-    """
-    for name in ("add_param_group", "zero_grad"):
-        method = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)
-        if method is not None:
-            method.__dict__.setdefault("__dynamo_disable", method)
 
 
 def choose(problem: Problem, *, judged_N: Tensor | None = None) -> Fitted:

@@ -21,6 +21,7 @@ from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
 from trainer.learning.checkpoint import Checkpoint, RunState
 from trainer.learning.learner import AnyLearner, BatchLoss, Learner, Step
+from trainer.learning.optimiser import AdamW
 from trainer.learning.out_of_memory import explained
 from trainer.learning.plan import Plan
 from trainer.progress import Progress
@@ -192,7 +193,7 @@ def adamw(
         network: Learner, parameters: Sequence[nn.Parameter], rate: float
     ) -> torch.optim.Optimizer:
         groups = parameter_groups(network, parameters, weight_decay=weight_decay, slow=slow)
-        return torch.optim.AdamW(groups, lr=rate, fused=True)
+        return AdamW(groups, lr=rate)
 
     return make
 

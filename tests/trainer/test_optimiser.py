@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.trainer.folders import SIZES, write_classes
+from trainer.learning.optimiser import AdamW
+
+
+def test_steps_have_the_bits_of_the_optimiser_of_torch() -> None:
+    torch.manual_seed(0)
+    ours = [torch.nn.Parameter(torch.randn(3, 4)), torch.nn.Parameter(torch.randn(5))]
+    theirs = copy.deepcopy(ours)
+    optimisers = [
+        AdamW(groups_of(ours), lr=1e-2),
+        torch.optim.AdamW(groups_of(theirs), lr=1e-2, fused=True),
+    ]
+    for rate in (1e-2, 3e-3, 1e-3):
+        gradients = [torch.randn_like(one) for one in ours]
+        for optimiser, parameters in zip(optimisers, (ours, theirs), strict=True):
+            for one, gradient in zip(parameters, gradients, strict=True):
+                one.grad = gradient.clone()
+            for group in optimiser.param_groups:
+                group["lr"] = rate
+            optimiser.step()
+    assert all(map(torch.equal, ours, theirs))
+
+
+def groups_of(parameters: list[torch.nn.Parameter]) -> list[dict[str, object]]:
+    return [{"params": [one], "weight_decay": 0.05 * one.ndim} for one in parameters]
+
+
+def test_a_task_is_learnt_without_the_compiler_of_torch(tmp_path: Path) -> None:
+    """The compiler's import takes two seconds of every command."""
+    code = (
+        "import sys\n"
+        "from trainer.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print(code, 'torch._dynamo' in sys.modules)\n"
+    )
+    data = write_classes(tmp_path / "letters", ["a", "b"])
+    options = [*map(str, SIZES), "--epochs", "1", "--store", str(tmp_path / "models")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "add-task", "--data", str(data), *options],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "0 False", done.stderr
