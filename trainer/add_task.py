@@ -27,12 +27,13 @@ from trainer.data.sources.forms import list_data
 from trainer.data.task_data import TaskData, read_again, read_task_data
 from trainer.deepen import deepen_with
 from trainer.learning.student import Student
-from trainer.one_version import Outcome, learn_version
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask
 from trainer.start.first_network import refuse_pretrained
 from trainer.start.make_student import make_student
+from trainer.versions.one_version import learn_version
+from trainer.versions.outcome import Outcome
 
 
 def add_task(

@@ -39,9 +39,9 @@ from trainer.ranks.place import Place, cores_here, place_of, refuse_ranks
 from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report, Work
 
 if TYPE_CHECKING:
-    from trainer.one_version import Outcome
     from trainer.progress import Progress
     from trainer.ranks.ranks import Ranks
+    from trainer.versions.outcome import Outcome
 
 Asked = TypeVar("Asked")
 
@@ -191,13 +191,12 @@ def _learn_from_inbox(options: argparse.Namespace) -> int:
     from trainer.add_task import add_task
     from trainer.inbox.from_inbox import learn_from_inbox
     from trainer.progress import show_progress
-    from trainer.ranks.ranks import ALONE
 
     learnt = learn_from_inbox(request, add_task=add_task, progress=show_progress())
     if options.json:
         print_json(learnt.as_json())
-    for outcome in () if options.json else learnt.outcomes:
-        _tell(outcome, options, ALONE)
+    else:
+        _tell_outcomes(learnt.outcomes, options)
     return EXIT_NOT_PROMOTED if learnt.any_refused else EXIT_OK
 
 
@@ -278,15 +277,23 @@ def _how_shared(place: Place) -> str:
 
 
 def _tell(outcome: Outcome, options: argparse.Namespace, ranks: Ranks) -> int:
-    from trainer.report.text import tell_outcome
-
     if ranks.rank:
         pass  # the first rank has said it
     elif options.json:
         print_json(outcome.as_json())
     else:
-        tell_outcome(outcome)
+        _tell_outcomes([outcome], options)
     return EXIT_NOT_PROMOTED if outcome.any_refused else EXIT_OK
+
+
+def _tell_outcomes(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
+    from trainer.report.closing import Closing
+    from trainer.report.text import tell_outcome
+
+    for outcome in outcomes:
+        tell_outcome(outcome)
+    for outcome in outcomes[-1:]:
+        Closing(outcome=outcome, store=options.store, channel=options.channel).tell()
 
 
 def _request(

@@ -10,12 +10,13 @@ from trainer.base import Base, base_of
 from trainer.data.sources.forms import list_judge
 from trainer.data.task_data import TaskData, recall_task_data
 from trainer.learning.student import Student
-from trainer.one_version import Outcome, learn_version
 from trainer.presets import heads_for
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask, Deepen
 from trainer.start.make_student import make_deepening
+from trainer.versions.one_version import learn_version
+from trainer.versions.outcome import Outcome
 
 
 class NothingToDeepen(WrongUsage):

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from model_store.tables import percent
+from trainer.time_left import ExpectedPhase, TimeLeft
 
 SECONDS_BETWEEN_LINES = 5.0
+PARTS_OF_A_BAR = 1000
 
 
 class Phase(Protocol):
@@ -27,8 +29,11 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Tell the user one sentence."""
 
+    def whole(self, expected: Sequence[ExpectedPhase]) -> AbstractContextManager[None]:
+        """Begin a run of several phases, and tell its whole time left as well."""
+
     def phase(self, name: str, *, total: int) -> AbstractContextManager[Phase]:
-        """Begin a part of the run that handles `total` images."""
+        """Begin a part of the run that handles `total` images; 0: one that counts no images."""
 
 
 def show_progress(stream: TextIO | None = None) -> Progress:
@@ -42,6 +47,10 @@ class Silent:
 
     def note(self, text: str) -> None:
         pass
+
+    @contextmanager
+    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
+        yield
 
     @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Phase]:
@@ -59,20 +68,36 @@ class Lines:
     def __init__(self, stream: TextIO, *, every_s: float = SECONDS_BETWEEN_LINES) -> None:
         self._stream = stream
         self._every_s = every_s
+        self._all: TimeLeft | None = None
 
     def note(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
 
     @contextmanager
+    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
+        self._all = TimeLeft(expected)
+        try:
+            yield
+        finally:
+            self._all = None
+
+    @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Phase]:
-        phase = _LinesPhase(self, name=name, total=total, every_s=self._every_s)
+        all_phases = self._all or TimeLeft(())
+        all_phases.begin(name, images=total)
+        phase = _LinesPhase(
+            self, name=name, total=total, every_s=self._every_s, all_phases=all_phases
+        )
         yield phase
         phase.say()
 
 
 class _LinesPhase:
-    def __init__(self, lines: Lines, *, name: str, total: int, every_s: float) -> None:
+    def __init__(
+        self, lines: Lines, *, name: str, total: int, every_s: float, all_phases: TimeLeft
+    ) -> None:
         self._lines, self._name, self._total, self._every_s = lines, name, total, every_s
+        self._all = all_phases
         self._done = 0
         self._figures = ""
         self._started = self._spoke = time.monotonic()
@@ -81,6 +106,7 @@ class _LinesPhase:
         self, images: int, *, loss: float | None = None, accuracy: float | None = None
     ) -> None:
         self._done += images
+        self._all.advance(images)
         self._figures = figures(loss=loss, accuracy=accuracy)
         if time.monotonic() - self._spoke >= self._every_s:
             self.say()
@@ -88,59 +114,110 @@ class _LinesPhase:
     def say(self) -> None:
         self._spoke = time.monotonic()
         elapsed_s = max(self._spoke - self._started, 1e-9)
+        if not self._total:
+            self._lines.note(f"{self._name}: {elapsed_s:.1f} s")
+            return
         rate = self._done / elapsed_s
         left_s = (self._total - self._done) / rate if self._done else 0.0
         share = f"{self._done}/{self._total}"
         when = f"{left_s:.0f} s left" if self._done < self._total else f"{elapsed_s:.1f} s"
+        when += self._in_all(left_s)
         self._lines.note(f"{self._name}: {share}{self._figures}, {rate:.0f} images/s, {when}")
+
+    def _in_all(self, left_s: float) -> str:
+        """Tell the time left in the whole run, if more than this phase is left."""
+        all_s = self._all.seconds()
+        if all_s is None or round(all_s) <= round(left_s):
+            return ""
+        return f", {all_s:.0f} s left in all"
 
 
 class Bars:
-    """Progress as a bar for each phase, drawn by rich."""
+    """Progress as one bar, drawn by rich: of the whole run, or of a phase that stands alone."""
 
     def __init__(self) -> None:
         # Imported here: a run without a terminal starts faster without rich.
         from rich.console import Console
 
         self._console = Console(stderr=True)
+        self._bar: _Bar | None = None
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False)
 
     @contextmanager
+    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
+        with self._shown() as bars:
+            self._bar = _Bar(bars, TimeLeft(expected))
+            try:
+                yield
+                self._bar.fill()
+            finally:
+                self._bar = None
+
+    @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Phase]:
+        if self._bar is not None:
+            yield self._bar.begin(name, total=total)
+            return
+        alone = ExpectedPhase(name=name, images=total, gflop=1.0)
+        with self._shown() as bars:
+            yield _Bar(bars, TimeLeft([alone])).begin(name, total=total)
+
+    def _shown(self) -> Any:
         from rich import progress as bars
 
-        columns = (
+        return bars.Progress(
             bars.TextColumn("{task.description}", markup=False),
             bars.BarColumn(),
             bars.TaskProgressColumn(),
             bars.TextColumn("{task.fields[figures]}", markup=False),
-            bars.TextColumn("{task.fields[rate]}", markup=False),
-            bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.fields[left]}", markup=False),
+            bars.TimeElapsedColumn(),
+            console=self._console,
         )
-        with bars.Progress(*columns, console=self._console) as shown:
-            task = shown.add_task(name, total=total, figures="", rate="")
-            yield _BarsPhase(shown, task)
 
 
-class _BarsPhase:
-    def __init__(self, shown: object, task: int) -> None:
-        self._shown, self._task = shown, task
+class _Bar:
+    """A bar of the share of all work. A phase without images shows its name and no figures."""
+
+    def __init__(self, bars: Any, all_phases: TimeLeft) -> None:
+        self._bars, self._all = bars, all_phases
+        self._task = bars.add_task("beginning", total=PARTS_OF_A_BAR, figures="", left="")
         self._done = 0
         self._started = time.monotonic()
+
+    def begin(self, name: str, *, total: int) -> Phase:
+        self._all.begin(name, images=total)
+        self._done, self._started = 0, time.monotonic()
+        self._show(description=name, figures="")
+        return self
 
     def advance(
         self, images: int, *, loss: float | None = None, accuracy: float | None = None
     ) -> None:
         self._done += images
+        self._all.advance(images)
         rate = self._done / max(time.monotonic() - self._started, 1e-9)
-        self._shown.update(  # type: ignore[attr-defined]
-            self._task,
-            advance=images,
-            figures=figures(loss=loss, accuracy=accuracy).removeprefix(", "),
-            rate=f"{rate:.0f} images/s",
+        shown = f"{rate:.0f} images/s{figures(loss=loss, accuracy=accuracy)}"
+        self._show(figures=shown)
+
+    def fill(self) -> None:
+        self._bars.update(self._task, completed=PARTS_OF_A_BAR, figures="", left="")
+
+    def _show(self, **texts: str) -> None:
+        left_s = self._all.seconds()
+        left = "" if left_s is None else f"{clock(left_s)} left"
+        self._bars.update(
+            self._task, completed=round(PARTS_OF_A_BAR * self._all.share), left=left, **texts
         )
+
+
+def clock(seconds: float) -> str:
+    """Write seconds as a clock shows them: 0:05, 12:34, 1:02:03."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def figures(*, loss: float | None, accuracy: float | None) -> str:

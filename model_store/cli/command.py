@@ -25,6 +25,8 @@ EXIT_USAGE = 2
 EXIT_NOT_PROMOTED = 3
 """Published, and not promoted."""
 
+DEFAULT_CHANNEL = "production"
+
 Command = Callable[[argparse.Namespace], int]
 
 
@@ -43,11 +45,15 @@ def add_version_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def default_store() -> str:
+    return os.environ.get("DNE_STORE") or "./models"
+
+
 def add_store_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store",
         metavar="STORE",
-        default=os.environ.get("DNE_STORE") or "./models",
+        default=default_store(),
         help="where the versions are kept: a directory or s3://bucket/prefix "
         "(default: $DNE_STORE, else ./models)",
     )
@@ -64,7 +70,7 @@ def add_channel_option(parser: argparse.ArgumentParser) -> None:
         "--channel",
         metavar="C",
         type=_channel_name,
-        default="production",
+        default=DEFAULT_CHANNEL,
         help="the channel that is meant (default: %(default)s)",
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +20,7 @@ from lab.protocol import make_protocol
 from lab.registry import read_choice
 from trainer.data.folders import LabelledImages, join
 from trainer.progress import Phase, Progress
+from trainer.time_left import ExpectedPhase
 
 PRESET = replace(
     PRESETS["mini"],
@@ -67,6 +68,10 @@ class Silent:
 
     def note(self, text: str) -> None:
         self._task = text if ": task " in text else self._task
+
+    @contextmanager
+    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
+        yield
 
     @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Phase]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from lab.presets import PRESETS
 from lab.registry import read_choice
 from tests.lab.striped import Broken, stripes
 from trainer.progress import Phase, Progress
+from trainer.time_left import ExpectedPhase
 
 PRESET = replace(
     PRESETS["mini"],
@@ -44,6 +45,10 @@ class Silent:
 
     def note(self, text: str) -> None:
         self._task = text if ": task " in text else self._task
+
+    @contextmanager
+    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
+        yield
 
     @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Phase]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from lab.presets import PRESETS, Preset
 from lab.registry import read_choice
 from lab.results import Line
 from trainer.progress import Lines, Phase, Progress
+from trainer.time_left import ExpectedPhase
 
 SIDE = 16
 TINY: Preset = replace(
@@ -97,6 +98,10 @@ class Dying:
 
     def note(self, text: str) -> None:
         """Say nothing."""
+
+    @contextmanager
+    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
+        yield
 
     @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Phase]:

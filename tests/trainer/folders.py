@@ -12,10 +12,11 @@ from PIL import Image
 from tests.machine import know_machine
 from trainer.add_task import add_task
 from trainer.data.folders import LabelledImages
-from trainer.one_version import Outcome
 from trainer.presets import NetworkShape
 from trainer.progress import Phase
 from trainer.request import AddTask, Effort
+from trainer.time_left import ExpectedPhase
+from trainer.versions.outcome import Outcome
 
 SIZE = 8
 SHAPE = NetworkShape(image_size=SIZE, patch_size=4, depth=1, head_width=8, heads=2)
@@ -78,14 +79,22 @@ class Listening:
         self.notes: list[str] = []
         self.phases: list[str] = []
         self.losses: list[float] = []
+        self.expected: list[ExpectedPhase] = []
+        self.totals: dict[str, int] = {}
         self._interrupt_in, self._after = interrupt_in, after
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     @contextmanager
+    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
+        self.expected = list(expected)
+        yield
+
+    @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Phase]:
         self.phases.append(name)
+        self.totals[name] = total
         yield _Listened(self, stop_after=self._after if name == self._interrupt_in else None)
 
 

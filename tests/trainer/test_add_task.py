@@ -54,6 +54,24 @@ def test_the_first_task_makes_version_1_and_promotes_it(store: Path, letters: Pa
     assert outcome.refused is None
 
 
+def test_the_phases_of_a_run_are_expected_with_all_their_images(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    """Else the time left of the whole run would be wrong."""
+    first, second = Listening(), Listening()
+    learn(asked(store, letters), progress=first)
+    learn(asked(store, digits, shape=LATER), progress=second)
+    assert [one.name for one in first.expected] == ["learning", "choosing exemplars", "judging"]
+    assert [one.name for one in second.expected][1] == "balancing"
+    for progress in (first, second):
+        assert {
+            one.name: one.images for one in progress.expected
+        }.items() <= progress.totals.items()
+        assert [
+            name for name in progress.phases if name in {one.name for one in progress.expected}
+        ] == [one.name for one in progress.expected]
+
+
 def test_the_answer_is_the_one_the_design_promises(
     store: Path, letters: Path, digits: Path
 ) -> None:
@@ -65,7 +83,7 @@ def test_the_answer_is_the_one_the_design_promises(
         *("refused", "delta_bytes", "total_bytes", "memory_bytes", "seconds"),
         *("calibration", "unknown", "gate"),
         *("extended", "forecast", "judged", "verdict", "notes", "deepened", "deeper"),
-        "advice",
+        *("advice", "served"),
     }
     assert (facts["version"], facts["parent"]) == (2, 1)
     assert (facts["tasks"], facts["classes"], facts["new_classes"]) == (2, 5, ["0", "1", "2"])

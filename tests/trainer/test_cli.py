@@ -168,6 +168,41 @@ def test_a_pinned_channel_ends_with_3_and_the_command_that_would_promote(
     assert "`dne-store promote 2 --channel production`" in dne_train.err
 
 
+def test_the_last_lines_say_what_is_served_and_what_to_type_next(
+    dne_train: Command, letters: Path, digits: Path
+) -> None:
+    dne_train.add(letters)
+    where = f"--store {dne_train.store}"
+    served, *following = dne_train.out.splitlines()[-4:]
+    assert served == "served: version 1; running servers load it by themselves"
+    assert following[0] == "next:"
+    assert f"  dne-serve {where}" in following[1]
+    assert f"  dne-train add-task --data FOLDER {where}" in following[2]
+    dne_train.add(digits)
+    assert dne_train.out.splitlines()[-1].split() == [
+        *("dne-store", "rollback", *where.split()),
+        *["go", "back", "to", "version", "1"],
+    ]
+
+
+def test_the_last_lines_name_the_version_that_is_served_where_none_was_promoted(
+    dne_train: Command, letters: Path, digits: Path
+) -> None:
+    dne_train.add(letters, "--no-promote", "--channel", "staging")
+    lines = dne_train.out.splitlines()
+    assert lines[-4] == "served: nothing yet; version 1 is published and not promoted"
+    assert lines[-1].startswith(
+        f"  dne-store promote 1 --store {dne_train.store} --channel staging  "
+    )
+    Store.open(str(dne_train.store)).promote(
+        1, channel="production", actor="tests", reason="to begin"
+    )
+    dne_train.add(digits, "--no-promote")
+    assert dne_train.out.splitlines()[-4] == (
+        "served: version 1, as before; version 2 is published beside it"
+    )
+
+
 def test_no_promote_ends_with_0(dne_train: Command, letters: Path) -> None:
     assert dne_train.add(letters, "--no-promote", "--json") == 0
     facts = json.loads(dne_train.out)

@@ -14,9 +14,9 @@ from model_store.records.manifest import ClassImages, Manifest, delta_of
 from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, pixels_of, write_classes
 from trainer.add_task import add_task
-from trainer.one_version import Outcome
 from trainer.presets import NetworkShape
 from trainer.request import Effort
+from trainer.versions.outcome import Outcome
 
 
 @pytest.fixture(scope="module")

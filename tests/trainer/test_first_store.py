@@ -28,7 +28,7 @@ def test_a_first_task_that_fails_while_it_learns_leaves_no_store(
     error: BaseException,
 ) -> None:
     dne_train.store = tmp_path / "new" / "folder" / "models"
-    monkeypatch.setattr("trainer.one_version.learn", fail(error))
+    monkeypatch.setattr("trainer.versions.one_version.learn", fail(error))
     if isinstance(error, MemoryError):  # a fault of ours keeps its traceback
         with pytest.raises(MemoryError):
             dne_train.add(letters)
@@ -69,7 +69,7 @@ def test_an_interrupted_first_task_goes_on_although_there_is_no_store_yet(
     monkeypatch.setattr("trainer.learning.checkpoint.SECONDS_BETWEEN", 0.0)
     kept = ("--epochs", 3, "--checkpoint", tmp_path / "kept")
     with monkeypatch.context() as stopping:
-        stopping.setattr("trainer.one_version.draft_version", fail(KeyboardInterrupt()))
+        stopping.setattr("trainer.versions.one_version.draft_version", fail(KeyboardInterrupt()))
         assert dne_train.add(letters, *kept) == 1
     assert "the same command goes on after" in dne_train.err
     assert not dne_train.store.exists()

@@ -26,9 +26,9 @@ from trainer.evaluation.gate import (
 from trainer.evaluation.judged import Judged
 from trainer.learning.learn import learn
 from trainer.learning.student import Learnt
-from trainer.one_version import Outcome
 from trainer.presets import NetworkShape
 from trainer.request import Effort, GateLimits
+from trainer.versions.outcome import Outcome
 
 OLD, NEW = ("a", "b"), ("c", "d")
 
@@ -290,7 +290,7 @@ def sabotage_old_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         arguments[0].network.heads[0].weight.mul_(-1)  # type: ignore[attr-defined]
         return learnt
 
-    monkeypatch.setattr("trainer.one_version.learn", learn_and_spoil)
+    monkeypatch.setattr("trainer.versions.one_version.learn", learn_and_spoil)
 
 
 def test_a_version_whose_old_accuracy_was_sabotaged_is_published_and_not_promoted(

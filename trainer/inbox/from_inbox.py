@@ -27,7 +27,7 @@ from trainer.request import AddTask
 
 if TYPE_CHECKING:
     from trainer.data.folders import Listing
-    from trainer.one_version import Outcome
+    from trainer.versions.outcome import Outcome
 
 NAME = "inbox"
 """The name of a task whose classes come from the inbox, unless another one is given."""

@@ -6,14 +6,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from model_store.errors import ClaimLost, JobCancelled, StoreError
 from model_store.jobs.claim import Claim
 from model_store.records.jobs import MAX_LOG_LINES
+from model_store.tables import counted
 from trainer.progress import Phase, Progress
+from trainer.time_left import ExpectedPhase, TimeLeft
 
 BEAT_S = 1.0
 """Time between two looks at the job, and between two beats while something changes."""
@@ -28,17 +30,17 @@ class _State:
     """The phase of the run. Written by the run, and read by the thread that beats."""
 
     name: str = "beginning"
-    total: int = 0
-    done: int = 0
     started: float = 0.0
+    all_phases: TimeLeft = field(default_factory=lambda: TimeLeft(()))
+    """Those of the run; of this phase alone while no run has begun."""
+    counts: bool = False
+    """True if the share of the work that is done is known."""
 
     def share(self) -> float | None:
-        return min(1.0, self.done / self.total) if self.total else None
+        return min(1.0, self.all_phases.share) if self.counts else None
 
-    def seconds_left(self, now: float) -> float | None:
-        if not self.done or not self.total:
-            return None
-        return max(0.0, (now - self.started) * (self.total - self.done) / self.done)
+    def seconds_left(self) -> float | None:
+        return self.all_phases.seconds() if self.counts else None
 
 
 class Reporter:
@@ -48,6 +50,7 @@ class Reporter:
     def __init__(self, claim: Claim, shown: Progress) -> None:
         self._claim, self._shown = claim, shown
         self._state = _State()
+        self._whole: TimeLeft | None = None
         self._lines: deque[str] = deque(maxlen=MAX_LOG_LINES)
         self._over = threading.Event()
         self._beaten: tuple[object, ...] = ()
@@ -76,15 +79,33 @@ class Reporter:
         self._stop_if_asked()
 
     @contextmanager
+    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
+        self._whole = TimeLeft(expected)
+        try:
+            with self._shown.whole(expected):
+                yield
+        finally:
+            self._whole = None
+
+    @contextmanager
     def phase(self, name: str, *, total: int) -> Iterator[Phase]:
         self._stop_if_asked()
-        self._state = _State(name=name, total=total, started=time.monotonic())
+        alone = ExpectedPhase(name=name, images=total, gflop=1.0)
+        all_phases = self._whole or TimeLeft([alone])
+        all_phases.begin(name, images=total)
+        self._state = _State(
+            name=name,
+            started=time.monotonic(),
+            all_phases=all_phases,
+            counts=total > 0 or self._whole is not None,
+        )
         with self._shown.phase(name, total=total) as shown:
             yield _ReportedPhase(self, shown)
-        self._lines.append(f"{name}: {total} images, {self._elapsed_s():.1f} s")
+        images = f" {counted(total, 'image')}," if total else ""
+        self._lines.append(f"{name}:{images} {self._elapsed_s():.1f} s")
 
     def advance(self, images: int) -> None:
-        self._state.done += images
+        self._state.all_phases.advance(images)
         self._stop_if_asked()
 
     def _elapsed_s(self) -> float:
@@ -109,8 +130,9 @@ class Reporter:
         facts = (state.name, state.share(), self.log)
         if facts == self._beaten and now - self._beat_at < QUIET_BEAT_S:
             return
-        left = state.seconds_left(now)
-        self._claim.beat(state.name, share=state.share(), seconds_left=left, log=self.log)
+        self._claim.beat(
+            state.name, share=state.share(), seconds_left=state.seconds_left(), log=self.log
+        )
         self._beaten, self._beat_at = facts, now
 
 

@@ -34,7 +34,7 @@ from trainer.request import AddTask
 
 if TYPE_CHECKING:
     from trainer.inbox.from_inbox import FromInbox
-    from trainer.one_version import Outcome
+    from trainer.versions.outcome import Outcome
 
 log = logging.getLogger("dne_train")
 

@@ -14,14 +14,7 @@ from model_store.records.manifest import Scalar
 from model_store.tables import counted
 from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
-from trainer.data.sampling import (
-    DrawEpoch,
-    balanced,
-    can_be_balanced,
-    epoch_size,
-    evened,
-    side_by_side,
-)
+from trainer.data.sampling import DrawEpoch
 from trainer.data.task_data import TaskData
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.classifier import fit_classifier
@@ -29,11 +22,17 @@ from trainer.learning.configuration import digest_of
 from trainer.learning.fit import ChooseThreads, adamw, fit
 from trainer.learning.losses import Objective, classification_named
 from trainer.learning.plan import (
-    PRETRAINED_TUNING_SHARE,
-    TUNING_SHARE,
+    BALANCING,
+    EXTENDING,
+    LEARNING,
     Plan,
+    balanced_epoch,
+    learning_epoch,
     make_plan,
     make_plan_on_pretrained,
+    tunes,
+    tuning_epoch,
+    tuning_plan,
 )
 from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import read_tokens
@@ -43,6 +42,8 @@ from trainer.ranks.threads import choose_threads
 from trainer.request import Learning
 from trainer.tokens.gathered import gather
 from trainer.tokens.statistics import ClassStatistics, decode
+
+FITTING = "fitting the classifier"
 
 
 def plan_of(student: Student, *, images: LabelledImages, request: Learning) -> Plan | None:
@@ -178,7 +179,7 @@ class Lesson:
             self._extend(plan, frozen)
             return
         self._learn_expert(plan, frozen)
-        if self.student.teacher and can_be_balanced(self.images, retired=self.data.retired):
+        if tunes(self.student, self.data):
             self._balance(plan, frozen)
 
     def refuse_different_weights(self) -> None:
@@ -215,17 +216,18 @@ class Lesson:
                 "without images of every class the classifier reads the pre-trained expert only: "
                 "there are no statistics of old classes in the channels of younger experts"
             )
-        fitted = fit_classifier(
-            student.network,
-            gathered.tokens_NV,
-            gathered.labels_N,
-            answered=[
-                place for place, name in enumerate(self.images.classes) if name not in retired
-            ],
-            loss=classification_named(request.loss),
-            judged_N=gathered.real_N,
-            former=student.before,
-        )
+        with self.progress.phase(FITTING, total=0):
+            fitted = fit_classifier(
+                student.network,
+                gathered.tokens_NV,
+                gathered.labels_N,
+                answered=[
+                    place for place, name in enumerate(self.images.classes) if name not in retired
+                ],
+                loss=classification_named(request.loss),
+                judged_N=gathered.real_N,
+                former=student.before,
+            )
         return Learnt(
             cache=cache,
             training={"strength": fitted.l2_penalty},
@@ -262,7 +264,7 @@ class Lesson:
         auxiliary = network.auxiliary_head() if self.student.teacher else None
         extra = list(auxiliary.parameters()) if auxiliary else []
         self._fit(
-            "learning",
+            LEARNING,
             plan,
             parameters=[*network.learnable(), *extra],
             objective=Objective(
@@ -271,52 +273,41 @@ class Lesson:
                 auxiliary=auxiliary,
                 frozen=frozen,
             ),
-            draw_epoch=self._new_beside_old(),
+            draw_epoch=learning_epoch(self.student, self.images),
             seed=self.request.seed,
             slow=self.student.given,
             choose=self._choose_threads,
         )
 
-    def _new_beside_old(self) -> DrawEpoch:
-        draw = side_by_side if self.student.on_pretrained else evened
-        return draw(self.images, among=self.student.new_classes)
-
     def _extend(self, plan: Plan, all_experts: Lineage | None) -> None:
         """Tune the heads with equal shares of all classes; no expert changes."""
         self._fit(
-            "extending",
+            EXTENDING,
             plan,
             parameters=list(self.student.network.heads.parameters()),
             objective=Objective(
                 classification=classification_named(self.request.loss), frozen=all_experts
             ),
-            draw_epoch=balanced(self.images, retired=self.data.retired),
+            draw_epoch=balanced_epoch(self.data),
             seed=self.request.seed,
             choose=self._choose_threads,
         )
 
     def _balance(self, plan: Plan, frozen: Lineage | None) -> None:
-        network, most = self.student.network, None
-        if self.student.on_pretrained:  # as long as an epoch of learning, however many classes
-            most = 2 * self.data.new_images
+        network = self.student.network
         network.newest.requires_grad_(False)
         for parameter in network.tunable():
             parameter.requires_grad_(True)
-        draw_epoch = balanced(self.images, retired=self.data.retired, most=most)
         self._fit(
-            "balancing",
-            plan.for_tuning(
-                share=PRETRAINED_TUNING_SHARE if self.student.on_pretrained else TUNING_SHARE,
-                learnt=epoch_size(self._new_beside_old()),
-                balanced=epoch_size(draw_epoch),
-            ),
+            BALANCING,
+            tuning_plan(plan, self.student, self.data),
             parameters=network.tunable(),
             objective=Objective(
                 classification=classification_named(self.request.loss),
                 teacher=self.student.teacher,
                 frozen=frozen,
             ),
-            draw_epoch=draw_epoch,
+            draw_epoch=tuning_epoch(self.student, self.data),
             seed=self.request.seed + 1,
         )
 

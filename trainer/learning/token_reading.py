@@ -23,7 +23,7 @@ from trainer.ranks.ranks import ALONE, Ranks
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.passes import Floats
 
-PHASE = "reading tokens"
+READING = "reading tokens"
 IMAGES_A_PART = 128
 """Images between two checkpoints."""
 
@@ -41,7 +41,7 @@ def cache_of(student: Student, experts: Lineage, *, folder: Path | None) -> Toke
     )
 
 
-def reduced_tokens_of(student: Student, *, folder: Path | None) -> ReadTokens:
+def reduced_tokens_of(student: Student, *, folder: Path | None, progress: Progress) -> ReadTokens:
     """Make a reader of tokens in reduced precisions, which keeps them as `cache_of` does."""
 
     def read(precision: Reduced, make: Callable[[], Read], images: LabelledImages) -> Floats:
@@ -60,7 +60,8 @@ def reduced_tokens_of(student: Student, *, folder: Path | None) -> ReadTokens:
             precision=precision,
             batch_size=REDUCED_BATCH,
         )
-        tokens_NW = cache.tokens(images)
+        with progress.phase(f"comparing with {precision}", total=len(images)) as phase:
+            tokens_NW = cache.tokens(images, advance=phase.advance)
         cache.save()
         return tokens_NW
 
@@ -87,10 +88,10 @@ def read_tokens(
         for start in range(0, len(images), IMAGES_A_PART)
     ]
     state = _Read(network=network, tokens_NW=torch.zeros(len(images), network.spec.token_width))
-    done = checkpoint.restore(PHASE, state) if checkpoint is not None else 0
+    done = checkpoint.restore(READING, state) if checkpoint is not None else 0
     # Folded after the checkpoint has put the learnt weights back.
     cache = cache_of(student, student.lineage(), folder=folder)
-    with progress.phase(PHASE, total=sum(map(len, parts[done:]))) as phase:
+    with progress.phase(READING, total=sum(map(len, parts[done:]))) as phase:
         for first in range(done, len(parts), ranks.count):
             turn = parts[first : first + ranks.count]
             read = _read_turn(cache, images, turn, ranks, advance=phase.advance)
@@ -98,7 +99,7 @@ def read_tokens(
                 state.tokens_NW[rows[0] : rows[-1] + 1] = torch.from_numpy(tokens_PW)
             number = first + len(turn)
             if checkpoint is not None:
-                checkpoint.save(PHASE, number, state, last=number == len(parts), unit="part")
+                checkpoint.save(READING, number, state, last=number == len(parts), unit="part")
     if ranks.rank == 0:
         cache.save()
     return state.tokens_NW.numpy(), cache

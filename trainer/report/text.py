@@ -10,7 +10,7 @@ from model_store.advice.record import Advice
 from model_store.records.describe import verdict
 from model_store.records.quality import Calibration, Gate, Unknown
 from model_store.tables import counted, percent, printable
-from trainer.one_version import Outcome
+from trainer.versions.outcome import Outcome
 
 MAX_LINES = 10
 

@@ -24,9 +24,9 @@ from tests.trainer.folders import Listening, asked
 from tests.trainer.inbox.labelled import label_pictures
 from trainer.inbox.from_inbox import FromInbox
 from trainer.inbox.worker import Worker
-from trainer.one_version import Outcome
 from trainer.progress import Progress
 from trainer.request import AddTask, Effort
+from trainer.versions.outcome import Outcome
 
 STAGES = ["begun", "learning", "published", "noted", "promoted"]
 TASK = "from the inbox"
@@ -86,6 +86,7 @@ def _outcome(manifest: Manifest, parent: Manifest, refused: str | None) -> Outco
         parent=parent,
         promoted=refused is None,
         refused=refused,
+        served=manifest.version if refused is None else None,
         forecast=nothing,
         seconds=0.0,
     )

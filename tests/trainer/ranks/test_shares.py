@@ -28,7 +28,7 @@ from trainer.learning.student import Student
 from trainer.learning.token_reading import cache_of, read_tokens
 from trainer.ranks.part import Part
 from trainer.ranks.ranks import ALONE, Ranks, refuse_differences
-from trainer.version_draft import herded
+from trainer.versions.finish import herded
 
 PREPROCESSING = Preprocessing(image_size=8)
 

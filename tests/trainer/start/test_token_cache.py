@@ -40,7 +40,7 @@ def passed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def _in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainer.assess.agreement_of", lambda *_, **__: {})
+    monkeypatch.setattr("trainer.versions.assess.agreement_of", lambda *_, **__: {})
 
 
 def test_each_image_passes_once_whatever_reads_it(
@@ -190,7 +190,7 @@ def test_tokens_in_a_reduced_precision_are_kept_apart(
         made.append(1)
         return lambda images_BCHW: torch.full((len(images_BCHW), SLICE), float(len(made)))
 
-    read = reduced_tokens_of(student, folder=tmp_path / "tokens")
+    read = reduced_tokens_of(student, folder=tmp_path / "tokens", progress=Listening())
     assert (read("int8", make, images) == 1).all()
     assert (read("int8", make, images) == 1).all()  # known, so nothing is made
     assert (read("bf16", make, images) == 2).all()

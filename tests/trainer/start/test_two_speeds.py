@@ -14,9 +14,9 @@ from tests.trainer.command import Command
 from tests.trainer.folders import Listening, asked, learn, write_classes
 from tests.trainer.start.pretrained_start import EFFORT, later, network_of, run
 from trainer.deepen import deepen
-from trainer.one_version import Outcome
 from trainer.presets import NetworkShape
 from trainer.request import Deepen, GateLimits
+from trainer.versions.outcome import Outcome
 
 
 def deepened(store: Path, **others: object) -> Outcome:

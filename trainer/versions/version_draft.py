@@ -1,8 +1,7 @@
-"""Turn a student that has learnt into a draft: shards, exemplars, figures."""
+"""Turn a student that has learnt and was judged into a draft of a version, and its shards."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,13 +9,13 @@ import numpy as np
 
 from model_store import __version__
 from model_store.codec import decode_images, encode_classifier, encode_expert
-from model_store.inference.forward import Lineage
 from model_store.records.manifest import (
     ClassImages,
     ClassTokens,
     Draft,
     Scalar,
     ShardKind,
+    ShardRef,
     TaskRecord,
     geometry_of,
     task_record,
@@ -25,67 +24,41 @@ from model_store.records.manifest import (
 from model_store.records.quality import TrainingRun
 from model_store.records.sealing import timestamp
 from model_store.store.shard import shard_ref
-from trainer.assess import assess
 from trainer.base import Base
-from trainer.data.exemplars import herding_order, keep, merged, shrink
+from trainer.data.exemplars import keep, merged, shrink
 from trainer.data.folders import LabelledImages
 from trainer.data.pictures import StoredImage
 from trainer.data.task_data import TaskData
 from trainer.learning.student import Learnt, Student
-from trainer.learning.token_reading import cache_of, reduced_tokens_of
-from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import Learning
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.statistics import encode
+from trainer.versions.assessment import Assessment
+from trainer.versions.final import Final, quota_of
 
 Shards = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Final:
-    """The experts that have learnt, folded, and what they see in the images."""
+class Model:
+    """The shards that answer: experts, of which one may be new, and the classifier."""
 
-    experts: Lineage
-    cache: TokenCache
-    exemplars: Mapping[str, Sequence[int]]
-    """The training images to remember of each new class, in herding order."""
+    tasks: tuple[TaskRecord, ...]
+    classifier: ShardRef
+    new_shards: Mapping[str, bytes]
+    """The new expert, if there is one, and the classifier, by their digests."""
 
-
-def finish(
-    student: Student, *, data: TaskData, request: Learning, learnt: Learnt, ranks: Ranks = ALONE
-) -> Final:
-    """Fold the experts that have learnt, and choose exemplars of the new classes by them."""
-    experts = student.lineage()
-    cache = learnt.cache or cache_of(student, experts, folder=request.tokens)
-    names: Sequence[str] = ()
-    quota = _quota(student, data, request)
-    if quota and student.aim != "deepening":  # which has no images but exemplars
-        names = student.new_classes
-    exemplars = herded(names, data=data, cache=cache, quota=quota, ranks=ranks)
-    return Final(experts=experts, cache=cache, exemplars=exemplars)
+    @property
+    def bytes(self) -> int:
+        experts = [one.expert for one in self.tasks if one.expert]
+        return total_bytes((*experts, self.classifier))
 
 
-def herded(
-    names: Sequence[str], *, data: TaskData, cache: TokenCache, quota: int, ranks: Ranks = ALONE
-) -> dict[str, list[int]]:
-    """Choose exemplars on clean images, in herding order. The ranks take classes in turn.
-
-    A class is herded by one rank that has all its images, so the memory does not depend on ranks.
-    """
-    pool = data.for_training
-    mine: dict[str, list[int]] = {}
-    for name in names[ranks.rank :: ranks.count]:
-        rows = pool.rows_of(name)
-        mine[name] = rows[herding_order(cache.tokens(pool.take(rows)), count=quota)].tolist()
-    merged_rows: dict[str, list[int]] = {}
-    for one in ranks.gathered(json.dumps(mine).encode()):
-        merged_rows |= json.loads(one)
-    return {name: merged_rows[name] for name in names}
-
-
-def _quota(student: Student, data: TaskData, request: Learning) -> int:
-    """Count the exemplars that a class may have."""
-    return request.exemplars // (len(student.network.spec.classes) - len(data.retired))
+def encode_model(student: Student, *, base: Base, learnt: Learnt) -> Model:
+    tasks, shards = _tasks(student, base, learnt.training)
+    data = encode_classifier(student.network)
+    classifier = shard_ref("classifier", data)
+    return Model(tasks=tasks, classifier=classifier, new_shards={**shards, classifier.sha256: data})
 
 
 def draft_version(
@@ -97,31 +70,16 @@ def draft_version(
     transaction: str,
     learnt: Learnt,
     final: Final,
+    model: Model,
+    assessment: Assessment,
     run: TrainingRun,
 ) -> tuple[Draft, Shards]:
     """Return the version to publish, and its new shards by digest."""
-    experts, cache = final.experts, final.cache
     network, parent = student.network, base.parent
-    tasks, shards = _tasks(student, base, learnt.training)
-    classifier_data = encode_classifier(network)
-    classifier = shard_ref("classifier", classifier_data)
-    assessment = assess(
-        student,
-        experts=experts,
-        cache=cache,
-        reduced_tokens=reduced_tokens_of(student, folder=request.tokens),
-        data=data,
-        tokens_NW=learnt.tokens_NW,
-        labels_N=learnt.labels_N,
-        limits=request.limits,
-        unknown_rate=request.unknown_rate,
-        fitted_on=learnt.fitted_on,
-        shows_images=request.keeps_pictures and data.source == "held-out",
-        model_bytes=total_bytes((*(one.expert for one in tasks if one.expert), classifier)),
-    )
+    shards = dict(model.new_shards)
     doubt = shard_ref("doubt", assessment.doubt) if assessment.doubt else None
     memory, held_out, image_shards = _images_to_keep(student, base, data, final, request)
-    cache.save()
+    final.cache.save()
     statistics, statistics_shards = _statistics(learnt, base, classes=network.spec.classes)
     draft = Draft(
         parent=parent.version if parent else None,
@@ -129,8 +87,8 @@ def draft_version(
         transaction=transaction,
         network=geometry_of(network.spec),
         preprocessing=student.preprocessing,
-        tasks=tasks,
-        classifier=classifier,
+        tasks=model.tasks,
+        classifier=model.classifier,
         doubt=doubt,
         memory=memory,
         held_out=held_out,
@@ -145,7 +103,6 @@ def draft_version(
         created=timestamp(),
         software=f"dne-serve {__version__}",
     )
-    shards[classifier.sha256] = classifier_data
     if doubt is not None and assessment.doubt is not None:
         shards[doubt.sha256] = assessment.doubt
     return draft, {**shards, **image_shards, **statistics_shards}
@@ -160,7 +117,7 @@ def _images_to_keep(
     """Encode exemplars and held-out images. Return their entries, and new shards."""
     if not request.keeps_pictures:
         return (), (), {}
-    older = shrink(base.memory, quota=_quota(student, data, request))
+    older = shrink(base.memory, quota=quota_of(student, data, request))
     if student.aim == "deepening":  # there are no images but those that are kept already
         return older, base.held_out, {}
     cache = final.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import nn
 
 from model_store.codec import decode_doubt, encode_doubt
 from model_store.inference.forward import Lineage
-from model_store.records.quality import Accuracy, Calibration, Metrics, Unknown
+from model_store.records.quality import Accuracy, Metrics
 from model_store.tables import counted
 from trainer.data.folders import LabelledImages
 from trainer.data.task_data import TaskData
@@ -29,17 +29,10 @@ from trainer.progress import Progress
 from trainer.request import GateLimits
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.passes import Floats
+from trainer.versions.assessment import Assessment
 
 TIMED_RUNS = 11
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assessment:
-    metrics: Metrics
-    calibration: Calibration
-    unknown: Unknown | None
-    doubt: bytes | None
-    """The shard of the score by which `unknown` judges; None for the largest logit."""
+JUDGING = "judging"
 
 
 def assess(
@@ -54,6 +47,7 @@ def assess(
     limits: GateLimits,
     unknown_rate: float,
     model_bytes: int,
+    progress: Progress,
     fitted_on: int = 0,
     shows_images: bool = False,
 ) -> Assessment:
@@ -62,7 +56,8 @@ def assess(
     them. `fitted_on` counts the images that the classifier has a temperature from. `shows_images`:
     the images stay in the store, and the report may name some."""
     newest, older = student.new_classes, _older(student)
-    judged, parent, judged_token_NW = _judge_both(student, data, cache)
+    with progress.phase(JUDGING, total=len(data.judged_by)) as phase:
+        judged, parent, judged_token_NW = _judge_both(student, data, cache, advance=phase.advance)
     shard = None
     if tokens_NW is not None and labels_N is not None and len(data.judged_by):
         shard = _doubt(tokens_NW, labels_N, student, data)
@@ -200,11 +195,11 @@ def _latency_ms(student: Student, experts: Lineage) -> float:
 
 
 def _judge_both(
-    student: Student, data: TaskData, cache: TokenCache
+    student: Student, data: TaskData, cache: TokenCache, *, advance: Callable[[int], None]
 ) -> tuple[Judged, Judged | None, Floats]:
     """Judge the student and its parent by the same tokens. Return the oldest slice of them too."""
     network, before, images = student.network, student.before, data.judged_by
-    found_NW = cache.tokens(images)
+    found_NW = cache.tokens(images, advance=advance)
     token_NW = torch.from_numpy(found_NW).to(network.device)
 
     def judged(heads: nn.ModuleList) -> Judged:

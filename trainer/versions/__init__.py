@@ -1,0 +1,1 @@
+"""Make one version: learn, judge, draft, publish and promote it."""

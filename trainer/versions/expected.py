@@ -1,0 +1,68 @@
+"""Expect the phases of a run before it begins, with the operations of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from model_store.network.flops import folded_flops
+from trainer.data.sampling import epoch_size
+from trainer.data.task_data import TaskData
+from trainer.learning.plan import (
+    BALANCING,
+    EXTENDING,
+    LEARNING,
+    Plan,
+    balanced_epoch,
+    learning_epoch,
+    tunes,
+    tuning_epoch,
+    tuning_plan,
+)
+from trainer.learning.student import Student
+from trainer.learning.token_reading import READING
+from trainer.request import Learning
+from trainer.time_left import ExpectedPhase
+from trainer.versions.assess import JUDGING
+from trainer.versions.finish import CHOOSING, images_to_herd
+
+FORWARD_AND_BACKWARD = 3
+"""The passes that a learning step takes of the parts that learn: a backward pass counts as two."""
+
+
+def expected_phases(
+    student: Student, *, data: TaskData, plan: Plan | None, request: Learning
+) -> list[ExpectedPhase]:
+    """List the phases in which images pass through the network, in their order.
+
+    The shapes tell the operations, so they are known before anything was timed.
+    """
+    spec = student.network.spec
+    forward = folded_flops(spec) / 1e9
+    frozen = folded_flops(spec.until(len(student.frozen))) / 1e9 if student.frozen else 0.0
+    step = frozen + FORWARD_AND_BACKWARD * (forward - frozen)
+    phases = list(_steps(student, data, plan, gflop=step, of_heads=forward)) if plan else []
+
+    def passing(name: str, images: int) -> ExpectedPhase:
+        return ExpectedPhase(name=name, images=images, gflop=forward)
+
+    if student.on_pretrained:
+        phases.append(passing(READING, len(data.for_training)))
+    else:
+        phases.append(passing(CHOOSING, images_to_herd(student, data, request)))
+    return [*phases, passing(JUDGING, len(data.judged_by))]
+
+
+def _steps(
+    student: Student, data: TaskData, plan: Plan, *, gflop: float, of_heads: float
+) -> Iterator[ExpectedPhase]:
+    """List the phases of learning by steps. Where heads alone learn, images pass forward only."""
+    if student.aim == "extension":
+        images = plan.epochs * epoch_size(balanced_epoch(data))
+        yield ExpectedPhase(name=EXTENDING, images=images, gflop=of_heads)
+        return
+    images = plan.epochs * epoch_size(learning_epoch(student, data.for_training))
+    yield ExpectedPhase(name=LEARNING, images=images, gflop=gflop)
+    if tunes(student, data):
+        tuning = tuning_plan(plan, student, data)
+        images = tuning.epochs * epoch_size(tuning_epoch(student, data))
+        yield ExpectedPhase(name=BALANCING, images=images, gflop=gflop)

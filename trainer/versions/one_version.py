@@ -1,0 +1,340 @@
+"""Learn, judge and publish one version, and promote it if the gate lets it pass.
+
+Nothing of the version can be seen before it is published.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from model_store.advice.kept import write_advice
+from model_store.advice.record import Advice
+from model_store.errors import Interrupted, OutcomeUnknown, StoreError
+from model_store.records.manifest import Draft, Manifest, total_bytes
+from model_store.store.channel_moves import promote_or_explain
+from model_store.store.store import Store
+from trainer.advice.of_run import advise_on
+from trainer.base import Base
+from trainer.data.sources.place import shown
+from trainer.data.task_data import TaskData
+from trainer.evaluation.forecast import Before, Forecast, forecast
+from trainer.evaluation.training_run import training_run
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.configuration import configuration_of
+from trainer.learning.learn import learn, plan_of
+from trainer.learning.plan import Plan
+from trainer.learning.student import Learnt, Student
+from trainer.learning.token_reading import reduced_tokens_of
+from trainer.progress import Progress
+from trainer.ranks.ranks import ALONE, RankLost, Ranks, refuse_differences
+from trainer.request import Learning
+from trainer.versions.assess import assess, can_doubt, say_evidence
+from trainer.versions.expected import expected_phases
+from trainer.versions.final import Final
+from trainer.versions.finish import finish
+from trainer.versions.outcome import Outcome
+from trainer.versions.version_draft import Shards, draft_version, encode_model
+
+MAX_REASON = 2000
+"""Characters that a channel record takes."""
+PUBLISHING, ADVISING = "publishing", "looking what would help most"
+
+Prepare = Callable[[], tuple[Student, TaskData]]
+"""Make the student, and read its images."""
+
+
+def learn_version(
+    base: Base,
+    *,
+    request: Learning,
+    progress: Progress,
+    prepare: Prepare,
+    ranks: Ranks = ALONE,
+) -> tuple[Outcome, TaskData]:
+    """Learn what `prepare` returns, and publish it. The base's shards are announced meanwhile.
+
+    Return the images too: a version that follows learns from them again. All ranks learn, and the
+    first one judges and publishes.
+    """
+    transaction = ranks.from_first(uuid.uuid4().hex.encode()).decode()
+    announced = base if ranks.rank == 0 else None
+    _announce(announced, transaction)
+    run = _Run(base=base, request=request, progress=progress, ranks=ranks, transaction=transaction)
+    try:
+        return run.go(prepare)
+    except OutcomeUnknown:
+        raise  # the version may be there, so its shards stay announced
+    except KeyboardInterrupt as error:
+        _withdraw(announced, transaction)
+        raise Interrupted(f"interrupted: {run.where_it_stopped()}") from error
+    except RankLost as error:
+        _withdraw(announced, transaction)
+        raise RankLost(f"{error}: {run.where_it_stopped()}") from error
+    except Exception:
+        _withdraw(announced, transaction)
+        raise
+
+
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """One run, and the checkpoint that it keeps once it has its images."""
+
+    base: Base
+    request: Learning
+    progress: Progress
+    ranks: Ranks
+    transaction: str
+    checkpoint: Checkpoint | None = None
+    started_s: float = field(default_factory=time.monotonic)
+
+    def go(self, prepare: Prepare) -> tuple[Outcome, TaskData]:
+        student, data = prepare()
+        expected = _forecast(student, self.base, data)
+        self.progress.note(str(expected))
+        say_evidence(student, data=data, limits=self.request.limits, progress=self.progress)
+        plan = plan_of(student, images=data.for_training, request=self.request)
+        self.checkpoint = self._open_checkpoint(student, data, plan)
+        phases = expected_phases(student, data=data, plan=plan, request=self.request)
+        with self.progress.whole(phases):
+            learnt, final = self._learn(student, data, plan)
+            published = self._publish_by_first(student, data, learnt, final, expected)
+        outcome = Outcome(
+            manifest=published.manifest,
+            parent=self.base.parent,
+            promoted=self.request.promote and published.refused is None,
+            refused=published.refused,
+            served=published.served,
+            forecast=expected,
+            seconds=time.monotonic() - self.started_s,
+            advice=published.advice,
+        )
+        return outcome, data
+
+    def _learn(self, student: Student, data: TaskData, plan: Plan | None) -> tuple[Learnt, Final]:
+        learnt = learn(
+            student,
+            data=data,
+            plan=plan,
+            request=self.request,
+            progress=self.progress,
+            checkpoint=self.checkpoint,
+            ranks=self.ranks,
+        )
+        final = finish(
+            student,
+            data=data,
+            request=self.request,
+            learnt=learnt,
+            progress=self.progress,
+            ranks=self.ranks,
+        )
+        return learnt, final
+
+    def _publish_by_first(
+        self, student: Student, data: TaskData, learnt: Learnt, final: Final, expected: Forecast
+    ) -> _Published:
+        """Let the first rank publish a version, and tell the others its number."""
+        if self.ranks.rank == 0:
+            published = self._publish(student, data, learnt, final, expected)
+            told = [published.manifest.version, published.refused]
+            self.ranks.from_first(json.dumps(told).encode())
+            return published
+        self.ranks.total(0)
+        version, refused = json.loads(self.ranks.from_first(b""))
+        manifest = Store.open(self.base.location).manifest(version)
+        return _Published(manifest=manifest, refused=refused)
+
+    def _publish(
+        self, student: Student, data: TaskData, learnt: Learnt, final: Final, expected: Forecast
+    ) -> _Published:
+        request, progress = self.request, self.progress
+        draft, shards = self._draft(student, data, learnt, final, expected)
+        self.ranks.total(0)  # all ranks are still there, or nothing is published
+        store = self.base.made_store()
+        with progress.phase(PUBLISHING, total=0):
+            manifest = store.publish(draft, shards=shards, signer=request.signer)
+        if self.checkpoint:
+            self.checkpoint.remove()
+        if request.on_published:
+            request.on_published(manifest)
+        refused = _promote(store, manifest, base=self.base, request=request)
+        # After that: nobody who waits for the version has to wait for the advice on it.
+        with progress.phase(ADVISING, total=0):
+            advice = advise_on(student, data=data, learnt=learnt, cache=final.cache)
+        if request.keeps_pictures:  # else nothing that names single images is kept
+            _keep_advice(store, manifest, advice, progress)
+        served = _served(store, manifest, refused=refused, request=request)
+        return _Published(manifest=manifest, refused=refused, served=served, advice=advice)
+
+    def _draft(
+        self, student: Student, data: TaskData, learnt: Learnt, final: Final, expected: Forecast
+    ) -> tuple[Draft, Shards]:
+        """Encode the model, judge it, and collect the contents of the version."""
+        request = self.request
+        model = encode_model(student, base=self.base, learnt=learnt)
+        assessment = assess(
+            student,
+            experts=final.experts,
+            cache=final.cache,
+            reduced_tokens=reduced_tokens_of(
+                student, folder=request.tokens, progress=self.progress
+            ),
+            data=data,
+            tokens_NW=learnt.tokens_NW,
+            labels_N=learnt.labels_N,
+            limits=request.limits,
+            unknown_rate=request.unknown_rate,
+            fitted_on=learnt.fitted_on,
+            shows_images=request.keeps_pictures and data.source == "held-out",
+            model_bytes=model.bytes,
+            progress=self.progress,
+        )
+        return draft_version(
+            student,
+            base=self.base,
+            data=data,
+            request=request,
+            transaction=self.transaction,
+            learnt=learnt,
+            final=final,
+            model=model,
+            assessment=assessment,
+            run=training_run(
+                request,
+                seconds=time.monotonic() - self.started_s,
+                device=student.network.device.type,
+                latency_ms=expected.version.latency_ms,
+            ),
+        )
+
+    def _open_checkpoint(
+        self, student: Student, data: TaskData, plan: Plan | None
+    ) -> Checkpoint | None:
+        """Open this run's checkpoint, which an interrupted run may have left.
+
+        Refuse ranks whose images, start or options differ.
+        """
+        request, ranks = self.request, self.ranks
+        if request.checkpoint is None and ranks.count == 1:
+            return None
+        configuration = configuration_of(
+            student, images=data.for_training, plan=plan, request=request
+        )
+        refuse_differences(ranks, configuration, what="data")
+        if request.checkpoint is None:
+            return None
+        return Checkpoint(
+            request.checkpoint, configuration=configuration, progress=self.progress, ranks=ranks
+        )
+
+    def where_it_stopped(self) -> str:
+        store = self.base.store_now()
+        newest = store.newest() if store else None
+        published = store and newest and store.manifest(newest).transaction == self.transaction
+        if store is None or not published:
+            if self.checkpoint is None or self.checkpoint.reached is None:
+                return "nothing was published"
+            return (
+                "nothing was published; the same command goes on after "
+                f"{self.checkpoint.reached}, which is kept in {shown(self.checkpoint.folder)}"
+            )
+        head = store.head(self.request.channel)
+        promoted = "promoted" if head and head.target == newest else "not promoted"
+        return f"version {newest} was published just before, and {promoted}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Published:
+    manifest: Manifest
+    refused: str | None
+    served: int | None = None
+    """None in the ranks after the first, which tells the user."""
+    advice: Advice | None = None
+
+
+def _keep_advice(store: Store, manifest: Manifest, advice: Advice, progress: Progress) -> None:
+    """Write the advice beside the version, which is published and needs no advice."""
+    try:
+        write_advice(store, manifest, advice)
+    except StoreError as error:
+        progress.note(f"the advice on version {manifest.version} is not kept: {error}")
+
+
+def _announce(base: Base | None, transaction: str) -> None:
+    """Announce the shards that this run needs, so that no housekeeping removes them meanwhile."""
+    if base is not None and base.store is not None and base.parent is not None:
+        digests = [ref.sha256 for ref in base.parent.shards]
+        base.store.announce(transaction, parent=base.parent.version, digests=digests)
+
+
+def _withdraw(base: Base | None, transaction: str) -> None:
+    with suppress(StoreError):  # an announcement expires; the fault of the run must be seen
+        store = base.store_now() if base else None
+        if store is not None:
+            store.withdraw(transaction)
+
+
+def _forecast(student: Student, base: Base, data: TaskData) -> Forecast:
+    before = None
+    if base.parent is not None:
+        before = Before(
+            spec=base.parent.spec,
+            expert_bytes=total_bytes(base.parent.experts),
+            classifier_bytes=base.parent.classifier.bytes,
+            doubt_bytes=base.parent.doubt.bytes if base.parent.doubt else 0,
+        )
+    return forecast(
+        student.network,
+        experts=student.lineage(),
+        images=data.new_images,
+        parent=before,
+        doubts=can_doubt(student, data),
+    )
+
+
+def _promote(store: Store, manifest: Manifest, *, base: Base, request: Learning) -> str | None:
+    """Promote the version, if that is asked for. Return the reason against it, if there is one."""
+    if not request.promote:
+        return None
+    return promote_or_explain(
+        store,
+        manifest,
+        head=base.head,
+        channel=request.channel,
+        actor=request.actor,
+        reason=_reason(manifest, request),
+    )
+
+
+def _served(
+    store: Store, manifest: Manifest, *, refused: str | None, request: Learning
+) -> int | None:
+    """Look which version the channel names now; None if it names none, or cannot be read."""
+    if request.promote and refused is None:
+        return manifest.version
+    with suppress(StoreError):  # the version is published, and only this sentence is in doubt
+        head = store.head(request.channel)
+        return head.target if head else None
+    return None
+
+
+def _reason(manifest: Manifest, request: Learning) -> str:
+    """Write the line of the channel's history; it tells of a gate that was overruled."""
+    reason = request.reason or _done(manifest)
+    gate = manifest.metrics.gate
+    if gate is None or not gate.forced:
+        return reason
+    return f"{reason} (forced: {'; '.join(gate.reasons)})"[:MAX_REASON]
+
+
+def _done(manifest: Manifest) -> str:
+    if manifest.deepened:
+        return f"an expert for {', '.join(manifest.deepened)}"[:MAX_REASON]
+    if manifest.extended:
+        return f"more images of {', '.join(manifest.extended)}"[:MAX_REASON]
+    return f"task {manifest.tasks[-1].name} was learnt"
