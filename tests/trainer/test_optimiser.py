@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tests.trainer.folders import SIZES, write_classes
-from trainer.learning.optimiser import AdamW
+from trainer.learning.fit import AdamW
 
 
 def test_steps_have_the_bits_of_the_optimiser_of_torch() -> None:

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from model_store.network.network import Network
 from trainer.evaluation.calibrate import fit_temperature, negative_log_likelihood
 from trainer.evaluation.judged import Judged
+from trainer.learning.fit import skip_the_compiler
 from trainer.learning.losses import Classification
-from trainer.learning.optimiser import skip_the_compiler
 from trainer.ranks.threads import one_thread
 
 L2_PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from inspect import unwrap
 from operator import itemgetter
 from typing import Any
 
@@ -21,7 +22,6 @@ from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
 from trainer.learning.checkpoint import Checkpoint, RunState
 from trainer.learning.learner import AnyLearner, BatchLoss, Learner, Step
-from trainer.learning.optimiser import AdamW
 from trainer.learning.out_of_memory import explained
 from trainer.learning.plan import Plan
 from trainer.progress import Progress
@@ -33,6 +33,13 @@ FINAL_RATE_SHARE = 0.01
 WEIGHT_DECAY = 0.05
 SLOW_RATE_SHARE = 0.1
 """The share of the learning rate for weights of a pre-trained expert, which are good already."""
+
+IMPORTS_THE_COMPILER = (
+    "add_param_group", "zero_grad", "state_dict", "load_state_dict",
+    "_cuda_graph_capture_health_check",
+)  # fmt: skip
+"""Methods of torch's optimisers whose wrappers import torch's compiler when they are first called.
+That takes two seconds: longer than a short task learns."""
 
 OptimiserFactory = Callable[[Learner, Sequence[nn.Parameter], float], torch.optim.Optimizer]
 """Make the optimiser of parameters at a learning rate. Its groups may have a `rate_share`."""
@@ -196,6 +203,27 @@ def adamw(
         return AdamW(groups, lr=rate)
 
     return make
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW, with the same bits, in one kernel a group."""
+
+    def __init__(self, groups: list[dict[str, object]], *, lr: float) -> None:
+        skip_the_compiler()
+        super().__init__(groups, lr=lr, fused=True)
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Change the parameters by their gradients."""
+        unwrap(torch.optim.AdamW.step)(self)
+
+
+def skip_the_compiler() -> None:
+    """Leave out the wrappers that import the compiler: they look for a mark first."""
+    for name in IMPORTS_THE_COMPILER:
+        method = getattr(getattr(torch.optim.Optimizer, name, None), "__wrapped__", None)
+        if method is not None:
+            method.__dict__.setdefault("__dynamo_disable", method)
 
 
 def parameter_groups(

@@ -19,21 +19,19 @@ from trainer.data.task_data import TaskData
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.classifier import fit_classifier
 from trainer.learning.configuration import digest_of
-from trainer.learning.fit import ChooseThreads, adamw, fit
-from trainer.learning.losses import Objective, classification_named
-from trainer.learning.plan import (
+from trainer.learning.epochs import (
     BALANCING,
     EXTENDING,
     LEARNING,
-    Plan,
     balanced_epoch,
     learning_epoch,
-    make_plan,
-    make_plan_on_pretrained,
     tunes,
     tuning_epoch,
     tuning_plan,
 )
+from trainer.learning.fit import ChooseThreads, adamw, fit
+from trainer.learning.losses import Objective, classification_named
+from trainer.learning.plan import Plan, make_plan, make_plan_on_pretrained
 from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import read_tokens
 from trainer.progress import Progress

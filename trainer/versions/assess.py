@@ -30,9 +30,9 @@ from trainer.request import GateLimits
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.passes import Floats
 from trainer.versions.assessment import Assessment
+from trainer.versions.final import JUDGING
 
 TIMED_RUNS = 11
-JUDGING = "judging"
 
 
 def assess(

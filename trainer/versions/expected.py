@@ -7,23 +7,22 @@ from collections.abc import Iterator
 from model_store.network.flops import folded_flops
 from trainer.data.sampling import epoch_size
 from trainer.data.task_data import TaskData
-from trainer.learning.plan import (
+from trainer.learning.epochs import (
     BALANCING,
     EXTENDING,
     LEARNING,
-    Plan,
     balanced_epoch,
     learning_epoch,
     tunes,
     tuning_epoch,
     tuning_plan,
 )
+from trainer.learning.plan import Plan
 from trainer.learning.student import Student
 from trainer.learning.token_reading import READING
 from trainer.request import Learning
 from trainer.time_left import ExpectedPhase
-from trainer.versions.assess import JUDGING
-from trainer.versions.finish import CHOOSING, images_to_herd
+from trainer.versions.final import CHOOSING, JUDGING, images_to_herd
 
 FORWARD_AND_BACKWARD = 3
 """The passes that a learning step takes of the parts that learn: a backward pass counts as two."""

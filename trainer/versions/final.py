@@ -1,4 +1,4 @@
-"""Hold the experts that have learnt, and count the exemplars that a class may have."""
+"""Hold the experts that have learnt; name and count the images that pass through them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from trainer.learning.student import Student
 from trainer.request import Learning
 from trainer.tokens.cache import TokenCache
 
+CHOOSING, JUDGING = "choosing exemplars", "judging"
+"""The phases after learning."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Final:
@@ -20,6 +23,19 @@ class Final:
     cache: TokenCache
     exemplars: Mapping[str, Sequence[int]]
     """The training images to remember of each new class, in herding order."""
+
+
+def herded_classes(student: Student, data: TaskData, request: Learning) -> tuple[str, ...]:
+    """List the classes that get new exemplars. A deepening has no images but exemplars."""
+    if student.aim == "deepening" or not quota_of(student, data, request):
+        return ()
+    return student.new_classes
+
+
+def images_to_herd(student: Student, data: TaskData, request: Learning) -> int:
+    """Count the images that exemplars are chosen from."""
+    names = herded_classes(student, data, request)
+    return sum(len(data.for_training.rows_of(name)) for name in names)
 
 
 def quota_of(student: Student, data: TaskData, request: Learning) -> int:

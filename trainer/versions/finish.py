@@ -14,9 +14,7 @@ from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import Learning
 from trainer.tokens.cache import TokenCache
-from trainer.versions.final import Final, quota_of
-
-CHOOSING = "choosing exemplars"
+from trainer.versions.final import CHOOSING, Final, herded_classes, images_to_herd, quota_of
 
 
 def finish(
@@ -69,16 +67,3 @@ def herded(
     for one in ranks.gathered(json.dumps(mine).encode()):
         merged_rows |= json.loads(one)
     return {name: merged_rows[name] for name in names}
-
-
-def herded_classes(student: Student, data: TaskData, request: Learning) -> tuple[str, ...]:
-    """List the classes that get new exemplars. A deepening has no images but exemplars."""
-    if student.aim == "deepening" or not quota_of(student, data, request):
-        return ()
-    return student.new_classes
-
-
-def images_to_herd(student: Student, data: TaskData, request: Learning) -> int:
-    """Count the images that exemplars are chosen from."""
-    names = herded_classes(student, data, request)
-    return sum(len(data.for_training.rows_of(name)) for name in names)
