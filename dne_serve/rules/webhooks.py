@@ -50,13 +50,14 @@ def parse_urls(webhook: SecretStr) -> tuple[WebhookUrl, ...]:
     urls = []
     for number, text in enumerate(texts, start=1):
         try:
-            urls.append(_parse(text))
+            urls.append(parse_url(text))
         except ValueError as error:
             raise WrongUsage(f"webhook {number} cannot be used: {error}") from None
     return tuple(dict.fromkeys(urls))
 
 
-def _parse(text: str) -> WebhookUrl:
+def parse_url(text: str) -> WebhookUrl:
+    """Parse one URL. ValueError says what is wrong, and repeats nothing of it."""
     if len(text) > MAX_URL_CHARACTERS:
         raise ValueError(f"it has more than {MAX_URL_CHARACTERS} characters")
     if not re.fullmatch(r"[!-~]+", text):
