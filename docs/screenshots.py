@@ -44,6 +44,7 @@ STRANGE = ("crab", "clock", "skyscraper", "keyboard")
 IMAGES, SIDE = 60, 224
 EARLIER, SERVED, REFUSED = 2, 3, 4
 NOT_PROMOTED = 3
+SERVE = "import sys; from dne_serve.cli import main; sys.exit(main())"
 WINDOWS: dict[str, dict[str, Any]] = {
     "1440-light": {"viewport": {"width": 1440, "height": 900}, "color_scheme": "light"},
     "390-dark": {
@@ -79,7 +80,9 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--photos", type=Path, help="zip with the photos of CIFAR-100")
-    parser.add_argument("--pretrained", type=Path, help="vision transformer that learning starts from")
+    parser.add_argument(
+        "--pretrained", type=Path, help="vision transformer that learning starts from"
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="folder for store and pictures")
     parser.add_argument("--only", action="append", help="name of a scene; may be given again")
     return parser.parse_args()
@@ -113,7 +116,7 @@ def _make_up(folder: Path) -> None:
     """Write small images of one colour and some noise for each class."""
     for task, classes in {**TASKS, **BRANCH}.items():
         write_classes(folder / task, classes, size=16)
-    write_classes(folder / "mixed up" / "..", ["one kind"], size=16, images=80)
+    write_classes(folder, ["one kind"], size=16, images=80)
     for place, name in enumerate(MIXED_UP):
         (folder / "mixed up" / name).mkdir(parents=True)
         for file in sorted((folder / "one kind").iterdir())[40 * place : 40 * place + 40]:
@@ -183,7 +186,7 @@ def _strange(url: str, files: Sequence[Path]) -> tuple[str, bytes]:
 
 @contextmanager
 def _serving(*options: str, ready: bool = True) -> Iterator[str]:
-    command = [sys.executable, "-m", "dne_serve", "--port", "0", "--json", *options]
+    command = [sys.executable, "-c", SERVE, "--port", "0", "--json", *options]
     environment = {**os.environ, "DNE_ADMIN_TOKEN": TOKEN, "DNE_BACKEND": "torch"}
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tests.e2e.browsing import drop, playwright
+from tests.live_server import TOKEN
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Route
@@ -22,7 +23,7 @@ Image = tuple[str, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Servers and images for the scenes. The first server has an admin token, collects
+    """Servers and images for the scenes. The first server has the admin token `TOKEN`, collects
     pictures, and has a version that the gate refused."""
 
     url: str
@@ -213,6 +214,8 @@ def report_of_a_refused_version(page: Page, stage: Stage) -> None:
 
 @scene("/label")
 def label(page: Page, stage: Stage) -> None:
+    page.get_by_label("This server asks for a token").fill(TOKEN)
+    page.get_by_role("button", name="Use it").click()
     tiles = page.get_by_role("listbox", name="Images").get_by_role("option")
     expect(tiles.first).to_be_visible()
     tiles.first.click()

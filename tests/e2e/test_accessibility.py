@@ -3,6 +3,7 @@ themes. `make test-pages` runs this."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -12,7 +13,7 @@ from dne_serve.access.tokens import new_token
 from tests.e2e.axe import SCRIPT, VERSION, violations
 from tests.e2e.browsing import NEEDS_CHROMIUM, playwright
 from tests.e2e.scenes import MANY, SCENES, Scene, Stage
-from tests.live_server import Live, live_server, png, wait_for
+from tests.live_server import TOKEN, Live, live_server, png, wait_for
 from tests.trained_store import TrainedStore
 
 pytestmark = [
@@ -32,8 +33,6 @@ INBOX = 12
 
 @pytest.fixture(scope="module")
 def stage(trained_store: TrainedStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    import shutil
-
     folder = tmp_path_factory.mktemp("stage")
     store = folder / "models"
     shutil.copytree(trained_store.location, store)
@@ -47,12 +46,12 @@ def stage(trained_store: TrainedStore, tmp_path_factory: pytest.TempPathFactory)
         live.wait_until_ready()
         locked.wait_until_ready()
         live.predict(*(png(seed, size=24) for seed in range(INBOX))).raise_for_status()
-        wait_for(lambda: live.http.get("/inbox").json()["counts"]["unlabelled"] == INBOX)
+        wait_for(lambda: _waiting(live) == INBOX)
         yield Stage(
             url=live.url,
             empty_url=empty.url,
             locked_url=locked.url,
-            images=_images(trained_store),
+            images=_images(trained_store)[:MANY],
             strange=("noise.png", _strange(live)),
             served=trained_store.served,
             earlier=trained_store.second,
@@ -60,13 +59,15 @@ def stage(trained_store: TrainedStore, tmp_path_factory: pytest.TempPathFactory)
         )
 
 
+def _waiting(live: Live) -> int:
+    answer = live.http.get("/inbox", headers={"Authorization": f"Bearer {TOKEN}"})
+    return int(answer.json()["counts"]["unlabelled"])
+
+
 def _images(trained: TrainedStore) -> list[tuple[str, bytes]]:
-    files = [
-        one for task in ("letters", "digits", "signs") for one in trained.data(task).rglob("*.png")
-    ]
-    return [
-        (f"{place:02}-{file.name}", file.read_bytes()) for place, file in enumerate(sorted(files))
-    ][:MANY]
+    tasks = [trained.data(task) for task in ("letters", "digits", "signs")]
+    files = sorted(file for task in tasks for file in task.rglob("*.png"))
+    return [(f"{place:02}-{file.name}", file.read_bytes()) for place, file in enumerate(files)]
 
 
 def _strange(live: Live) -> bytes:
