@@ -198,7 +198,8 @@ function answerBox(prediction, { version, took, isOpen }) {
 function failedRow(file, why) {
   const row = make("li", "answer failed");
   const box = make("div");
-  box.append(make("p", "label", "No answer"), make("p", "error", why));
+  const said = why.replace(/^image 1 of 1 \((.+?)\): /, "$1: "); // it was asked by itself
+  box.append(make("p", "label", "No answer"), make("p", "error", said));
   row.append(thumbnail(file), box);
   return row;
 }

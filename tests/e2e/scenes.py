@@ -214,7 +214,7 @@ def report_of_a_refused_version(page: Page, stage: Stage) -> None:
 
 @scene("/label")
 def label(page: Page, stage: Stage) -> None:
-    page.get_by_label("This server asks for a token").fill(TOKEN)
+    page.get_by_label("The inbox needs a token").fill(TOKEN)
     page.get_by_role("button", name="Use it").click()
     tiles = page.get_by_role("listbox", name="Images").get_by_role("option")
     expect(tiles.first).to_be_visible()
