@@ -22,15 +22,11 @@ from pathlib import Path
 from statistics import median
 
 import httpx
-import numpy as np
-from PIL import Image
 
 from benchmarks.figures import Figure, at_least, print_figures
-from benchmarks.grown import paper_spec, publish_lineage, random_network
-from benchmarks.live import _server
+from benchmarks.one_server import one_version, photo, serving
 from dne_client.clients import CONNECTIONS
 from dne_client.images import GROUP_IMAGES
-from model_store.store.store import Store
 
 ASK = (sys.executable, "-c", "import sys; from dne_client.__main__ import main; sys.exit(main())")
 WARM_UP_S = 2.0
@@ -112,10 +108,7 @@ def main() -> None:
         folder = Path(name)
         images = options.files - options.files % GROUP_IMAGES or GROUP_IMAGES
         files, script = _write_files(folder, images), _write_bodies(folder)
-        store = Store.create(str(folder / "models"))
-        (manifest,) = publish_lineage(store, random_network(paper_spec(1)), [1])
-        store.promote(manifest.version, channel="production", actor="benchmark", reason="")
-        with _server(folder / "models") as (url, _):
+        with serving(one_version(folder / "models")) as (url, _):
             turns = Turns(
                 url=url, files=files, script=script, images=images, connections=options.connections
             )
@@ -154,9 +147,7 @@ def _write_files(folder: Path, images: int) -> Path:
     files = folder / "files"
     files.mkdir()
     for place in range(images):
-        grid = np.random.default_rng(place).integers(0, 256, (9, 12, 3), dtype=np.uint8)
-        photo = Image.fromarray(grid).resize((320, 240), Image.Resampling.BICUBIC)
-        photo.save(files / f"{place:05}.jpg")
+        (files / f"{place:05}.jpg").write_bytes(photo(place))
     return files
 
 
