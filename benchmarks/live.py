@@ -33,11 +33,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options = parser.parse_args()
     measured: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        with serving(one_version(Path(folder) / "models")) as (url, pid):
-            turns = Turns(url=url, pid=pid, listener=Listener())
-            figures = measure(turns, options.rounds, options.requests, measured)
-            figures += measure_idle(turns, options.seconds, measured)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(one_version(Path(folder) / "models")) as (url, pid),
+    ):
+        turns = Turns(url=url, pid=pid, listener=Listener())
+        figures = measure(turns, options.rounds, options.requests, measured)
+        figures += measure_idle(turns, options.seconds, measured)
     print_figures(figures, measured=measured, as_json=options.json)
 
 

@@ -51,7 +51,7 @@ def _options(share: str | None, url: str) -> tuple[str, ...]:
 def measure(
     servers: dict[str, tuple[str, int]], rounds: int, requests: int, measured: dict[str, float]
 ) -> list[Figure]:
-    """Compare the processor time of a request of each server with that of the one without traces."""
+    """Compare the processor time of a request with traces and without."""
     image = photo()
     took: dict[str, list[float]] = {name: [] for name in servers}
     for number in range(rounds + 1):  # the first turn of each warms up
