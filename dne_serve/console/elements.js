@@ -21,7 +21,7 @@ export function prose(tag, className, text) {
 /** Make a line of parts, each written in its own direction: a Hebrew name must not move a number. */
 export function line(tag, className, parts) {
   const element = make(tag, className);
-  parts.filter(Boolean).forEach((part, i) => element.append(i ? " · " : "", make("bdi", "", part)));
+  parts.filter(Boolean).forEach((part, i) => element.append(i ? make("span", "sep", " · ") : "", make("bdi", "", part)));
   return element;
 }
 
