@@ -200,16 +200,25 @@ def roll_back_with_a_wrong_token(page: Page, stage: Stage) -> None:
     expect(page.locator("#move-error")).to_be_visible()
 
 
+def _pictures(page: Page) -> None:
+    """Wait for every picture: the page asks for one after the other."""
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('[data-picture]')].every((one) => "
+        "one.querySelector('img')?.naturalWidth)",
+        timeout=120_000,
+    )
+
+
 @scene("/versions/{stage.served}/report")
 def report(page: Page, stage: Stage) -> None:
     expect(page.locator("main svg").first).to_be_visible()
-    page.wait_for_load_state("networkidle")
+    _pictures(page)
 
 
 @scene("/versions/{stage.refused}/report")
 def report_of_a_refused_version(page: Page, stage: Stage) -> None:
     expect(page.locator(".badge")).to_have_text("refused")
-    page.wait_for_load_state("networkidle")
+    _pictures(page)
 
 
 @scene("/label")
