@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from benchmarks.grown import paper_spec, publish_lineage, random_network
+from benchmarks.grown import publish_lineage, random_network, spec_of
 from model_store.store.store import Store
 
 START = (sys.executable, "-c", "import sys; from dne_serve.cli import main; sys.exit(main())")
@@ -27,10 +27,10 @@ CONNECTIONS = 4
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-def one_version(location: Path) -> Path:
+def one_version(location: Path, *, preset: str = "paper") -> Path:
     """Make a store with one version that production names."""
     store = Store.create(str(location))
-    (manifest,) = publish_lineage(store, random_network(paper_spec(1)), [1])
+    (manifest,) = publish_lineage(store, random_network(spec_of(preset, 1)), [1])
     store.promote(manifest.version, channel="production", actor="benchmark", reason="")
     return location
 

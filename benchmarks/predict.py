@@ -1,6 +1,6 @@
 """Measure `dne predict` beside wrk: the same files and connections, one server, in turns.
 
-    python -m benchmarks.predict [--files N] [--rounds N] [--connections N] [--json]
+    python -m benchmarks.predict [--files N] [--rounds N] [--connections N] [--preset P] [--json]
 
 wrk sends bodies that were written before, each with as many images as `dne predict` puts into a
 request. So it shows what the server can do with such requests. It needs wrk, as Debian has it.
@@ -68,7 +68,7 @@ class Turns:
         """Return images a second."""
         command = ["wrk", "-t1", f"-c{self.connections}", f"-d{max(1, round(seconds))}s"]
         done = subprocess.run(
-            [*command, "--timeout", "30s", "-s", str(self.script), self.url],
+            [*command, "--timeout", "300s", "-s", str(self.script), self.url],
             check=True,
             capture_output=True,
             text=True,
@@ -99,6 +99,7 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=1000, help="files of a turn")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     parser.add_argument("--connections", type=int, default=CONNECTIONS, help="of both clients")
+    parser.add_argument("--preset", default="small", help="network: tiny, small or paper")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options = parser.parse_args()
     if shutil.which("wrk") is None:
@@ -108,7 +109,8 @@ def main() -> None:
         folder = Path(name)
         images = options.files - options.files % GROUP_IMAGES or GROUP_IMAGES
         files, script = _write_files(folder, images), _write_bodies(folder)
-        with serving(one_version(folder / "models")) as (url, _):
+        store = one_version(folder / "models", preset=options.preset)
+        with serving(store, "--max-wait-seconds", "300") as (url, _):
             turns = Turns(
                 url=url, files=files, script=script, images=images, connections=options.connections
             )
