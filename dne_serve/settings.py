@@ -20,8 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dne_serve.rules.collect import parse_collect_rules
 from dne_serve.rules.guard import parse_rules
-from dne_serve.rules.otlp import check_endpoint
-from dne_serve.rules.webhooks import check_urls
+from dne_serve.rules.webhooks import check_endpoint, check_urls
 from model_store.errors import WrongUsage
 from model_store.machine import usable_cores
 from model_store.precision import Asked

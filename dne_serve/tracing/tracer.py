@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
-from dne_serve.rules.otlp import parse_endpoint
+from dne_serve.rules.webhooks import parse_endpoint
 from dne_serve.settings import Settings
 from dne_serve.tracing.outbox import OnOutcome, TraceOutbox
 from dne_serve.tracing.spans import OTHER_METHOD, Outcome, RequestTrace
