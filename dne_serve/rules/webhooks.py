@@ -1,4 +1,4 @@
-"""Parse the URLs that events and traces are posted to. No message repeats one: it may hold a secret."""
+"""Parse the URLs that events and traces are posted to. No message repeats one."""
 
 from __future__ import annotations
 
