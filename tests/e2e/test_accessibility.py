@@ -82,7 +82,7 @@ def test_axe_finds_nothing(browser: playwright.Browser, stage: Stage, scene: Sce
     context = browser.new_context(viewport={"width": WIDTHS[0], "height": 900})
     try:
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(120_000)
         scene.open(page, stage)
         found = []
         for width in WIDTHS:
