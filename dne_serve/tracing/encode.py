@@ -49,7 +49,8 @@ class Encoder:
             scope=InstrumentationScope(name="dne_serve", version=__version__), spans=spans
         )
         resource = ResourceSpans(resource=self._resource, scope_spans=[scope])
-        return ExportTraceServiceRequest(resource_spans=[resource]).SerializeToString()
+        written: bytes = ExportTraceServiceRequest(resource_spans=[resource]).SerializeToString()
+        return written
 
 
 def _message(span: Span, epoch_ns: int) -> SpanMessage:
