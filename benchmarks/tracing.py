@@ -35,7 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     measured: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder, _receiver() as url, ExitStack() as servers:
-        location = one_version(Path(folder) / "models")
+        location = one_version(Path(folder) / "models", preset="small")
         started = {
             name: servers.enter_context(serving(location, *_options(share, url)))
             for name, share in SHARES.items()

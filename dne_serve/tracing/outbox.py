@@ -99,7 +99,7 @@ class TraceOutbox:
         """Wait longer after each fault. A fleet must not try in step."""
         if not self._faults:
             return self._pause_s
-        longest = min(MOST_PAUSE_S, self._pause_s * 2 ** min(self._faults, 10))
+        longest = min(MOST_PAUSE_S, self._pause_s * 2.0 ** min(self._faults, 10))
         return longest * random.uniform(0.5, 1)
 
     def _send_all(self) -> None:
