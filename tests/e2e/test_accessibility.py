@@ -88,7 +88,7 @@ def test_axe_finds_nothing(browser: playwright.Browser, stage: Stage, scene: Sce
         for width in WIDTHS:
             for theme in THEMES:
                 page.set_viewport_size({"width": width, "height": 900})
-                page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]
+                page.emulate_media(color_scheme=theme)
                 found += [f"{width} {theme}: {one}" for one in violations(page)]
     finally:
         context.close()

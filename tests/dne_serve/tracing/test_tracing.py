@@ -212,8 +212,8 @@ def test_the_share_of_the_setting_is_traced(
     store: Store, digits: Manifest, share: float, traced_requests: int
 ) -> None:
     with collecting() as collector:
-        given = {"otlp_endpoint": collector.url, "otlp_sample": share}
-        with live_server(store.location, **given) as live:
+        url = collector.url
+        with live_server(store.location, otlp_endpoint=url, otlp_sample=share) as live:
             live.wait_until_ready()
             for _ in range(3):
                 ask(live)
