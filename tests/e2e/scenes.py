@@ -179,8 +179,9 @@ def live(page: Page, stage: Stage) -> None:
 @scene("/")
 def versions_in_detail(page: Page, stage: Stage) -> None:
     _served(page, stage)
-    for more in page.locator("#versions .more:not([open]) summary").all():
-        more.click()
+    page.eval_on_selector_all(
+        "#versions .more", "all => all.forEach((one) => { one.open = true; })"
+    )
     page.locator("#history-box summary").click()
 
 
