@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 TOOLS := .tools/ready
+AXE_VERSION := 4.14.0
+AXE := .tools/axe/axe-$(AXE_VERSION).min.js
 PIP := -m pip install --quiet --disable-pip-version-check
 
 # Where this is set, every command that a test starts would compile all its modules anew.
@@ -11,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean
+.PHONY: help demo screenshots test test-pages coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -30,6 +32,9 @@ coverage: $(READY) ## branch coverage of the default tests, with the lines that 
 
 test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races, hundreds of swaps: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/faults tests/e2e
+
+test-pages: $(READY) $(AXE) ## every page in every state, wide and narrow, in both themes, judged by axe-core: minutes, needs chromium and npm
+	$(BIN)/python -m pytest -q -m slow tests/e2e/test_accessibility.py
 
 test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up requests: minutes, and a table at the end
 	$(BIN)/python -m pytest -q -m slow tests/abuse
@@ -68,6 +73,9 @@ docs: $(READY) ## write the pages, drawings and completions that come from the c
 	$(BIN)/python -m docs.completion
 	$(BIN)/python -m docs.drawing
 
+screenshots: $(READY) ## pictures of every page in every state, in screenshots/; PHOTOS=<zip of CIFAR-100> PRETRAINED=<file> take photos
+	$(BIN)/python -m docs.screenshots $(if $(PHOTOS),--photos "$(PHOTOS)") $(if $(PRETRAINED),--pretrained "$(PRETRAINED)")
+
 lock: $(READY) $(TOOLS) ## write the hashes of what constraints.txt pins anew
 	.tools/bin/python deploy/lock.py
 
@@ -79,7 +87,7 @@ audit: $(TOOLS) ## look up known vulnerabilities of every pin; ADVISORIES=<OSV e
 	.tools/bin/python deploy/audit.py $(if $(ADVISORIES),--advisories "$(ADVISORIES)")
 
 clean: ## remove .venv, caches and what the demo made; ./models stays
-	rm -rf .venv .tools .coverage .coverage.* sbom.json demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .tools screenshots .coverage .coverage.* sbom.json demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted installation is taken up again by the next `make`. pip
@@ -100,3 +108,9 @@ $(TOOLS): deploy/tools.lock
 	$(PYTHON) -m venv .tools
 	.tools/bin/python $(PIP) --require-hashes --no-deps -r deploy/tools.lock
 	touch $@
+
+# Checked against the digest that tests/e2e/axe.py pins, and never part of the repository.
+$(AXE): tests/e2e/axe.py | $(READY)
+	mkdir -p .tools/axe
+	npm pack --silent --pack-destination .tools/axe axe-core@$(AXE_VERSION)
+	$(BIN)/python -m tests.e2e.axe .tools/axe/axe-core-$(AXE_VERSION).tgz

@@ -21,7 +21,12 @@ CLASSES_A_TASK = 10
 
 def paper_spec(tasks: int, *, heads: int = 1) -> NetworkSpec:
     """The `paper` preset after this many tasks, with `heads` for each after the first."""
-    preset = PRESETS["paper"]
+    return spec_of("paper", tasks, heads=heads)
+
+
+def spec_of(name: str, tasks: int, *, heads: int = 1) -> NetworkSpec:
+    """A preset after this many tasks, with `heads` for each after the first."""
+    preset = PRESETS[name]
     return NetworkSpec(
         image_size=preset.image_size,
         patch_size=preset.patch_size,

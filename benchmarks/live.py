@@ -3,36 +3,27 @@
     python -m benchmarks.live [--rounds N] [--requests N] [--seconds S] [--json]
 
 One server answers the same number of requests with a listener and without one, in turns. Compared
-is the processor time of the server's process for a request, because it depends less on what else
-the machine does than the throughput does. Afterwards nobody asks for a time, and the thread of the
+are the throughput, and the processor time of the server's process for a request, which depends less
+on what else the machine does. Afterwards nobody asks for a time, and the thread of the
 event loop is timed alone: what it takes longer with a listener is what the listener costs.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
-import os
 import socket
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.figures import Figure, at_most, print_figures
-from benchmarks.grown import paper_spec, publish_lineage, random_network
+from benchmarks.figures import Figure, at_least, at_most, print_figures
 from benchmarks.loop import made_up_photo
-from benchmarks.own_server import own_server
-from model_store.store.store import Store
-
-OPTIONS = ("--backend", "torch", "--threads", "1", "--log-level", "warning")
-CONNECTIONS = 4
-TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
+from benchmarks.one_server import ask, one_version, processor_s, serving
 
 
 def main() -> None:
@@ -43,15 +34,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
     options = parser.parse_args()
     measured: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        location = Path(folder) / "models"
-        store = Store.create(str(location))
-        (manifest,) = publish_lineage(store, random_network(paper_spec(1)), [1])
-        store.promote(manifest.version, channel="production", actor="benchmark", reason="")
-        with own_server(location, *OPTIONS) as server:
-            turns = Turns(url=server.url, pid=server.pid, listener=Listener())
-            figures = measure(turns, options.rounds, options.requests, measured)
-            figures += measure_idle(turns, options.seconds, measured)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(one_version(Path(folder) / "models")) as (url, pid),
+    ):
+        turns = Turns(url=url, pid=pid, listener=Listener())
+        figures = measure(turns, options.rounds, options.requests, measured)
+        figures += measure_idle(turns, options.seconds, measured)
     print_figures(figures, measured=measured, as_json=options.json)
 
 
@@ -68,28 +57,40 @@ class Turns:
 
 
 def measure(turns: Turns, rounds: int, requests: int, measured: dict[str, float]) -> list[Figure]:
-    """Compare the processor time of a request with and without a listener."""
+    """Compare throughput, and the processor time of a request, with and without a listener."""
     image = made_up_photo(0)
     took: dict[str, list[float]] = {"without": [], "with": []}
+    pace: dict[str, list[float]] = {"without": [], "with": []}
     for number in range(rounds + 1):  # the first turn of each warms up
         for name in sorted(took, reverse=number % 2 == 0):  # each goes first in turn
             with turns.turn(name):
-                before = _processor_s(turns.pid)
-                _load(turns.url, image, requests=requests)
-                took[name].append((_processor_s(turns.pid) - before) / requests)
-    pairs = [b / a for a, b in zip(took["without"][1:], took["with"][1:], strict=True)]
+                before = processor_s(turns.pid)
+                pace[name].append(requests / ask(turns.url, image, requests=requests))
+                took[name].append((processor_s(turns.pid) - before) / requests)
+    pairs = _ratios(took)
+    paces = _ratios(pace)
     measured |= {
         "ms of processor time a request without": 1000 * median(took["without"][1:]),
         "ms of processor time a request with": 1000 * median(took["with"][1:]),
         "smallest of the ratios": min(pairs),
         "largest of the ratios": max(pairs),
+        "requests a second without": median(pace["without"][1:]),
+        "requests a second with": median(pace["with"][1:]),
+        "smallest of the ratios of throughput": min(paces),
+        "largest of the ratios of throughput": max(paces),
         "turns of each": float(rounds),
         "requests of a turn": float(requests),
     }
     return [
+        at_least("requests a second with a listener / without", median(paces), 0.99),
         at_most("processor time a request with a listener / without", median(pairs), 1.01),
         at_most("KB a minute for a listener", turns.listener.bytes_a_minute / 1000, 10.0),
     ]
+
+
+def _ratios(found: dict[str, list[float]]) -> list[float]:
+    """Divide the turns with a listener by those without one, round by round, after the first."""
+    return [b / a for a, b in zip(found["without"][1:], found["with"][1:], strict=True)]
 
 
 def measure_idle(turns: Turns, seconds: float, measured: dict[str, float]) -> list[Figure]:
@@ -138,31 +139,9 @@ class Listener:
             self._bytes += len(part)
 
 
-def _processor_s(pid: int) -> float:
-    """Read user and system time of all threads of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_A_SECOND
-
-
 def _event_loop_s(pid: int) -> float:
     """Read the time that the main thread has had a core."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
-
-
-def _load(url: str, image: bytes, *, requests: int) -> None:
-    host = url.removeprefix("http://")
-
-    def send(_: int) -> None:
-        connection = http.client.HTTPConnection(host)
-        for _ in range(requests // CONNECTIONS):
-            connection.request("POST", "/predict", image, {"Content-Type": "image/jpeg"})
-            answer = connection.getresponse()
-            answer.read()
-            assert answer.status == 200
-        connection.close()
-
-    with ThreadPoolExecutor(CONNECTIONS) as threads:
-        list(threads.map(send, range(CONNECTIONS)))
 
 
 if __name__ == "__main__":

@@ -84,6 +84,11 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
         origins=listed(settings.allowed_origins),
     )
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, room=room)
-    app.add_middleware(Observed, metrics=serving.metrics, drains=lambda: serving.drains)
+    app.add_middleware(
+        Observed,
+        metrics=serving.metrics,
+        tracer=serving.tracer,
+        drains=lambda: serving.drains,
+    )
     app.add_middleware(ErrorForm)
     return app

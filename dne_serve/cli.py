@@ -15,6 +15,7 @@ from dne_serve.access.startup_checks import check_exposure, check_tls
 from dne_serve.access.tokens import new_token, read_tokens
 from dne_serve.log_lines import set_up_log
 from dne_serve.settings import Settings, load_settings
+from dne_serve.tracing.tracer import check_extra
 from dne_serve.webhooks.signature import read_secrets
 from model_store.cli.command import (
     EXIT_OK,
@@ -106,6 +107,7 @@ def serve(settings: Settings, *, as_json: bool) -> int:
     check_exposure(settings, tokens=read_tokens(settings))
     check_tls(settings)
     read_secrets(settings)  # a wrong one ends the server before it listens
+    check_extra(settings)
     listener = _listen(settings.host, settings.port)
     with listener:
         # After the port is ours, because these imports take seconds and the port may be taken.

@@ -33,6 +33,8 @@ from dne_serve.rollout.statistics import Statistics
 from dne_serve.rules.collect import parse_collect_rules
 from dne_serve.rules.guard import parse_rules
 from dne_serve.settings import Settings, listed
+from dne_serve.tracing.spans import CURRENT
+from dne_serve.tracing.tracer import make_tracer
 from dne_serve.trainer_child import TrainerChild, worker_command, worker_environment
 from dne_serve.webhooks.announcer import Announcer
 from dne_serve.webhooks.events import GUARD, NotLoaded
@@ -63,7 +65,8 @@ class Serving:
         self.metrics = Metrics()
         self.metrics.built(backend=engine.backend, device=engine.device)
         self.metrics.queue_limit.set(settings.max_queue)
-        self.statistics = Statistics(on_decoded=self.metrics.decode_seconds.observe)
+        self.statistics = Statistics(on_decoded=self._decoded)
+        self.tracer = make_tracer(settings, on_outcome=self.metrics.traced)
         self.door = Door(
             TokenSource(settings), rate=settings.rate_limit, is_local=is_loopback(settings.host)
         )
@@ -130,6 +133,7 @@ class Serving:
             settle_s=settings.settle_seconds,
             on_swap=self._swapped,
             on_failed_load=self.metrics.failed_loads.inc,
+            traces=self.tracer.swaps if self.tracer else None,
         )
         self.webhooks = Announcer(settings, on_outcome=self.metrics.posted)
         self._news = ChannelNews(
@@ -166,6 +170,8 @@ class Serving:
 
     def start(self) -> None:
         self.batcher.start()
+        if self.tracer is not None:
+            self.tracer.start()
         self.reloader.start()
         if self.collector is not None:
             self._writer.start()
@@ -192,6 +198,8 @@ class Serving:
         if self.webhooks.is_heard:
             self._news.stop()
             self.webhooks.stop()
+        if self.tracer is not None:
+            self.tracer.stop()
 
     def drain(self) -> None:
         """Say that no new client should come. Requests are still answered."""
@@ -256,11 +264,21 @@ class Serving:
             self.trust.check(manifest)
         self._memory.check(manifest)
 
+    def _decoded(self, began_ns: int, ended_ns: int) -> None:
+        """Count the decoding of a request for Prometheus and its trace."""
+        self.metrics.decode_seconds.observe((ended_ns - began_ns) / 1e9)
+        trace = CURRENT.get()
+        if trace is not None:
+            trace.decoded(began_ns, ended_ns)
+
     def _ran(self, tickets: Sequence[ImageTicket], began_ns: int, ended_ns: int) -> None:
-        """Count a batch for the Open Inference Protocol and for Prometheus."""
+        """Count a batch for the Open Inference Protocol, for Prometheus and for traces."""
         self.statistics.ran(tickets, began_ns, ended_ns)
         waits_ns = [began_ns - ticket.arrived_ns for ticket in tickets]
         self.metrics.computed(waits_ns=waits_ns, run_ns=ended_ns - began_ns)
+        for ticket in tickets:
+            if ticket.item.watch is not None:
+                ticket.item.watch.ran(ticket.arrived_ns, began_ns, ended_ns)
 
     def _looked(self) -> None:
         """Note that the head is served, and load what is tried beside it."""

@@ -20,7 +20,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dne_serve.rules.collect import parse_collect_rules
 from dne_serve.rules.guard import parse_rules
-from dne_serve.rules.webhooks import check_urls
+from dne_serve.rules.webhooks import check_endpoint, check_urls
 from model_store.errors import WrongUsage
 from model_store.machine import usable_cores
 from model_store.precision import Asked
@@ -247,6 +247,17 @@ class Settings(BaseSettings):
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="form of the log: lines for people, or a JSON object a line"
+    )
+
+    otlp_endpoint: Annotated[SecretStr, AfterValidator(check_endpoint)] | None = Field(
+        None,
+        description="URL of an OpenTelemetry collector that gets traces by OTLP over HTTP, such as "
+        "http://127.0.0.1:4318; needs the extra otel (default: no traces)",
+    )
+    otlp_sample: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0,
+        description="share of the requests that are traced; a client's traceparent decides for its "
+        "own requests",
     )
 
     _fixed: FixedLimits = PrivateAttr(default_factory=FixedLimits)

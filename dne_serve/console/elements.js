@@ -21,7 +21,7 @@ export function prose(tag, className, text) {
 /** Make a line of parts, each written in its own direction: a Hebrew name must not move a number. */
 export function line(tag, className, parts) {
   const element = make(tag, className);
-  parts.filter(Boolean).forEach((part, i) => element.append(i ? " · " : "", make("bdi", "", part)));
+  parts.filter(Boolean).forEach((part, i) => element.append(i ? make("span", "sep", " · ") : "", make("bdi", "", part)));
   return element;
 }
 
@@ -42,5 +42,5 @@ export const percent = (share, decimals = 1) => `${(100 * share).toFixed(decimal
 export const count = (n, one, many) => `${n} ${n === 1 ? one : many}`;
 export const size = (bytes) => (bytes < 2 ** 20 ? `${(bytes / 2 ** 10).toFixed(1)}\u00a0KiB` : `${(bytes / 2 ** 20).toFixed(2)}\u00a0MiB`);
 export const when = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
-export const seconds = (ms) => `${(ms / 1000).toFixed(1)}\u00a0s`;
+export const seconds = (ms) => (ms < 1000 ? `${Math.round(ms)}\u00a0ms` : `${(ms / 1000).toFixed(1)}\u00a0s`);
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));

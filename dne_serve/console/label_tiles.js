@@ -114,7 +114,6 @@ export class Tiles {
     said.textContent = item.judgement ? label : item.unknown ? "Not like any class" : label;
     why.textContent = item.judgement ? item.judgement.kind : item.unknown ? `nearest: ${item.label}` : percent(item.score);
     tile.title = `${said.textContent}, ${why.textContent}`;
-    tile.setAttribute("aria-label", tile.title);
   }
 
   onSeen(seen) {

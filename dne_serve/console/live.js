@@ -115,7 +115,7 @@ function tellAll() {
   const rows = named.map(({ label, images }) => ({ label, score: images / answers.images }));
   if (answers?.others) rows.push({ label: "other classes", score: answers.others / answers.images });
   refill($("live-classes"), rows.map(bar));
-  const asked = answers ? `Answers of version ${facts.version} by class, of its last ${count(answers.images, "image", "images")}:` : "Nothing has been asked of this version yet.";
+  const asked = answers ? `Answers of version ${facts.version} by class, of its last ${count(answers.images, "image", "images")}:` : facts.version ? "Nothing has been asked of this version yet." : "No version is served yet.";
   show($("live-asked"), asked);
 }
 

@@ -60,9 +60,11 @@ function nextGroup() {
 /** Show the answers of a group. One bad image fails a request: then each is asked by itself. */
 async function answerGroup(group) {
   try {
+    const began = performance.now();
     const answer = await patiently(group);
+    const took = group.length === 1 ? seconds(performance.now() - began) : "";
     const other = await otherAnswer(answer, (version) => patiently(group, version));
-    put(answer.predictions.map((one, i) => answerRow(one, group[i], answer.version, other && { prediction: other.predictions[i], version: other.version })));
+    put(answer.predictions.map((one, i) => answerRow(one, group[i], { version: answer.version, took }, other && { prediction: other.predictions[i], version: other.version })));
     run.done += group.length;
   } catch (error) {
     const isBad = ABOUT_IMAGES.has(error.status);
@@ -156,40 +158,48 @@ function put(rows) {
   else $("answers").prepend(...rows);
   run.last = rows.at(-1);
   const all = $("answers").children;
+  $("answers").classList.toggle("many", all.length > GROUP_IMAGES && !$("answers").querySelector(".compared"));
   while (all.length > KEPT) (all[all.length - 1] === run.last ? all[0] : all[all.length - 1]).remove();
 }
 
-function answerRow(prediction, file, version, other) {
+function answerRow(prediction, file, { version, took }, other) {
   const row = make("li", "answer");
-  row.append(thumbnail(file), answerBox(prediction, version));
+  row.append(thumbnail(file), answerBox(prediction, { version, took, isOpen: Boolean(other) || run.total <= GROUP_IMAGES }));
   if (other) {
     const { prediction: second, version: otherVersion } = other;
-    addOther(row, answerBox(second, otherVersion), { first: prediction, second, versions: [version, otherVersion] });
+    addOther(row, answerBox(second, { version: otherVersion, took: "", isOpen: true }), { first: prediction, second, versions: [version, otherVersion] });
   }
   return row;
 }
 
-function answerBox(prediction, version) {
+/** Make the answer of one version. Of many images only the class is shown until one is opened. */
+function answerBox(prediction, { version, took, isOpen }) {
   const box = make("div", prediction.unknown ? "unknown" : "");
   const said = line("p", prediction.unknown ? "nearest" : "label", [prediction.label, percent(prediction.score)]);
   if (prediction.unknown) {
     said.prepend("nearest: ");
     box.append(make("p", "label", "Not like any class"));
   }
-  const about = [`version ${version}`, `task ${prediction.task}`, prediction.filename];
+  const about = [`version ${version}`, `task ${prediction.task}`, took, prediction.filename];
   if (prediction.level) about.unshift(`a group: likeliest ${prediction.top[0].label}`);
   const doubt = prediction.unknown_score ?? null; // null: the version tells no probability
   if (doubt !== null) about.push(`none of these: ${percent(doubt)}`);
   const bars = make("div", "bars");
   bars.append(...prediction.top.map(bar));
-  box.append(said, line("p", "about", about), bars);
+  const detail = make("details", "detail");
+  detail.open = isOpen;
+  const summary = make("summary", "", "Details");
+  summary.append(make("span", "visually-hidden", ` of ${prediction.filename}`));
+  detail.append(summary, line("p", "about", about), bars);
+  box.append(said, detail);
   return box;
 }
 
 function failedRow(file, why) {
   const row = make("li", "answer failed");
   const box = make("div");
-  box.append(make("p", "label", "No answer"), make("p", "error", why));
+  const said = why.replace(/^image 1 of 1 \((.+?)\): /, "$1: "); // it was asked by itself
+  box.append(make("p", "label", "No answer"), make("p", "error", said));
   row.append(thumbnail(file), box);
   return row;
 }
@@ -221,12 +231,14 @@ export function bar({ label, score }) {
   return row;
 }
 
-// Ways in: choose, drop, paste
+// Ways in: choose, drop, paste, a camera
 
-$("files").addEventListener("change", (event) => {
-  takeImages(event.target.files);
-  event.target.value = ""; // so that the same file can be chosen again
-});
+for (const input of [$("files"), $("shot")]) {
+  input.addEventListener("change", () => {
+    takeImages(input.files);
+    input.value = ""; // so that the same file can be chosen again
+  });
+}
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
   $("drop").classList.add("over");

@@ -205,7 +205,7 @@ function table(label, titles, rows, names = 1) {
   const box = make("div", "scroll");
   box.tabIndex = 0; // a keyboard can scroll it
   box.setAttribute("role", "region");
-  box.setAttribute("aria-label", label);
+  box.setAttribute("aria-label", `Table: ${label}`); // the section around it has the name alone
   const made = make("table");
   const head = make("tr");
   head.append(...titles.map((title, i) => make("th", i < names ? "name" : "", title)));

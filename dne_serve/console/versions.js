@@ -40,9 +40,15 @@ export async function listVersions() {
 
 function tellFailure(error) {
   const isNew = error.type === NO_STORE && known.size === 0;
-  $("no-versions").hidden = !isNew;
+  teach(isNew);
   show($("locked"), error.refused ? "The versions are listed once a token with the scope read is given." : "");
   show($("versions-error"), isNew || error.refused || error.unreachable ? "" : error.message);
+}
+
+/** Say how to begin, where there is nothing to be asked yet. */
+function teach(isFirst) {
+  $("no-versions").hidden = $("nothing-to-ask").hidden = !isFirst;
+  $("options").hidden = isFirst;
 }
 
 /** Remember a page. Versions between its first and its last that it lacks have been deleted. */
@@ -86,7 +92,7 @@ function showAll() {
   const moves = new Map(newest.history.map((record) => [record.target, record])); // the newest of each
   $("versions").style.setProperty("--lanes", lanesOf(tree));
   refill($("versions"), rows.map((one, i) => versionRow(one, { place: tree[i], move: moves.get(one.version), open: i < OPEN || one.version === newest.served })));
-  $("no-versions").hidden = rows.length > 0;
+  teach(!rows.length);
   listChoices(rows);
   listHistory(newest.history);
   const more = before === null ? 0 : Math.max(newest.total - rows.length, 0);

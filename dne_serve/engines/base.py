@@ -100,6 +100,14 @@ class Resident:
         return self.manifest.version
 
 
+class Watch(Protocol):
+    """Wants to know when an image was computed."""
+
+    def ran(self, arrived_ns: int, began_ns: int, ended_ns: int) -> None:
+        """Note when the image was queued, and when its batch began and ended. Called on a worker
+        thread, before the answer is there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Query:
     """An image, the version that answers, and versions that answer for comparison."""
@@ -107,6 +115,7 @@ class Query:
     pixels: Pixels
     residents: tuple[Resident, ...]
     wants_token: bool = False
+    watch: Watch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

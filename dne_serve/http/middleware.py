@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,6 +21,8 @@ from dne_serve.http.body_room import CLAIM, PIECE_BYTES, Claim, Room
 from dne_serve.http.problems import NOTE, Note, problem_of
 from dne_serve.log_lines import FACTS
 from dne_serve.rollout.metrics import Metrics
+from dne_serve.tracing.spans import CURRENT, RequestTrace
+from dne_serve.tracing.tracer import Tracer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
@@ -28,6 +30,7 @@ DRAIN_SECONDS = 10.0
 DRAIN_IDLE_SECONDS = 2.0
 MAX_CAUSE = 500
 STREAM = "text/event-stream"
+UNMATCHED = "unmatched"
 CLIENT_GONE = 499  # as others log a client that left before its answer
 
 REQUEST_ID = b"x-request-id"
@@ -160,10 +163,16 @@ class Observed:
     """
 
     def __init__(
-        self, app: ASGIApp, *, metrics: Metrics, drains: Callable[[], bool] = lambda: False
+        self,
+        app: ASGIApp,
+        *,
+        metrics: Metrics,
+        tracer: Tracer | None = None,
+        drains: Callable[[], bool] = lambda: False,
     ) -> None:
         self._app = app
         self._metrics = metrics
+        self._tracer = tracer
         self._drains = drains
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -174,6 +183,7 @@ class Observed:
         status, note, request_id = 0, Note(), _request_id(scope)
         is_stream = False
         NOTE.set(note)
+        trace = self._begin_trace(scope, request_id)
 
         async def watched(message: Message) -> None:
             nonlocal status, is_stream
@@ -182,13 +192,14 @@ class Observed:
                 headers = MutableHeaders(scope=message)
                 is_stream = headers.get("content-type", "").startswith(STREAM)
                 if is_stream:  # it has its answer, although the answer goes on
-                    self._end(scope, status, time.perf_counter() - began)
+                    self._end(scope, status, began, trace)
                 headers["X-Content-Type-Options"] = "nosniff"
                 headers["X-Request-Id"] = request_id
                 if self._drains():
                     headers["Connection"] = "close"
                 # Before anybody asks for it.
-                _tell(scope, status, time.perf_counter() - began, note, request_id=request_id)
+                ids = _ids(request_id, trace)
+                _tell(scope, status, time.perf_counter() - began, note, ids=ids)
             await send(message)
 
         self._metrics.under_way.inc()
@@ -202,19 +213,32 @@ class Observed:
             await problem_of(error)(scope, receive, watched)
         finally:
             if not is_stream:
-                self._end(scope, status, time.perf_counter() - began)
+                self._end(scope, status, began, trace)
 
-    def _end(self, scope: Scope, status: int, seconds: float) -> None:
-        """Count a request that has its answer."""
+    def _begin_trace(self, scope: Scope, request_id: str) -> RequestTrace | None:
+        if self._tracer is None:
+            return None
+        trace = self._tracer.begin(scope["headers"], request_id=request_id)
+        CURRENT.set(trace if trace.is_recorded else None)
+        return trace
+
+    def _end(self, scope: Scope, status: int, began: float, trace: RequestTrace | None) -> None:
+        """Count a request that has its answer, and send its trace."""
+        ended = time.perf_counter()
         self._metrics.under_way.dec()
         method, route = _request(scope)
-        self._metrics.requested(method, route, status=status, seconds=seconds)
+        self._metrics.requested(method, route, status=status, seconds=ended - began)
+        if self._tracer is not None and trace is not None:
+            known = None if route == UNMATCHED else route
+            self._tracer.end(
+                trace, method=method, route=known, status=status, began_s=began, ended_s=ended
+            )
 
 
 def _request(scope: Scope) -> tuple[str, str]:
     """Return method and route template: a client cannot make up new ones."""
     method = scope["method"] if scope["method"] in METHODS else "OTHER"
-    return method, getattr(scope.get("route"), "path", "") or "unmatched"
+    return method, getattr(scope.get("route"), "path", "") or UNMATCHED
 
 
 def _request_id(scope: Scope) -> str:
@@ -223,7 +247,15 @@ def _request_id(scope: Scope) -> str:
     return given.decode() if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _tell(scope: Scope, status: int, seconds: float, note: Note, *, request_id: str) -> None:
+def _ids(request_id: str, trace: RequestTrace | None) -> dict[str, object]:
+    """Name a request in the log: by its id, and by that of its trace."""
+    ids: dict[str, object] = {"request_id": request_id}
+    return ids if trace is None else {**ids, "trace_id": trace.trace_id.hex()}
+
+
+def _tell(
+    scope: Scope, status: int, seconds: float, note: Note, *, ids: Mapping[str, object]
+) -> None:
     """Log a line for the request, with the reason of a refusal, and a stack trace for a fault of
     the server."""
     method, route = _request(scope)
@@ -243,16 +275,16 @@ def _tell(scope: Scope, status: int, seconds: float, note: Note, *, request_id: 
         1000 * seconds,
         said,
         exc_info=note.cause if note.is_fault else None,
-        extra={FACTS: _facts(method, route, status, seconds, note, request_id)},
+        extra={FACTS: _facts(method, route, status, seconds, note, ids)},
     )
 
 
 def _facts(
-    method: str, route: str, status: int, seconds: float, note: Note, request_id: str
+    method: str, route: str, status: int, seconds: float, note: Note, ids: Mapping[str, object]
 ) -> dict[str, object]:
     """List the fields of a request's line where the log is JSON."""
     facts: dict[str, object] = {
-        "request_id": request_id,
+        **ids,
         "method": method,
         "route": route,
         "status": status,

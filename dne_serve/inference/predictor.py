@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from dne_serve.engines.base import Answer, Answers, Query, Resident, joined
+from dne_serve.engines.base import Answer, Answers, Query, Resident, Watch, joined
 from dne_serve.errors import Malformed, NotReady, TooOld
 from dne_serve.inference.answers import Scored
 from dne_serve.inference.deadline import Deadline
@@ -19,6 +19,7 @@ from dne_serve.rollout.canary import By, Chosen, Companions
 from dne_serve.rollout.guard import Guard
 from dne_serve.rollout.residents import ImageBatcher, Residents
 from dne_serve.rollout.statistics import Statistics
+from dne_serve.tracing.spans import CURRENT
 from model_store.errors import DneError, ImageRejected
 from model_store.preprocess import Pixels
 from model_store.store.store import Store
@@ -110,6 +111,9 @@ class Predictor:
         the version that the answers are compared with, now or later, and its label for each picture
         if it is another one."""
         resident, version = chosen.resident, chosen.resident.version
+        trace = CURRENT.get()
+        if trace is not None:
+            trace.answers(version, images=len(pictures))
         with self._statistics.request(version, images=len(pictures)):
             deadline = Deadline(self._max_wait_s, since=since)
             with self._statistics.decoding(version):
@@ -135,11 +139,13 @@ class Predictor:
         resident, shadow = chosen.resident, chosen.shadow
         wider = joined(resident, shadow) if shadow else None
         if shadow and wider:
-            both = await deadline.answers(self._submit(wider, pixels, (resident, shadow)))
+            tickets = self._submit(wider, pixels, (resident, shadow), watch=CURRENT.get())
+            both = await deadline.answers(tickets)
             answers = [_given(own) for own, _ in both]
             self._compare(chosen, answers, [other for _, other in both], on_compared)
             return answers
-        alone = await deadline.answers(self._submit(resident, pixels, (resident,)))
+        own = self._submit(resident, pixels, (resident,), watch=CURRENT.get())
+        alone = await deadline.answers(own)
         answers = [_given(own) for (own,) in alone]
         if shadow:
             apart = self._ask_apart(chosen, shadow, answers, pixels, on_compared)
@@ -149,10 +155,16 @@ class Predictor:
         return answers
 
     def _submit(
-        self, widest: Resident, pixels: Sequence[Pixels], residents: tuple[Resident, ...]
+        self,
+        widest: Resident,
+        pixels: Sequence[Pixels],
+        residents: tuple[Resident, ...],
+        *,
+        watch: Watch | None = None,
     ) -> list[Future[Answers]]:
         queries = [
-            Query(pixels=one, residents=residents, wants_token=self._wants_tokens) for one in pixels
+            Query(pixels=one, residents=residents, wants_token=self._wants_tokens, watch=watch)
+            for one in pixels
         ]
         return self._batcher.submit(widest, items=queries)
 

@@ -138,6 +138,13 @@ class Metrics:
             registry=new,
         )
 
+        self.traces = Counter(
+            "dne_traces",
+            "Traces of requests and swaps: sent, failed (refused by the collector), or dropped "
+            "(it was away for too long).",
+            ("outcome",),
+            registry=new,
+        )
         self.collected = Counter(
             "dne_collected_images", "Pictures kept in the inbox by this server.", registry=new
         )
@@ -215,6 +222,9 @@ class Metrics:
 
     def posted(self, outcome: str) -> None:
         self.webhook.labels(outcome).inc()
+
+    def traced(self, outcome: str, traces: int) -> None:
+        self.traces.labels(outcome).inc(traces)
 
     def swapped(self, version: int) -> None:
         self.swaps.inc()

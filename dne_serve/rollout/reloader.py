@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dne_serve.engines.base import Resident
+from dne_serve.errors import tell
 from dne_serve.rollout.followed_store import (
     ChannelReader,
     check_onward,
@@ -25,6 +26,7 @@ from dne_serve.rollout.followed_store import (
 )
 from dne_serve.rollout.residents import Residents
 from dne_serve.rollout.settling import Settling
+from dne_serve.tracing.swaps import SwapTraces, Times
 from model_store.errors import DneError, StoreError, StoreNotFound
 from model_store.records.channel import ChannelRecord
 
@@ -64,6 +66,7 @@ class Reloader:
         beside: Callable[[], None] = lambda: None,
         on_swap: Callable[[int], None] = lambda version: None,
         on_failed_load: Callable[[], None] = lambda: None,
+        traces: SwapTraces | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -75,6 +78,7 @@ class Reloader:
         self._beside = beside
         self._on_swap = on_swap
         self._on_failed_load = on_failed_load
+        self._traces = traces
         self._clock = clock
         self.settling = Settling(
             self._serve, keeper=residents, settle_s=settle_s, clock=clock, wall=wall
@@ -173,7 +177,7 @@ class Reloader:
                 if not asked and self._should_wait(head):
                     return
                 self._serve_before(head, store)
-                resident = self._load(head, store, loaded=loaded)
+                resident = self._traced_load(head, store, loaded=loaded)
                 at_once = self._residents.served is None or self.fallback
                 self.settling.take_up(resident, head, at_once=at_once)
         except Exception as error:
@@ -209,6 +213,20 @@ class Reloader:
         self.head = head
         return head
 
+    def _traced_load(
+        self, record: ChannelRecord, store: ChannelReader, *, loaded: Resident | None
+    ) -> Resident:
+        began_ns = time.perf_counter_ns()
+        try:
+            resident = self._load(record, store, loaded=loaded)
+        except Exception as error:
+            if self._traces is not None:
+                self._traces.not_loaded(record, _since(began_ns), tell(error))
+            raise
+        if self._traces is not None:
+            self._traces.loaded(record, _since(began_ns))
+        return resident
+
     def _load(
         self, record: ChannelRecord, store: ChannelReader, *, loaded: Resident | None = None
     ) -> Resident:
@@ -220,11 +238,13 @@ class Reloader:
         return self._residents.load(store.resolve(record), shards=store, needed=True)
 
     def _serve(self, resident: Resident, record: ChannelRecord, *, fallback: bool = False) -> None:
-        before = self._residents.served
+        before, began_ns = self._residents.served, time.perf_counter_ns()
         self._residents.serve(resident)
         self.record, self.fallback = record, fallback
         if before is not resident:
             self._on_swap(resident.version)
+            if self._traces is not None:
+                self._traces.swapped(record, _since(began_ns))
             log.info(
                 "serving version %s (%s, record %s)", resident.version, self._channel, record.number
             )
@@ -272,6 +292,10 @@ class Reloader:
         if not last or not again or str(last.error) != str(error):
             _say(self._channel, head, error)
         return failure
+
+
+def _since(began_ns: int) -> Times:
+    return Times(began_ns=began_ns, ended_ns=time.perf_counter_ns())
 
 
 def _say(channel: str, head: ChannelRecord | None, error: Exception) -> None:

@@ -16,6 +16,9 @@ from typing import Any
 from dne_serve.engines.base import Query, Resident
 from dne_serve.engines.batcher import Ticket
 
+OnDecoded = Callable[[int, int], None]
+"""Told when the decoding of a request began and ended, by `time.perf_counter_ns`."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Duration:
@@ -54,7 +57,7 @@ class VersionStatistics:
 class Statistics:
     """Statistics of all versions, safe to use from any thread."""
 
-    def __init__(self, *, on_decoded: Callable[[float], None] = lambda seconds: None) -> None:
+    def __init__(self, *, on_decoded: OnDecoded = lambda began_ns, ended_ns: None) -> None:
         self._on_decoded = on_decoded
         self._lock = threading.Lock()
         self._by_version: dict[int, VersionStatistics] = {}
@@ -90,10 +93,10 @@ class Statistics:
     def decoding(self, version: int) -> Iterator[None]:
         began = time.perf_counter_ns()
         yield
-        spent_ns = time.perf_counter_ns() - began
-        self._on_decoded(spent_ns / 1e9)
+        ended = time.perf_counter_ns()
+        self._on_decoded(began, ended)
         with self._lock:
-            self._row(version).decode.add(spent_ns)
+            self._row(version).decode.add(ended - began)
 
     def ran(
         self, tickets: Sequence[Ticket[Resident, Query, Any]], began_ns: int, ended_ns: int

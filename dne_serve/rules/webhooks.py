@@ -1,10 +1,10 @@
-"""Parse the URLs that events are posted to. No message repeats a URL, which may hold a secret."""
+"""Parse the URLs that events and traces are posted to. No message repeats one."""
 
 from __future__ import annotations
 
 import base64
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 
 from pydantic import SecretStr
@@ -15,6 +15,8 @@ MOST_URLS = 8
 """Each URL has a thread and a queue of its own."""
 MAX_URL_CHARACTERS = 2048
 SCHEMES = ("http", "https")
+TRACES = "/v1/traces"
+"""The path of a collector for traces, by the convention of OTLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,13 +52,33 @@ def parse_urls(webhook: SecretStr) -> tuple[WebhookUrl, ...]:
     urls = []
     for number, text in enumerate(texts, start=1):
         try:
-            urls.append(_parse(text))
+            urls.append(parse_url(text))
         except ValueError as error:
             raise WrongUsage(f"webhook {number} cannot be used: {error}") from None
     return tuple(dict.fromkeys(urls))
 
 
-def _parse(text: str) -> WebhookUrl:
+def check_endpoint(endpoint: SecretStr) -> SecretStr:
+    """Raise WrongUsage for a setting that `parse_endpoint` refuses."""
+    parse_endpoint(endpoint)
+    return endpoint
+
+
+def parse_endpoint(endpoint: SecretStr) -> WebhookUrl:
+    """Parse the base URL of a collector, or the whole URL of its traces. As the convention has it,
+    `/v1/traces` is added to a base URL."""
+    try:
+        url = parse_url(endpoint.get_secret_value())
+    except ValueError as error:
+        raise WrongUsage(f"otlp_endpoint cannot be used: {error}") from None
+    path, mark, query = url.target.partition("?")
+    if not path.endswith(TRACES):
+        path = path.rstrip("/") + TRACES
+    return replace(url, target=f"{path}{mark}{query}")
+
+
+def parse_url(text: str) -> WebhookUrl:
+    """Parse one URL. ValueError says what is wrong, and repeats nothing of it."""
     if len(text) > MAX_URL_CHARACTERS:
         raise ValueError(f"it has more than {MAX_URL_CHARACTERS} characters")
     if not re.fullmatch(r"[!-~]+", text):

@@ -33,7 +33,7 @@ def page(browser: playwright.Browser, trained: Live) -> Iterator[playwright.Page
 
 def choose(page: playwright.Page, image: Path) -> playwright.Locator:
     """Gives the page an image; the answer to it."""
-    page.locator("input[type=file]").set_input_files(image)
+    page.locator("#files").set_input_files(image)
     return page.get_by_role("list", name="Predictions").get_by_role("listitem").first
 
 

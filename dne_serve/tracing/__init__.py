@@ -1,0 +1,1 @@
+"""Trace requests and swaps for OpenTelemetry, off the way of the answers. Off by default."""
