@@ -23,6 +23,8 @@ SITE = PROJECT / "build/site"
 SEEDS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 KINDS = frozenset({".md", ".svg", ".png", ".html", ".ipynb"})
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(?=[)#])")
+DOCUMENT_LINK = re.compile(r"""(href="(?!https?:)[^"#]+)\.md(?=["#])""")
+"""A finished page may link to a document, which is a folder in the site."""
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -56,6 +58,8 @@ def stage(project: Path, *, to: Path) -> None:
             text = read_document(path)
             target.write_text(named_folders(text, folder=path.parent))
             waiting += linked(text, folder=path.parent)
+        elif path.suffix == ".html":
+            target.write_text(DOCUMENT_LINK.sub(r"\1/", path.read_text()))
         else:
             shutil.copyfile(path, target)
 
