@@ -40,8 +40,8 @@ def test_documents_and_what_they_link_to_keep_their_paths(project: Path) -> None
     source = staged(project)
     found = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
     assert found == {
-        *SEEDS, "docs/page.md", "docs/plots.html", "docs/notes/001-first.md", "docs/notes/README.md",
-        "deploy/README.md", "files/x.yaml",
+        *SEEDS, "docs/page.md", "docs/plots.html", "docs/notes/001-first.md",
+        "docs/notes/README.md", "deploy/README.md", "files/x.yaml",
     }  # fmt: skip
 
 
