@@ -55,4 +55,4 @@ def test_the_notebook_runs_from_the_first_cell_to_the_last(tmp_path: Path) -> No
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "version 2 is right in" in done.stdout
-    assert "rollback" in done.stdout
+    assert "trying it" in done.stdout  # the history has the reason of the rollback
