@@ -23,6 +23,7 @@ SITE = PROJECT / "build/site"
 SEEDS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 KINDS = frozenset({".md", ".svg", ".png", ".html", ".ipynb"})
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(?=[)#])")
+LIST = re.compile(r"^((?![-#|>\s]|\d+\. ).+)\n(?=- |1\. )", re.MULTILINE)
 DOCUMENT_LINK = re.compile(r"""(href="(?!https?:)[^"#]+)\.md(?=["#])""")
 """A finished page may link to a document, which is a folder in the site."""
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -56,7 +57,7 @@ def stage(project: Path, *, to: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".md":
             text = read_document(path)
-            target.write_text(named_folders(text, folder=path.parent))
+            target.write_text(apart_lists(named_folders(text, folder=path.parent)))
             waiting += linked(text, folder=path.parent)
         elif path.suffix == ".html":
             target.write_text(DOCUMENT_LINK.sub(r"\1/", path.read_text()))
@@ -87,6 +88,13 @@ def named_folders(text: str, *, folder: Path) -> str:
 
     return "".join(
         part if part.startswith("```") else LINK.sub(named, part) for part in FENCE.split(text)
+    )
+
+
+def apart_lists(text: str) -> str:
+    """Put an empty line before a list that follows a line of text: mkdocs asks for it."""
+    return "".join(
+        part if part.startswith("```") else LIST.sub(r"\1\n\n", part) for part in FENCE.split(text)
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from docs.links import problems_of
-from docs.site import SEEDS, stage
+from docs.site import SEEDS, apart_lists, stage
 
 
 def write(path: Path, text: str) -> None:
@@ -50,6 +50,11 @@ def test_a_link_to_a_folder_leads_to_a_list_of_its_documents(project: Path) -> N
     assert "[b](notes/README.md)" in (source / "docs/page.md").read_text()
     assert "- [1. First](001-first.md)" in (source / "docs/notes/README.md").read_text()
     assert "[b](../docs)" in (source / "deploy/README.md").read_text()
+
+
+def test_a_list_behind_a_line_of_text_is_set_apart_and_code_is_not() -> None:
+    text = "Three:\n- one\n- two\n  more\n- three\n\n```sh\ncat x\n- y\n```\n"
+    assert apart_lists(text) == text.replace("Three:\n", "Three:\n\n")
 
 
 def test_a_finished_page_links_to_the_page_that_a_document_becomes(project: Path) -> None:
