@@ -23,6 +23,7 @@ SITE = PROJECT / "build/site"
 SEEDS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 KINDS = frozenset({".md", ".svg", ".png", ".html", ".ipynb"})
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(?=[)#])")
+CODE_IN_LIST = re.compile(r"^ {3}```\w*\n(.*?)^ {3}```\n", re.MULTILINE | re.DOTALL)
 LIST = re.compile(r"^((?![-#|>\s]|\d+\. ).+)\n(?=- |1\. )", re.MULTILINE)
 DOCUMENT_LINK = re.compile(r"""(href="(?!https?:)[^"#]+)\.md(?=["#])""")
 """A finished page may link to a document, which is a folder in the site."""
@@ -92,10 +93,17 @@ def named_folders(text: str, *, folder: Path) -> str:
 
 
 def apart_lists(text: str) -> str:
-    """Put an empty line before a list that follows a line of text: mkdocs asks for it."""
-    return "".join(
-        part if part.startswith("```") else LIST.sub(r"\1\n\n", part) for part in FENCE.split(text)
-    )
+    """Write lists as mkdocs asks for: after an empty line, and with code that is indented."""
+    parts = FENCE.split(CODE_IN_LIST.sub(_indented, text))
+    return "".join(part if part.startswith("```") else _apart(part) for part in parts)
+
+
+def _apart(text: str) -> str:
+    return LIST.sub(r"\1\n\n", re.sub(r"^ {3}(?=\S)", "    ", text, flags=re.MULTILINE))
+
+
+def _indented(code: re.Match[str]) -> str:
+    return "".join(f"     {line}" for line in code[1].splitlines(keepends=True))
 
 
 def linked(text: str, *, folder: Path) -> Iterator[Path]:

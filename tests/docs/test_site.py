@@ -57,6 +57,11 @@ def test_a_list_behind_a_line_of_text_is_set_apart_and_code_is_not() -> None:
     assert apart_lists(text) == text.replace("Three:\n", "Three:\n\n")
 
 
+def test_code_in_a_list_stays_in_its_item() -> None:
+    text = "1. Do:\n\n   ```sh\n   ls \\\n     x\n   ```\n\n   Then go.\n"
+    assert apart_lists(text) == "1. Do:\n\n        ls \\\n          x\n\n    Then go.\n"
+
+
 def test_a_finished_page_links_to_the_page_that_a_document_becomes(project: Path) -> None:
     assert 'href="notes/001-first/#x"' in (staged(project) / "docs/plots.html").read_text()
 
