@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo screenshots test test-pages coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean
+.PHONY: help demo screenshots test test-pages coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean test-docs site
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
@@ -57,6 +57,9 @@ test-lab: $(READY) ## the lab, killed everywhere, and a mini comparison of all m
 test-wheel: $(READY) ## build the wheel, install it into empty environments, and run the client alone and the whole demo from it
 	$(BIN)/python -m pytest -q -m slow tests/packaging/test_wheel.py
 
+test-docs: $(READY) ## execute every command of the guides, and the notebook: minutes, on stores made by the real trainer
+	$(BIN)/python -m pytest -q -m slow tests/docs
+
 check: $(READY) ## lint, formatting, types, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -72,6 +75,10 @@ docs: $(READY) ## write the pages, drawings and completions that come from the c
 	$(BIN)/python -m docs.configuration
 	$(BIN)/python -m docs.completion
 	$(BIN)/python -m docs.drawing
+	$(BIN)/python -m docs.network_drawing
+
+site: $(TOOLS) ## build the documents as a site in build/site, and check every link
+	.tools/bin/python -m docs.site
 
 screenshots: $(READY) ## pictures of every page in every state, in screenshots/; PHOTOS=<zip of CIFAR-100> PRETRAINED=<file> take photos
 	$(BIN)/python -m docs.screenshots $(if $(PHOTOS),--photos "$(PHOTOS)") $(if $(PRETRAINED),--pretrained "$(PRETRAINED)")

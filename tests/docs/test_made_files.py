@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from types import ModuleType
 from xml.etree import ElementTree
 
-from docs import configuration, drawing
+import pytest
+
+from docs import configuration, drawing, network_drawing
 from tests.packaging.project import sources
 
 STALE = "run `make docs`"
@@ -22,7 +25,8 @@ def test_every_variable_of_the_code_stands_in_the_configuration() -> None:
     assert "DNE_STORE" in names
 
 
-def test_the_drawing_is_that_of_its_script() -> None:
-    made = drawing.svg()
-    assert drawing.FILE.read_text() == made, STALE
+@pytest.mark.parametrize("script", [drawing, network_drawing], ids=lambda one: one.FILE.name)
+def test_a_drawing_is_that_of_its_script(script: ModuleType) -> None:
+    made = script.svg()
+    assert script.FILE.read_text() == made, STALE
     assert ElementTree.fromstring(made).tag.endswith("svg")

@@ -5,26 +5,19 @@ Three things differ: the images are drawn, `add-task` is told to be quick, and t
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
 import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image, ImageDraw
 
+from tests.docs.guide_blocks import Block, blocks_of
+from tests.docs.reader import Reader, free_port
 from tests.packaging.project import ROOT
-from tests.packaging.test_commands import SHELL_BLOCK
 
 IMAGES_A_CLASS = 12
 MOST_LINES = 120
@@ -34,9 +27,7 @@ CLASSES = {"animals": ("cat", "dog"), "vehicles": ("bus", "truck")}
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_port()
 
 
 @pytest.fixture
@@ -62,69 +53,11 @@ def _drawn(task: str, shade: int, *, chance: random.Random) -> Image.Image:
     return image
 
 
-def story_blocks(*, port: int) -> list[str]:
+def story_blocks(*, port: int) -> list[Block]:
     stories = (ROOT / "README.md").read_text().partition("## Three stories")[2]
     text = stories.partition("\n## ")[0].replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     text = re.sub(r"(dne-train add-task --data \S+)", rf"\1 {QUICK}", text)
-    return SHELL_BLOCK.findall(text)
-
-
-class Reader:
-    """Someone who pastes one block after the other, the servers into a second terminal."""
-
-    def __init__(self, folder: Path, *, port: int) -> None:
-        self.folder = folder
-        self.url = f"http://127.0.0.1:{port}"
-        commands = str(Path(sys.executable).parent)
-        self.environment = {
-            **os.environ,
-            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
-            "DNE_PORT": str(port),
-        }
-        self.server: subprocess.Popen[bytes] | None = None
-
-    def paste(self, block: str) -> str:
-        if "dne-serve" in block:
-            self.stop()
-            self._serve(block)
-            return ""
-        done = subprocess.run(
-            ["bash", "-euc", block],
-            cwd=self.folder, env=self.environment, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
-
-    def _serve(self, block: str) -> None:
-        line = block.strip()
-        shell = f"{line.removesuffix('dne-serve')} exec dne-serve"
-        with (self.folder / "server.log").open("wb") as log:
-            self.server = subprocess.Popen(
-                ["bash", "-euc", shell],
-                cwd=self.folder, env=self.environment, stdout=log, stderr=log,
-            )  # fmt: skip
-        for _ in range(600):
-            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "/readyz"):
-                return
-            assert self.server.poll() is None, (self.folder / "server.log").read_text()
-            time.sleep(0.1)
-        pytest.fail("the server is not ready after a minute")
-
-    def stop(self) -> None:
-        if self.server is not None:
-            self.server.send_signal(signal.SIGTERM)
-            self.server.wait(30)
-
-    def wait_until_served(self, version: int) -> None:
-        for _ in range(100):
-            if self.served() == version:
-                return
-            time.sleep(0.1)
-        pytest.fail(f"version {version} is not served after ten seconds")
-
-    def served(self) -> int:
-        with urllib.request.urlopen(self.url + "/readyz") as answer:
-            return int(json.load(answer)["version"])
+    return blocks_of(text)
 
 
 @pytest.fixture
