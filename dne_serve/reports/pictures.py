@@ -1,7 +1,7 @@
-"""Show single held-out images of a version as small pictures.
+"""Show images that a version keeps as small pictures: held-out ones, and examples of a class.
 
-The pixels are those of the held-out shards: forgetting a class takes its pictures away. Nothing is
-kept in memory or read from a cache, so that no forgotten picture is ever shown.
+The pixels are those of the shards: forgetting a class takes its pictures away. Nothing is kept in
+memory or read from a cache, so that no forgotten picture is ever shown.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dne_serve.reports.schemas import ReportPicture
 from model_store.codec import decode_images
 from model_store.errors import ImageRejected, ShardForgotten
 from model_store.preprocess import read_picture
+from model_store.records.inbox import MediaType
 from model_store.records.manifest import ClassImages, Manifest
 from model_store.store.shard import check_shard
 from model_store.store.store import Store
@@ -23,12 +24,15 @@ MAX_PIXELS = 4096 * 4096
 """The largest image that a network takes; the store keeps images at the network's size."""
 LOSSLESS_SIDE = 64
 QUALITY = 85
+MAX_EXAMPLES = 4
+MAX_EXAMPLE_BYTES = 64 << 20
+"""A larger shard is not read for a few small pictures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Thumbnail:
     data: bytes
-    type: str
+    type: MediaType
 
 
 def list_pictures(store: Store, manifest: Manifest) -> tuple[list[ReportPicture], str]:
@@ -61,14 +65,40 @@ def read_thumbnail(store: Store, manifest: Manifest, number: int) -> Thumbnail:
     chosen = shown[number]
     entry = _entries(manifest)[chosen.class_name]
     try:
-        data = store.read_stored_shard(entry.shard)
+        images = _read_images(store, entry)
     except ShardForgotten as error:
         raise NotOffered("the pictures of that class were forgotten") from error
-    check_shard(entry.shard, data, expected=None)
     try:
-        return _written(decode_images(data, count=entry.count)[chosen.image])
+        return _written(images[chosen.image])
     except ImageRejected as error:
         raise NotOffered("that picture cannot be decoded") from error
+
+
+def read_examples(store: Store, manifest: Manifest, label: str) -> tuple[list[Thumbnail], str]:
+    """Read a few kept images of a class, and say why there are none. The trainer's memory holds the
+    most typical ones first; without it the held-out images are shown."""
+    if label not in manifest.classes:
+        raise NotOffered(f"version {manifest.version} has no class {label[:200]!r}")
+    kept = {one.class_name: one for one in (*manifest.held_out, *manifest.memory) if one.count}
+    entry = kept.get(label)
+    if entry is None:
+        return [], "No image of this class is kept."
+    if entry.shard.bytes > MAX_EXAMPLE_BYTES:
+        return [], "The kept images of this class are too large to show."
+    try:
+        images = _read_images(store, entry)
+    except ShardForgotten:
+        return [], "The images of this class were forgotten."
+    try:
+        return [_written(one) for one in images[:MAX_EXAMPLES]], ""
+    except ImageRejected:
+        return [], "The kept images of this class cannot be decoded."
+
+
+def _read_images(store: Store, entry: ClassImages) -> list[bytes]:
+    data = store.read_stored_shard(entry.shard)
+    check_shard(entry.shard, data, expected=None)
+    return decode_images(data, count=entry.count)
 
 
 def _written(image: bytes) -> Thumbnail:
