@@ -12,7 +12,7 @@ from starlette.responses import Response
 from dne_serve.access.permission import Permission
 from dne_serve.errors import NotReady, WaitedTooLong
 from dne_serve.http.openapi import problems
-from dne_serve.http.routes import json_only
+from dne_serve.http.routes import JSON, json_only
 from dne_serve.http.scoped_route import Parts, actor_of, needing
 from dne_serve.labelling.groups import group
 from dne_serve.labelling.schemas import (
@@ -172,23 +172,23 @@ def feedback(request: Request, serving: Parts, body: FeedbackBody) -> LabelledAn
     return _judge(request, serving, body.id, judgement, after=None)
 
 
-@labelling.get("/classes/examples")
+@labelling.get("/classes/examples", response_model=ExamplesAnswer)
 def show_examples(
-    response: Response,
     serving: Parts,
     label: Annotated[LabelText, Query(description="The name of a class of the served version.")],
-) -> ExamplesAnswer:
+) -> Response:
     """Show a few kept images of a class of the served version, to compare an image with before it
     gets that label."""
     if serving.residents.served is None:
         raise NotReady("no version is served yet")
     manifest = serving.residents.served.manifest
     found, note = read_examples(serving.open_store(), manifest, label)
-    response.headers["Cache-Control"] = "no-store"  # a class may be forgotten
     pictures = [
         ExamplePicture(type=one.type, data=base64.b64encode(one.data).decode()) for one in found
     ]
-    return ExamplesAnswer(version=manifest.version, label=label, pictures=pictures, note=note)
+    answer = ExamplesAnswer(version=manifest.version, label=label, pictures=pictures, note=note)
+    headers = {"Cache-Control": "no-store"}  # a class may be forgotten
+    return Response(answer.model_dump_json(), media_type=JSON, headers=headers)
 
 
 @labelling.get("/versions/{version}/advice")
