@@ -14,6 +14,7 @@ from dne_serve.errors import NotReady, WaitedTooLong
 from dne_serve.http.openapi import problems
 from dne_serve.http.routes import JSON, json_only
 from dne_serve.http.scoped_route import Parts, actor_of, needing
+from dne_serve.labelling.examples import read_examples
 from dne_serve.labelling.groups import group
 from dne_serve.labelling.schemas import (
     AdviceAnswer,
@@ -33,7 +34,6 @@ from dne_serve.labelling.schemas import (
     LabelText,
     ToldAdvice,
 )
-from dne_serve.reports.pictures import read_examples
 from dne_serve.server import Serving
 from model_store.advice.kept import read_advice
 from model_store.advice.lines import lines

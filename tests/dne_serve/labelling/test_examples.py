@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from dne_serve.access.tokens import new_token
-from dne_serve.reports.pictures import MAX_EXAMPLES, MAX_SIDE
+from dne_serve.inference.thumbnails import MAX_SIDE
+from dne_serve.labelling.examples import MAX_EXAMPLES
 from model_store.cli.main import main as dne_store
 from model_store.codec import decode_images
 from model_store.maintenance.forget import forget_class
