@@ -74,7 +74,9 @@ function fail(error) {
 
 function tellCounts() {
   const { unlabelled, labelled, wrong, discarded } = items.counts;
-  $("counts").textContent = `${count(unlabelled, "image waits", "images wait")} · ${labelled} labelled · ${wrong} wrong · ${discarded} discarded`;
+  const others = { labelled, wrong, discarded };
+  const told = Object.entries(others).filter(([, images]) => images).map(([state, images]) => `${images} ${state}`);
+  $("counts").textContent = [count(unlabelled, "image waits", "images wait"), ...told].join(" · ");
   $("state").textContent = items.collecting ? "This server collects images" : "This server collects no images";
   const empty = items.size === 0;
   $("empty").hidden = !empty;
@@ -202,7 +204,7 @@ function judgeByKey(place) {
 }
 
 async function keepFresh() {
-  if (!document.hidden && $("door").hidden) {
+  if (!document.hidden && $("door").hidden && !items.loading) {
     try {
       const asked = items;
       const fresh = await asked.news();

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -154,6 +155,18 @@ def test_a_group_is_selected_and_named_at_once(page: playwright.Page, live: Live
     page.keyboard.press("Enter")
     playwright.expect(tiles(page)).to_have_count(WAITING - len(first))
     assert labels(live) == ["noise"] * len(first)
+
+
+@pytest.mark.slow
+def test_groups_that_take_long_are_shown_as_groups(page: playwright.Page) -> None:
+    def answer_late(route: playwright.Route) -> None:
+        time.sleep(7)  # the page looks for new images every 5 s
+        route.continue_()
+
+    page.route("**/inbox/groups*", answer_late)
+    page.get_by_label("First", exact=True).select_option("groups")
+    playwright.expect(page.locator(".group-name").first).to_be_visible(timeout=60_000)
+    playwright.expect(tiles(page)).to_have_count(WAITING)
 
 
 @pytest.mark.slow

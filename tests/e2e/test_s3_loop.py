@@ -79,6 +79,13 @@ def inbox(http: httpx.Client) -> dict[str, Any]:
     return found
 
 
+def settled(http: httpx.Client) -> float:
+    """Count the pictures that the server has kept or dropped."""
+    counted = ("dne_collected_images_total", "dne_collect_dropped_images_total{")
+    lines = http.get("/metrics").raise_for_status().text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(counted))
+
+
 @pytest.mark.timeout(1500)
 def test_what_one_server_collects_another_labels_and_both_serve_what_a_worker_learns(
     s3_location: str, trained_store: TrainedStore, tmp_path: Path
@@ -93,7 +100,8 @@ def test_what_one_server_collects_another_labels_and_both_serve_what_a_worker_le
 
         for number in range(IMAGES):  # collect
             predict(one, number)
-        wait_for(lambda: inbox(one)["total"] > IMAGES // 2, seconds=MINUTES_S)
+        wait_for(lambda: settled(one) == IMAGES, seconds=MINUTES_S)
+        assert inbox(one)["total"] > IMAGES // 2
         wait_for(lambda: inbox(other)["total"] == inbox(one)["total"], seconds=MINUTES_S)
 
         for item in inbox(other)["items"]:  # label, at the other server
