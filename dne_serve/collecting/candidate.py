@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.collecting.tokens import packed
-from dne_serve.engines.base import Resident
-from dne_serve.inference.answers import Scored, best_of
+from dne_serve.engines.base import Floats, Resident
+from dne_serve.inference.answers import Listed, Scored, best_of
 from dne_serve.rules.collect import CollectRule
 
 KEPT_TOP = 5
@@ -27,24 +27,34 @@ class Given:
     margin: float
     is_unknown: bool
     unknown_score: float | None
-    token: str | None = None
-    """The direction of the token, as an item keeps it."""
+    token: Floats | None = None
+    """The token as the engine gave it. Most candidates are never kept, so the writer packs it."""
 
     @classmethod
-    def of(cls, resident: Resident, scored: Scored, scores: NDArray[np.float64]) -> Given:
-        """Note the likeliest classes. `scores` are the probabilities of all classes."""
-        order = best_of(scores, KEPT_TOP)
-        values: list[float] = scores[order].tolist()
+    def of(
+        cls,
+        resident: Resident,
+        scored: Scored,
+        scores: NDArray[np.float64],
+        *,
+        listed: Sequence[Listed],
+    ) -> Given:
+        """Note the likeliest classes. `scores` are the probabilities of all classes, and `listed`
+        the classes that the answer names, which are enough as a rule."""
+        if len(listed) >= min(KEPT_TOP, len(resident.labels)):
+            top = tuple((one["label"], one["score"]) for one in listed[:KEPT_TOP])
+        else:
+            order = best_of(scores, KEPT_TOP)
+            labels = [resident.labels[index] for index in order.tolist()]
+            top = tuple(zip(labels, scores[order].tolist(), strict=True))
         return cls(
             version=resident.version,
-            top=tuple(
-                (resident.labels[index], min(1.0, max(0.0, value)))
-                for index, value in zip(order.tolist(), values, strict=True)
-            ),
-            margin=values[0] - values[1] if len(values) > 1 else values[0],
+            top=top,
+            margin=top[0][1] - top[1][1] if len(top) > 1 else top[0][1],
             is_unknown=scored.is_unknown,
             unknown_score=scored.unknown_score,
-            token=None if scored.token is None else packed(scored.token),
+            # A copy: a view would keep the tokens of its whole batch in memory.
+            token=None if scored.token is None else scored.token.copy(),
         )
 
 
@@ -60,6 +70,12 @@ class Candidate:
     """Number and answer of another version that gives another label."""
     kept: Future[None] | None = None
     """Told to a client that waits until the picture is kept."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes, but for a few hundred bytes."""
+        token = self.given.token
+        return len(self.data) + (0 if token is None else token.nbytes)
 
     @property
     def is_asked_for(self) -> bool:

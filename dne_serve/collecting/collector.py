@@ -17,7 +17,7 @@ from dne_serve.collecting.recent import Recent
 from dne_serve.collecting.writer import Writer
 from dne_serve.engines.base import Resident
 from dne_serve.errors import QueueFull
-from dne_serve.inference.answers import Scored
+from dne_serve.inference.answers import Listed, Scored
 from dne_serve.rules.collect import CollectRule
 from model_store.inbox.naming import new_id
 
@@ -61,7 +61,7 @@ class Collector:
             rules = (*rules, self._disagrees)
         if keep:
             rules = (*rules, KEEP)
-        judged = replace(candidate, rules=rules)
+        judged = replace(candidate, rules=rules) if rules else candidate
         self._recent.put(judged)
         if rules:
             self._writer.offer(judged)
@@ -96,17 +96,22 @@ class Watch:
     _judged: dict[int, Candidate] = field(default_factory=dict)
 
     def answered(
-        self, place: int, resident: Resident, scored: Scored, scores: NDArray[np.float64]
+        self,
+        place: int,
+        resident: Resident,
+        scored: Scored,
+        scores: NDArray[np.float64],
+        listed: Sequence[Listed],
     ) -> str:
         """Judge the picture at a place of the request, and return its id."""
-        candidate = Candidate(
-            id=new_id(),
-            data=self.pictures[place].data,
-            given=Given.of(resident, scored, scores),
-        )
+        given = Given.of(resident, scored, scores, listed=listed)
         with self._lock:
-            if self._others is not None:
-                candidate = replace(candidate, other=self._others[place])
+            candidate = Candidate(
+                id=new_id(),
+                data=self.pictures[place].data,
+                given=given,
+                other=None if self._others is None else self._others[place],
+            )
             self._judged[place] = candidate = self.collector.judge(candidate, keep=self.keep)
         return candidate.id
 

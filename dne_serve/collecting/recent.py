@@ -27,10 +27,10 @@ class Recent:
         """Hold a candidate, in place of one with the same id."""
         with self._lock:
             before = self._held.pop(candidate.id, None)
-            self._bytes += len(candidate.data) - (len(before.data) if before else 0)
+            self._bytes += candidate.nbytes - (before.nbytes if before else 0)
             self._held[candidate.id] = candidate
             while self._bytes > self._max_bytes or len(self._held) > self._max_count:
-                self._bytes -= len(self._held.popitem(last=False)[1].data)
+                self._bytes -= self._held.popitem(last=False)[1].nbytes
 
     def get(self, item: str) -> Candidate | None:
         with self._lock:
@@ -40,7 +40,7 @@ class Recent:
         """Forget a candidate whose item was deleted."""
         with self._lock:
             gone = self._held.pop(item, None)
-            self._bytes -= len(gone.data) if gone else 0
+            self._bytes -= gone.nbytes if gone else 0
 
     def __len__(self) -> int:
         return len(self._held)

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from dne_serve.collecting.desk import Desk
 from dne_serve.collecting.duplicates import Waiting
+from dne_serve.collecting.tokens import packed
 from dne_serve.errors import NotKept, Refused, Stopped
 from dne_serve.inference.reencoding import Reencoded
 from model_store.errors import DneError, ImageRejected, StoreError
-from model_store.inbox.naming import picture_name, short_of, time_of
+from model_store.inbox.naming import picture_name, short_of, timestamp_of
 from model_store.inbox.removal import delete_leftovers, expire
 from model_store.records.inbox import ItemRecord, Picture, TopClass
 
@@ -247,10 +248,10 @@ WHY: dict[Outcome, str] = {
 
 
 def _record(candidate: Candidate, picture: Reencoded, *, channel: str) -> ItemRecord:
-    given, moment = candidate.given, time_of(candidate.id)
+    given = candidate.given
     return ItemRecord(
         id=candidate.id,
-        time=f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond:06d}Z",
+        time=timestamp_of(candidate.id),
         picture=Picture(
             sha256=hashlib.sha256(picture.data).hexdigest(),
             bytes=len(picture.data),
@@ -261,13 +262,18 @@ def _record(candidate: Candidate, picture: Reencoded, *, channel: str) -> ItemRe
         ),
         channel=channel,
         version=given.version,
-        top=tuple(TopClass(label=label, score=score) for label, score in given.top),
-        margin=min(1.0, max(0.0, given.margin)),
+        top=tuple(TopClass(label=label, score=_share(score)) for label, score in given.top),
+        margin=_share(given.margin),
         unknown=given.is_unknown,
         unknown_score=given.unknown_score,
-        token=given.token,
+        token=None if given.token is None else packed(given.token),
         other_version=candidate.other[0] if candidate.other else None,
         other_label=candidate.other[1] if candidate.other else None,
         rules=tuple(dict.fromkeys(candidate.rules)),
         transaction=uuid.uuid4().hex,
     )
+
+
+def _share(value: float) -> float:
+    """Round a probability that lies outside 0…1 by the error of floating point."""
+    return min(1.0, max(0.0, value))

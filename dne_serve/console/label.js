@@ -1,8 +1,10 @@
 // The page at /label: look at what waits, name it, undo. label_items.js keeps the items,
-// label_tiles.js draws them, label_names.js completes names, learn.js has the labels learnt.
+// label_tiles.js draws them, label_names.js completes names, label_examples.js shows kept images of a
+// class beside, learn.js has the labels learnt.
 
 import { LABEL_TOKEN, READ_TOKEN, ask, keepToken, token } from "./ask.js";
 import { $, count, make, percent, show, when } from "./elements.js";
+import { Examples } from "./label_examples.js";
 import { Items } from "./label_items.js";
 import { NameBox } from "./label_names.js";
 import { Tiles } from "./label_tiles.js";
@@ -13,7 +15,9 @@ const REFRESH_MS = 5000;
 const bearer = () => token(LABEL_TOKEN) || token(READ_TOKEN);
 let items = new Items(bearer);
 const tiles = new Tiles($("grid"), { bearer, onFocus: tell, onNear: loadMore });
-const names = new NameBox($("name"), $("names"), (label) => judge({ label }));
+const names = new NameBox($("name"), $("names"), { onName: (label) => judge({ label }), onOffer: compare });
+const examples = new Examples($("examples"), { bearer, isKnown: (label) => served.has(label) });
+let served = new Set(); // classes of the served version
 const done = []; // what can be undone, the newest last
 
 /** Show another order or state. Of two that are asked for quickly only the last is shown. */
@@ -26,18 +30,21 @@ async function begin() {
     if (items !== asked) return;
     tiles.fill(items);
     tellCounts();
-    names.setClasses(await classNames());
+    await learnNames();
   } catch (error) {
     fail(error);
   }
 }
 
-async function classNames() {
+async function learnNames(path = "classes") {
   try {
-    return (await ask("classes", { bearer: bearer() })).classes.map((one) => one.label);
+    const { classes } = await ask(path, { bearer: bearer() });
+    served = new Set(classes.map((one) => one.label));
   } catch {
-    return []; // nothing is served yet: names can be typed all the same
+    served = new Set(); // nothing is served yet: names can be typed all the same
   }
+  names.setClasses([...served]);
+  examples.clear();
 }
 
 async function loadMore() {
@@ -67,7 +74,9 @@ function fail(error) {
 
 function tellCounts() {
   const { unlabelled, labelled, wrong, discarded } = items.counts;
-  $("counts").textContent = `${count(unlabelled, "image waits", "images wait")} · ${labelled} labelled · ${wrong} wrong · ${discarded} discarded`;
+  const others = { labelled, wrong, discarded };
+  const told = Object.entries(others).filter(([, images]) => images).map(([state, images]) => `${images} ${state}`);
+  $("counts").textContent = [count(unlabelled, "image waits", "images wait"), ...told].join(" · ");
   $("state").textContent = items.collecting ? "This server collects images" : "This server collects no images";
   const empty = items.size === 0;
   $("empty").hidden = !empty;
@@ -99,6 +108,13 @@ function tell() {
   $("group").hidden = one.group === undefined;
   $("again").hidden = !names.last;
   $("again-name").textContent = names.last ?? "";
+  compare(names.offeredName);
+}
+
+/** Show kept images of the class that is about to be given, else of the one that was answered. */
+function compare(offered) {
+  const one = tiles.focused;
+  examples.show(offered ?? one?.judgement?.label ?? one?.label ?? null);
 }
 
 function titleOf(one) {
@@ -110,6 +126,8 @@ function choice({ label, score }, place) {
   button.type = "button";
   button.append(make("kbd", "", String(place + 1)), make("span", "name", label), make("span", "value", percent(score)));
   button.addEventListener("click", () => judge({ label }));
+  for (const event of ["pointerenter", "focus"]) button.addEventListener(event, () => compare(label));
+  for (const event of ["pointerleave", "blur"]) button.addEventListener(event, () => compare());
   return button;
 }
 
@@ -186,7 +204,7 @@ function judgeByKey(place) {
 }
 
 async function keepFresh() {
-  if (!document.hidden && $("door").hidden) {
+  if (!document.hidden && $("door").hidden && !items.loading) {
     try {
       const asked = items;
       const fresh = await asked.news();
@@ -218,4 +236,5 @@ $("name").addEventListener("keydown", (event) => {
   if (event.key === "Escape") tiles.focusGrid();
 });
 document.addEventListener("keydown", onKey);
+document.addEventListener("head", ({ detail }) => learnNames(`classes?version=${detail}`));
 begin().then(keepFresh);

@@ -28,8 +28,12 @@ export class Items {
     this.asked = { order, state };
     this.known = new Map();
     this.cursor = null;
-    const found = order === "groups" ? await this.groups() : await this.page();
-    return found;
+    this.loading = true; // news that came before the first page would hide its groups
+    try {
+      return order === "groups" ? await this.groups() : await this.page();
+    } finally {
+      this.loading = false;
+    }
   }
 
   async groups() {

@@ -5,12 +5,13 @@ import { make } from "./elements.js";
 const SHOWN = 8;
 
 export class NameBox {
-  constructor(input, list, onName) {
+  constructor(input, list, { onName, onOffer }) {
     this.input = input;
     this.list = list;
     this.onName = onName;
-    this.classes = [];
-    this.last = null; // the name that was given last
+    this.onOffer = onOffer;
+    this.given = []; // names that were given here, the last one first
+    this.served = [];
     this.offered = [];
     this.place = 0;
     input.addEventListener("input", () => this.offer());
@@ -20,27 +21,42 @@ export class NameBox {
   }
 
   setClasses(names) {
-    this.classes = [...new Set(names)];
+    this.served = names;
+  }
+
+  get classes() {
+    return [...new Set([...this.given, ...this.served])];
+  }
+
+  /** The name that was given last; undefined before the first. */
+  get last() {
+    return this.given[0];
   }
 
   /** Remember a name that was given, so that it is offered from now on, and first. */
   add(name) {
-    this.last = name;
-    this.classes = [name, ...this.classes.filter((one) => one !== name)];
+    this.given = [name, ...this.given.filter((one) => one !== name)];
   }
 
   offer() {
     const typed = this.input.value.trim().normalize("NFC");
     const sought = typed.toLowerCase();
-    const begins = this.classes.filter((name) => name.toLowerCase().startsWith(sought));
-    const within = this.classes.filter((name) => !begins.includes(name) && name.toLowerCase().includes(sought));
+    const classes = this.classes;
+    const begins = classes.filter((name) => name.toLowerCase().startsWith(sought));
+    const within = classes.filter((name) => !begins.includes(name) && name.toLowerCase().includes(sought));
     this.offered = typed ? [...begins, ...within].slice(0, SHOWN).map((name) => ({ name })) : [];
-    if (typed && !this.classes.includes(typed)) this.offered.push({ name: typed, isNew: true });
+    if (typed && !classes.includes(typed)) this.offered.push({ name: typed, isNew: true });
     this.place = 0;
     this.draw();
   }
 
+  /** The name that Enter would take; undefined where nothing is offered. */
+  get offeredName() {
+    return this.offered[this.place]?.name;
+  }
+
   draw() {
+    this.onOffer(this.offeredName);
     this.list.hidden = this.offered.length === 0;
     this.input.setAttribute("aria-expanded", String(!this.list.hidden));
     this.list.replaceChildren(...this.offered.map((one, place) => this.row(one, place)));
@@ -53,6 +69,7 @@ export class NameBox {
     row.id = `name-${place}`;
     row.setAttribute("role", "option");
     row.setAttribute("aria-selected", String(place === this.place));
+    row.addEventListener("pointerenter", () => this.onOffer(one.name));
     row.addEventListener("pointerdown", (event) => {
       event.preventDefault(); // the box keeps the focus
       this.take(one.name);

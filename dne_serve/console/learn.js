@@ -43,6 +43,7 @@ async function look() {
   }
   const answer = await ask("jobs?limit=1", { bearer: bearer() });
   [job = null] = answer.jobs;
+  if (head !== null && head !== answer.head) document.dispatchEvent(new CustomEvent("head", { detail: answer.head }));
   head = answer.head;
   $("learn").hidden = false;
   showWaiting(answer.waiting);

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +64,16 @@ class Scored:
         )
 
 
-Identify = Callable[[int, Resident, Scored, NDArray[np.float64]], str]
-"""Called with the place of an image in its request, the version, and its probabilities."""
+class Listed(TypedDict):
+    """A class that an answer names."""
+
+    label: str
+    score: float
+
+
+Identify = Callable[[int, Resident, Scored, NDArray[np.float64], Sequence[Listed]], str]
+"""Called with the place of an image in its request, the version, the probabilities of all classes
+and the classes that the answer names, the likeliest first."""
 
 
 class AnswerBuilder:
@@ -115,7 +123,7 @@ def prediction_json(
         scores = probabilities_of(resident, one.logits)
         made = _prediction(resident, filename=name, scored=one, scores=scores, top_k=top_k)
         if identify is not None:
-            made["id"] = identify(place, resident, one, scores)
+            made["id"] = identify(place, resident, one, scores, made["top"])
         predictions.append(to_json(made, inf_nan_mode="null"))
     return b"".join((head[:-1], b',"predictions":[', b",".join(predictions), b"]}"))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
 from typing import IO
 
 import numpy as np
@@ -63,13 +63,13 @@ class DecodeProcess:
 
     def _ask(self, data: bytes, parameters: bytes) -> bytes:
         process = self._running()
-        with _ended_after(process, self._seconds) as late:
-            try:
-                kind, payload = _exchange(process, data, parameters)
-            except (OSError, EOFError) as error:
-                raise self._verdict(late) from error
-        if late.is_set():
+        try:
+            kind, payload = _exchange(process, data, parameters, until=_in(self._seconds))
+        except TimeoutError as error:
             self.stop()
+            raise self._too_slow() from error
+        except (OSError, EOFError) as error:
+            raise self._verdict() from error
         if kind == PIXELS:
             return payload
         raise (ImageTooLarge if kind == TOO_LARGE else ImageRejected)(payload.decode())
@@ -95,9 +95,12 @@ class DecodeProcess:
             log.error("no process to decode images can be started: %s", error)
             raise _unavailable("cannot be started") from error
         self._said = Said(process)
-        with _ended_after(process, START_S):
-            ready = process.stdout is not None and process.stdout.read(len(READY)) == READY
+        try:
+            ready = _read(process, len(READY), until=_in(START_S)) == READY
+        except (TimeoutError, EOFError):
+            ready = False
         if not ready:
+            process.kill()
             code = process.wait()
             self.stop()
             log.error(
@@ -105,16 +108,19 @@ class DecodeProcess:
             )
             raise _unavailable("cannot be started")
 
-    def _verdict(self, late: threading.Event) -> DneError:
+    def _verdict(self) -> DneError:
         code = self._process.wait() if self._process is not None else 0
         self.stop()
-        if late.is_set() or code == -signal.SIGXCPU:
-            return ImageTooSlow(f"an image that takes more than {self._seconds:g} s to decode")
+        if code == -signal.SIGXCPU:
+            return self._too_slow()
         if -code in CRASHES:
             log.warning("an image ended the process that decoded it (%s)", code)
             return ImageRejected("an image that cannot be decoded")
         log.error("a process that decoded an image was ended (%s): %s", code, self._said.end)
         return _unavailable("was ended by the system")
+
+    def _too_slow(self) -> ImageTooSlow:
+        return ImageTooSlow(f"an image that takes more than {self._seconds:g} s to decode")
 
 
 class Said(threading.Thread):
@@ -153,48 +159,63 @@ def _unavailable(why: str) -> DecoderUnavailable:
 def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
     passed_on = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     path = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-P", "-W", "ignore", "-m", decode_worker.__name__, *arguments],
+        bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**passed_on, **ONE_THREAD, "PYTHONPATH": path},
     )
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            os.set_blocking(pipe.fileno(), False)
+    return process
 
 
-@contextmanager
-def _ended_after(process: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
-    """Kill the process when the time is up, and set the event that is yielded."""
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(seconds, end)
-    timer.start()
-    try:
-        yield late
-    finally:
-        timer.cancel()
-        timer.join()
+def _in(seconds: float) -> float:
+    return time.monotonic() + seconds
 
 
 def _exchange(
-    process: subprocess.Popen[bytes], data: bytes, parameters: bytes
+    process: subprocess.Popen[bytes], data: bytes, parameters: bytes, *, until: float
 ) -> tuple[int, bytes]:
-    asked, answered = process.stdin, process.stdout
-    if asked is None or answered is None:
+    """Send an image and read the answer. Raise TimeoutError when the time is up. The pipes do not
+    block: a timer thread for each image would cost more than the exchange."""
+    _write(process, ASKED.pack(len(parameters), len(data)) + parameters, until=until)
+    _write(process, data, until=until)
+    kind, length = ANSWERED.unpack(_read(process, ANSWERED.size, until=until))
+    return kind, _read(process, length, until=until)
+
+
+def _write(process: subprocess.Popen[bytes], data: bytes, *, until: float) -> None:
+    if process.stdin is None:
         raise EOFError
-    asked.write(ASKED.pack(len(parameters), len(data)))
-    asked.write(parameters)
-    asked.write(data)
-    asked.flush()
-    head = answered.read(ANSWERED.size)
-    if len(head) < ANSWERED.size:
+    pipe, rest = process.stdin.fileno(), memoryview(data)
+    while rest:
+        try:
+            rest = rest[os.write(pipe, rest) :]
+        except BlockingIOError:
+            _wait(pipe, select.POLLOUT, until=until)
+
+
+def _read(process: subprocess.Popen[bytes], length: int, *, until: float) -> bytes:
+    if process.stdout is None:
         raise EOFError
-    kind, length = ANSWERED.unpack(head)
-    payload = answered.read(length)
-    if len(payload) < length:
-        raise EOFError
-    return kind, payload
+    pipe, pieces = process.stdout.fileno(), []
+    while length:
+        _wait(pipe, select.POLLIN, until=until)
+        piece = os.read(pipe, length)
+        if not piece:
+            raise EOFError
+        pieces.append(piece)
+        length -= len(piece)
+    return b"".join(pieces)
+
+
+def _wait(pipe: int, event: int, *, until: float) -> None:
+    """Wait until a pipe is ready, or its other end is closed."""
+    poll = select.poll()
+    poll.register(pipe, event)
+    if not poll.poll(max(0.0, until - time.monotonic()) * 1000):
+        raise TimeoutError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Annotated, Any
 
@@ -9,15 +10,18 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from dne_serve.access.permission import Permission
-from dne_serve.errors import WaitedTooLong
+from dne_serve.errors import NotReady, WaitedTooLong
 from dne_serve.http.openapi import problems
-from dne_serve.http.routes import json_only
+from dne_serve.http.routes import JSON, json_only
 from dne_serve.http.scoped_route import Parts, actor_of, needing
+from dne_serve.labelling.examples import read_examples
 from dne_serve.labelling.groups import group
 from dne_serve.labelling.schemas import (
     AdviceAnswer,
     AdviceLine,
     DeletedAnswer,
+    ExamplePicture,
+    ExamplesAnswer,
     FeedbackBody,
     GroupAnswer,
     GroupsAnswer,
@@ -27,6 +31,7 @@ from dne_serve.labelling.schemas import (
     JudgementAnswer,
     LabelBody,
     LabelledAnswer,
+    LabelText,
     ToldAdvice,
 )
 from dne_serve.server import Serving
@@ -165,6 +170,25 @@ def feedback(request: Request, serving: Parts, body: FeedbackBody) -> LabelledAn
         except FutureTimeout as error:
             raise WaitedTooLong("the picture was not written in time; try again soon") from error
     return _judge(request, serving, body.id, judgement, after=None)
+
+
+@labelling.get("/classes/examples", response_model=ExamplesAnswer)
+def show_examples(
+    serving: Parts,
+    label: Annotated[LabelText, Query(description="The name of a class of the served version.")],
+) -> Response:
+    """Show a few kept images of a class of the served version, to compare an image with before it
+    gets that label."""
+    if serving.residents.served is None:
+        raise NotReady("no version is served yet")
+    manifest = serving.residents.served.manifest
+    found, note = read_examples(serving.open_store(), manifest, label)
+    pictures = [
+        ExamplePicture(type=one.type, data=base64.b64encode(one.data).decode()) for one in found
+    ]
+    answer = ExamplesAnswer(version=manifest.version, label=label, pictures=pictures, note=note)
+    headers = {"Cache-Control": "no-store"}  # a class may be forgotten
+    return Response(answer.model_dump_json(), media_type=JSON, headers=headers)
 
 
 @labelling.get("/versions/{version}/advice")

@@ -39,6 +39,22 @@ class AdviceAnswer(BaseModel):
     advice: ToldAdvice | None
 
 
+class ExamplePicture(BaseModel):
+    """A picture of at most 96 pixels a side: its media type, and its bytes in base64."""
+
+    type: Literal["image/jpeg", "image/png"]
+    data: str
+
+
+class ExamplesAnswer(BaseModel):
+    """A few kept images of a class, to compare with. `note` says why there are none."""
+
+    version: int
+    label: str
+    pictures: list[ExamplePicture]
+    note: str
+
+
 class JudgementAnswer(BaseModel):
     """A statement about an item, and who made it. `label` is null unless `kind` is `label`."""
 

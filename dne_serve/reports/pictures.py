@@ -1,34 +1,13 @@
-"""Show single held-out images of a version as small pictures.
-
-The pixels are those of the held-out shards: forgetting a class takes its pictures away. Nothing is
-kept in memory or read from a cache, so that no forgotten picture is ever shown.
-"""
+"""Show single held-out images of a version as small pictures."""
 
 from __future__ import annotations
 
-import io
-from dataclasses import dataclass
-
 from dne_serve.errors import NotOffered
+from dne_serve.inference.thumbnails import Thumbnail, read_kept
 from dne_serve.reports.schemas import ReportPicture
-from model_store.codec import decode_images
 from model_store.errors import ImageRejected, ShardForgotten
-from model_store.preprocess import read_picture
 from model_store.records.manifest import ClassImages, Manifest
-from model_store.store.shard import check_shard
 from model_store.store.store import Store
-
-MAX_SIDE = 96
-MAX_PIXELS = 4096 * 4096
-"""The largest image that a network takes; the store keeps images at the network's size."""
-LOSSLESS_SIDE = 64
-QUALITY = 85
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Thumbnail:
-    data: bytes
-    type: str
 
 
 def list_pictures(store: Store, manifest: Manifest) -> tuple[list[ReportPicture], str]:
@@ -61,24 +40,13 @@ def read_thumbnail(store: Store, manifest: Manifest, number: int) -> Thumbnail:
     chosen = shown[number]
     entry = _entries(manifest)[chosen.class_name]
     try:
-        data = store.read_stored_shard(entry.shard)
+        images = read_kept(store, entry)
     except ShardForgotten as error:
         raise NotOffered("the pictures of that class were forgotten") from error
-    check_shard(entry.shard, data, expected=None)
     try:
-        return _written(decode_images(data, count=entry.count)[chosen.image])
+        return Thumbnail.of(images[chosen.image])
     except ImageRejected as error:
         raise NotOffered("that picture cannot be decoded") from error
-
-
-def _written(image: bytes) -> Thumbnail:
-    picture = read_picture(image, max_side=MAX_SIDE, max_pixels=MAX_PIXELS)
-    written = io.BytesIO()
-    if max(picture.size) <= LOSSLESS_SIDE:  # JPEG would change it visibly and save nothing
-        picture.save(written, format="PNG")
-        return Thumbnail(data=written.getvalue(), type="image/png")
-    picture.save(written, format="JPEG", quality=QUALITY)
-    return Thumbnail(data=written.getvalue(), type="image/jpeg")
 
 
 def _entries(manifest: Manifest) -> dict[str, ClassImages]:

@@ -39,7 +39,10 @@ class LocalDirectory:
         parts = check_object_name(name)
         linked = False
         try:
-            with self._made_folder("tmp") as tmp, self._made_folder(*parts[:-1]) as folder:
+            with ExitStack() as opened:
+                root = self._made_root(opened)
+                tmp = self._made_folder(opened, "tmp", root=root)
+                folder = self._made_folder(opened, *parts[:-1], root=root)
                 with _temporary_file(data, folder=tmp) as temporary:
                     linked = _link(temporary, parts[-1], source=tmp, target=folder)
                 # Also where it was there before: its maker may have died before this step.
@@ -110,25 +113,33 @@ class LocalDirectory:
                 folder = _hold(opened, os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder))
             yield folder
 
-    @contextmanager
-    def _made_folder(self, *parts: str) -> Iterator[int]:
-        """Open a folder like `_folder`, and make it where it is missing: its name is fsynced into
-        its parent."""
+    def _made_root(self, opened: ExitStack) -> int:
         if "" not in self._durable:
             _make_root(self.root)
             self._durable.add("")
-        with ExitStack() as opened:
-            folder = _hold(opened, os.open(self.root, _FOLDER))
-            for depth, part in enumerate(parts, start=1):
-                with suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=folder)
-                inner = _hold(opened, os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder))
-                path = "/".join(parts[:depth])
-                if path not in self._durable:
-                    os.fsync(folder)
-                    self._durable.add(path)
-                folder = inner
-            yield folder
+        return _hold(opened, os.open(self.root, _FOLDER))
+
+    def _made_folder(self, opened: ExitStack, *parts: str, root: int) -> int:
+        """Open a folder like `_folder`, and make it where it is missing: its name is fsynced into
+        its parent."""
+        folder, path = root, ""
+        for part in parts:
+            path = f"{path}/{part}" if path else part
+            inner = _hold(opened, self._open_or_make(part, path=path, parent=folder))
+            if path not in self._durable:
+                os.fsync(folder)
+                self._durable.add(path)
+            folder = inner
+        return folder
+
+    def _open_or_make(self, part: str, *, path: str, parent: int) -> int:
+        try:
+            return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+        except FileNotFoundError:
+            self._durable.discard(path)
+        with suppress(FileExistsError):
+            os.mkdir(part, dir_fd=parent)
+        return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
 
 
 def _make_root(root: Path) -> None:

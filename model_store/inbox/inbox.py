@@ -81,7 +81,7 @@ class Inbox:
                 return  # it was deleted meanwhile, or is another picture under our id
             item = found
         self.objects.create(picture_name(item), picture)
-        if find_record(self.objects, name, ItemRecord) is None:
+        if not self._has(name):
             self.objects.delete(picture_name(item))  # it was deleted while it was written
 
     def item(self, item: str) -> ItemRecord:

@@ -48,8 +48,12 @@ class Facts:
 
 def new_id(now: datetime | None = None) -> str:
     """Make the id of an item. Ids sort by time."""
-    moment = now or datetime.now(UTC)
-    return f"{moment:%Y%m%dt%H%M%S}{moment.microsecond // 1000:03d}-{secrets.token_hex(6)}"
+    at = now or datetime.now(UTC)
+    # Every answer of a collecting server has an id, and `strftime` takes twice as long.
+    return (
+        f"{at.year:04d}{at.month:02d}{at.day:02d}t{at.hour:02d}{at.minute:02d}{at.second:02d}"
+        f"{at.microsecond // 1000:03d}-{secrets.token_hex(6)}"
+    )
 
 
 def is_id(text: str) -> bool:
@@ -62,6 +66,12 @@ def time_of(item: str) -> datetime:
         return datetime.strptime(f"{item[:18]}000", "%Y%m%dt%H%M%S%f").replace(tzinfo=UTC)
     except ValueError:
         return datetime.min.replace(tzinfo=UTC)
+
+
+def timestamp_of(item: str) -> str:
+    """Write the time in an id as records have it."""
+    day, clock = item[:8], item[9:15]
+    return f"{day[:4]}-{day[4:6]}-{day[6:]}T{clock[:2]}:{clock[2:4]}:{clock[4:]}.{item[15:18]}000Z"
 
 
 def ids_before(moment: datetime) -> str:

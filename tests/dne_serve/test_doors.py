@@ -36,6 +36,7 @@ SCOPES = {
     "/versions/{version}/report/images/{image}": Permission.READ,
     "/live": Permission.READ,
     "/classes": Permission.READ,
+    "/classes/examples": Permission.LABEL,
     "/metrics": Permission.READ,
     "/rollback": Permission.ADMIN,
     "/promote": Permission.ADMIN,

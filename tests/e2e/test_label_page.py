@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -157,6 +158,18 @@ def test_a_group_is_selected_and_named_at_once(page: playwright.Page, live: Live
 
 
 @pytest.mark.slow
+def test_groups_that_take_long_are_shown_as_groups(page: playwright.Page) -> None:
+    def answer_late(route: playwright.Route) -> None:
+        time.sleep(7)  # the page looks for new images every 5 s
+        route.continue_()
+
+    page.route("**/inbox/groups*", answer_late)
+    page.get_by_label("First", exact=True).select_option("groups")
+    playwright.expect(page.locator(".group-name").first).to_be_visible(timeout=60_000)
+    playwright.expect(tiles(page)).to_have_count(WAITING)
+
+
+@pytest.mark.slow
 def test_an_image_is_taken_out_of_a_selection_and_the_name_is_given_again(
     page: playwright.Page, live: Live
 ) -> None:
@@ -198,3 +211,30 @@ def test_page_keys_go_from_group_to_group(page: playwright.Page, live: Live) -> 
     playwright.expect(focused).to_have_attribute("data-id", firsts[-1])
     page.keyboard.press("Home")
     playwright.expect(focused).to_have_attribute("data-id", firsts[0])
+
+
+@pytest.mark.slow
+def test_kept_images_of_the_class_that_is_thought_of_stand_beside(
+    page: playwright.Page, live: Live
+) -> None:
+    beside = page.get_by_role("group", name="Kept images to compare with")
+    first, second = live.http.get("/inbox").json()["items"][0]["top"][:2]
+
+    def expect_images_of(label: str) -> None:
+        playwright.expect(beside.locator("bdi")).to_have_text(label)
+        shown = live.http.get("/classes/examples", params={"label": label}).json()["pictures"]
+        playwright.expect(beside.locator("img")).to_have_count(len(shown))
+        assert beside.locator("img").first.evaluate("one => one.decode().then(() => true)")
+
+    expect_images_of(first["label"])
+    page.locator("#likeliest button").nth(1).hover()
+    expect_images_of(second["label"])
+    page.mouse.move(0, 0)
+    expect_images_of(first["label"])
+    page.keyboard.type(second["label"])
+    expect_images_of(second["label"])
+    page.get_by_label("Another class, or a new name").fill(HOSTILE)
+    playwright.expect(beside.locator("bdi")).to_have_text(HOSTILE)
+    playwright.expect(beside).to_contain_text("A new class: no image of it is kept.")
+    page.keyboard.press("Escape")
+    expect_images_of(first["label"])

@@ -16,7 +16,7 @@ from model_store.inbox.inbox import Inbox
 from model_store.inbox.reading import open_index, read_items
 from model_store.inbox.removal import delete_leftovers
 
-KILLS = 25
+KILLS = 30
 
 
 @pytest.mark.slow

@@ -24,21 +24,57 @@ from tests.trained_store import TrainedStore
 from tests.trainer.inbox.labelled import inbox_of, label_pictures
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
-KILLS = 10
-WORKER = """
-import sys
-import model_store.jobs.jobs as jobs
-jobs.LEASE_S, jobs.MAX_CLAIMS = 2.0, 10_000
-from trainer.cli import main
-sys.exit(main())
-"""
+KILLS = 25
+LONGEST_S = 12.0
+"""A worker is killed at a random moment of so many seconds after it has taken the job."""
 
 
-def start(store: Path, checkpoint: Path) -> subprocess.Popen[bytes]:
-    options = ["--poll-seconds", "0.1", "--threads", "1", "--device", "cpu"]
-    command = [sys.executable, "-c", WORKER, "worker", *options]
-    command += ["--store", str(store), "--checkpoint", str(checkpoint)]
-    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+class Nursery:
+    """Starts workers on one store, one at a time, and kills them."""
+
+    def __init__(self, store: Path, checkpoint: Path) -> None:
+        options = ["--poll-seconds", "0.1", "--threads", "1", "--device", "cpu"]
+        command = [sys.executable, "-m", "tests.faults.worker_nursery", *options]
+        self._process = subprocess.Popen(
+            [*command, "--store", str(store), "--checkpoint", str(checkpoint)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Run a worker, and kill it at the end."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(file=self._process.stdin, flush=True)
+        worker = int(self._process.stdout.readline())
+        try:
+            yield
+        finally:
+            os.kill(worker, signal.SIGKILL)
+            wait_for(lambda: not _lives(worker))
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.fixture
+def nursery(trained_copy: TrainedStore, tmp_path: Path) -> Iterator[Nursery]:
+    made = Nursery(trained_copy.pretrained, tmp_path / "checkpoint")
+    yield made
+    made.stop()
 
 
 class Asking:
@@ -54,6 +90,11 @@ class Asking:
     @property
     def has_ended(self) -> bool:
         return not self.asked or self.jobs.job(self.asked[-1]).end is not None
+
+    @property
+    def claims(self) -> int:
+        """Count the workers that have taken the newest job."""
+        return self.jobs.standing(self.asked[-1]).claim
 
     def ask_if_ended(self) -> None:
         if self.has_ended:
@@ -73,14 +114,19 @@ class Asking:
 
 @pytest.mark.timeout(1500)
 def test_jobs_whose_workers_are_killed_use_each_label_once(
-    trained_copy: TrainedStore, tmp_path: Path
+    trained_copy: TrainedStore, nursery: Nursery
 ) -> None:
     asking, chance = Asking(trained_copy.pretrained), random.Random(0)
+    cut_short = 0
     for _ in range(KILLS):
         asking.ask_if_ended()
-        with working(trained_copy.pretrained, tmp_path / "checkpoint"):
-            time.sleep(chance.uniform(1.0, 10.0))
-    with working(trained_copy.pretrained, tmp_path / "checkpoint"):
+        claims = asking.claims
+        with nursery.working():
+            wait_for(lambda: asking.claims > claims or asking.has_ended, seconds=120)  # noqa: B023
+            time.sleep(chance.uniform(0.0, LONGEST_S))
+        cut_short += not asking.has_ended
+    assert cut_short > KILLS // 4, "most workers were killed when they had nothing to do"
+    with nursery.working():
         wait_for(lambda: asking.has_ended, seconds=300)
     states = [state_of(asking.jobs.job(job)) for job in asking.asked]
     assert set(states) <= {"promoted", "refused"}, states
@@ -91,14 +137,3 @@ def test_jobs_whose_workers_are_killed_use_each_label_once(
     targets = [record.target for record in asking.store.history("production")]
     assert len(set(targets)) == len(targets), "a version was promoted twice"
     assert not asking.store.verify().problems
-
-
-@contextmanager
-def working(store: Path, checkpoint: Path) -> Iterator[None]:
-    """Run a worker, and kill it at the end."""
-    worker = start(store, checkpoint)
-    try:
-        yield
-    finally:
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.wait()

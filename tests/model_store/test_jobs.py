@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from model_store.backends.base import Objects
 from model_store.errors import ClaimLost, JobCancelled, JobNotFound, JobUnderWay, WrongUsage
+from model_store.jobs import jobs as jobs_module
 from model_store.jobs.claim import Claim
 from model_store.jobs.describe import state_of
 from model_store.jobs.jobs import LEASE_S, MAX_CLAIMS, Jobs
@@ -62,6 +65,38 @@ def test_a_job_is_taken_by_one_worker(jobs: Jobs) -> None:
     found = jobs.job(job).claim
     assert found is not None
     assert found.worker == "one"
+
+
+def test_of_workers_that_come_at_once_one_gets_the_job(jobs: Jobs, clock: Clock) -> None:
+    job, at_once = ask(jobs), threading.Barrier(8)
+
+    def come(number: int) -> Claim | None:
+        at_once.wait()
+        return take(jobs, f"worker {number}")
+
+    for claims in (1, 2):  # a new job, and the job of a worker that died
+        with ThreadPoolExecutor(8) as workers:
+            found = [one for one in workers.map(come, range(8)) if one is not None]
+        assert [(one.job, one.number) for one in found] == [(job, claims)]
+        clock.later_s = LEASE_S + 1
+
+
+def test_the_job_of_a_dead_worker_of_other_software_is_taken_over(
+    jobs: Jobs, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ask(jobs)
+    with monkeypatch.context() as other:
+        other.setattr(jobs_module, "__version__", "99.0.0")
+        taken(jobs, "of tomorrow")
+    found = jobs.job(job).claim
+    assert found is not None
+    assert found.software == "dne-serve 99.0.0"
+    assert take(jobs) is None
+    clock.later_s = LEASE_S + 1
+    assert taken(jobs).number == 2
+    again = jobs.job(job).claim
+    assert again is not None
+    assert again.software != found.software
 
 
 def test_one_job_a_channel_is_open_at_a_time(jobs: Jobs) -> None:

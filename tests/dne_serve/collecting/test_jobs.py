@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from dne_serve.labelling import job_routes
 from model_store.inbox.inbox import Inbox, Judgement
+from model_store.jobs import jobs as jobs_module
 from model_store.jobs.claim import Claim
 from model_store.jobs.jobs import Jobs
 from model_store.records.jobs import MadeVersion
@@ -80,6 +82,19 @@ def test_a_job_is_asked_for_shown_and_cancelled(live: Live, store: Store) -> Non
     cancelled = live.admin(f"/jobs/{asked['id']}/cancel")
     assert cancelled.json()["state"] == "cancelling"
     assert read(live, "/jobs")["jobs"][0]["id"] == asked["id"]
+
+
+def test_a_worker_without_a_sign_of_life_is_told(
+    live: Live, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label(store, "new", 2)
+    job = live.http.post("/jobs", json={}, headers=HEADERS).json()["id"]
+    claim(store).beat("learning", share=0.5)
+    assert read(live, f"/jobs/{job}")["state"] == "running"
+    monkeypatch.setattr(jobs_module, "LEASE_S", -1.0)
+    monkeypatch.setattr(job_routes, "LEASE_S", -1.0)
+    found = read(live, f"/jobs/{job}")
+    assert (found["state"], found["worker"]) == ("lost", "a worker")
 
 
 def test_the_verdict_has_accuracies_with_their_ranges(live: Live, store: Store) -> None:
