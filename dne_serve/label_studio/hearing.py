@@ -89,7 +89,7 @@ class Hearing:
         numbers = {number_in(one) for one in self.body.annotations} - {None}
         keys = {key_of(self._project, number): number for number in numbers if number}
         inbox, index = self.desk.inbox, self.desk.index
-        index.refresh()
+        index.refresh(whole=True)  # another server may have written the labels
         rows = index.rows(["labelled"]) if keys else []
         for item in read_items(inbox, rows):
             head = item.head
