@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 TOOLS := .tools/ready
+LABEL_STUDIO := .tools-label-studio/ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
 # Where this is set, every command that a test starts would compile all its modules anew.
@@ -11,10 +12,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean
+.PHONY: help demo test coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel test-label-studio check format docs lock sbom audit clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
 	@$(BIN)/dne demo
@@ -52,6 +53,9 @@ test-lab: $(READY) ## the lab, killed everywhere, and a mini comparison of all m
 test-wheel: $(READY) ## build the wheel, install it into empty environments, and run the client alone and the whole demo from it
 	$(BIN)/python -m pytest -q -m slow tests/packaging/test_wheel.py
 
+test-label-studio: $(READY) $(LABEL_STUDIO) ## push to a real Label Studio 1.23, connect the backend, annotate with its SDK, pull: minutes
+	DNE_LABEL_STUDIO_BIN=.tools-label-studio/bin/label-studio $(BIN)/python -m pytest -q -m slow tests/e2e/test_label_studio.py
+
 check: $(READY) ## lint, formatting, types, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -79,7 +83,7 @@ audit: $(TOOLS) ## look up known vulnerabilities of every pin; ADVISORIES=<OSV e
 	.tools/bin/python deploy/audit.py $(if $(ADVISORIES),--advisories "$(ADVISORIES)")
 
 clean: ## remove .venv, caches and what the demo made; ./models stays
-	rm -rf .venv .tools .coverage .coverage.* sbom.json demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .tools .tools-label-studio .coverage .coverage.* sbom.json demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted installation is taken up again by the next `make`. pip
@@ -99,4 +103,10 @@ $(READY): pyproject.toml constraints.txt requirements.lock deploy/torch.lock
 $(TOOLS): deploy/tools.lock
 	$(PYTHON) -m venv .tools
 	.tools/bin/python $(PIP) --require-hashes --no-deps -r deploy/tools.lock
+	touch $@
+
+# For one test only, so its two hundred dependencies are not locked.
+$(LABEL_STUDIO):
+	$(PYTHON) -m venv .tools-label-studio
+	.tools-label-studio/bin/python $(PIP) label-studio==1.23.2
 	touch $@

@@ -14,7 +14,7 @@ from typing import Any
 
 from model_store.errors import ItemNotFound, RecordInvalid
 from model_store.inbox.inbox import Inbox
-from model_store.inbox.index import Index
+from model_store.inbox.index import Index, State
 from model_store.inbox.naming import EXTENSIONS
 from model_store.inbox.reading import labelled_items, open_index, read_items
 from model_store.label_studio.annotations import number_in
@@ -35,7 +35,7 @@ from trainer.label_studio.request import Chosen
 
 BATCH = 50
 """Pictures in one upload. Label Studio takes 100 files at most."""
-WAITING = ("unlabelled", "wrong")
+WAITING: tuple[State, ...] = ("unlabelled", "wrong")
 
 
 @dataclass(slots=True, kw_only=True)
