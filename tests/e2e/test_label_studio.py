@@ -152,7 +152,7 @@ def test_a_team_labels_in_label_studio(
     items = {task["id"]: task["data"]["dne_item"] for task in tasks}
     results = {
         a: (chosen("plus"), False),
-        b: (typed("<script>alert(1)</script>"), False),
+        b: (typed("<script>alert(1)<script>"), False),
         c: (chosen("plus"), True),
     }
     studio.run_sdk(ANNOTATE, token=TOKEN, results=results)
@@ -164,7 +164,7 @@ def test_a_team_labels_in_label_studio(
     assert head.actor.startswith(f"label-studio:{USER}#{project}/")
     head = inbox.head(items[b])
     assert head is not None
-    assert head.label == "<script>alert(1)</script>"
+    assert head.label == "<script>alert(1)<script>"
     assert inbox.head(items[c]) is None
     again = exchange(studio, store, "pull")
     assert (again["labelled"], again["already"]) == (0, 2)
@@ -174,7 +174,7 @@ def test_a_team_labels_in_label_studio(
         task["id"]: [one["value"] for one in task["data"]["classes"]]
         for task in studio.tasks(project)
     }
-    assert "<script>alert(1)</script>" in offered[d]
+    assert "<script>alert(1)<script>" in offered[d]
 
     # The webhook that Label Studio made for the backend has no token until somebody gives it one.
     (hook,) = studio.json("GET", "/api/webhooks/", project=project)

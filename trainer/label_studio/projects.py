@@ -15,6 +15,7 @@ from trainer.label_studio.request import Chosen
 PAGE = 100
 MAX_PAGES = 10_000
 DESCRIPTION = "Pictures of the inbox of dne-serve. Push and pull with `dne-train label-studio`."
+PICTURES_CONFIG = '<View><Image name="image" value="$image"/></View>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,26 @@ def find_project(server: LabelStudio, chosen: Chosen, *, create: bool) -> Projec
         "show_collab_predictions": True,
     }
     return _project(server.post("/api/projects/", body), created=True)
+
+
+def find_pictures(server: LabelStudio, project: Project) -> int:
+    """Find or create the project that holds the files of the pictures. Label Studio takes files
+    only into a project whose label config reads one key of the data, and ours reads two."""
+    title = f"{project.title}: pictures"[-50:]
+    for one in _listed(server, title):
+        number = number_in(one)
+        if one.get("title") == title and number is not None:
+            return number
+    body = {
+        "title": title,
+        "description": f"Files of the pictures of project {project.id}, which shows them. It has "
+        "no tasks. Do not delete it.",
+        "label_config": PICTURES_CONFIG,
+    }
+    made = number_in(server.post("/api/projects/", body))
+    if made is None:
+        raise LabelStudioFailed("Label Studio describes a project without an id")
+    return made
 
 
 def tasks_of(server: LabelStudio, project: Project, *, fields: str) -> Iterator[dict[str, Any]]:

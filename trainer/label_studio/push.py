@@ -1,6 +1,6 @@
 """Import waiting pictures of the inbox into a project of Label Studio.
 
-Pictures are uploaded as files of the project, a batch at a time, and then named by its tasks. So a
+Pictures are uploaded as files of a second project, a batch at a time, and then named by tasks. So a
 labeller's browser asks Label Studio alone, with the login that it has there.
 """
 
@@ -30,7 +30,7 @@ from model_store.label_studio.tasks import (
 from model_store.records.inbox import ItemRecord
 from model_store.store.store import Store
 from trainer.label_studio.client import LabelStudio, LabelStudioFailed
-from trainer.label_studio.projects import Project, find_project, tasks_of
+from trainer.label_studio.projects import Project, find_pictures, find_project, tasks_of
 from trainer.label_studio.request import Chosen
 
 BATCH = 50
@@ -81,9 +81,10 @@ def push(server: LabelStudio, chosen: Chosen, *, store: Store, channel: str, lim
     done.left = max(0, len(new) - limit)
     items = (one.record for one in read_items(inbox, new[:limit]))
     read = 0
+    pictures = find_pictures(server, project) if new else 0
     for some in _batches(items):
         read += len(some)
-        _push_some(server, done, inbox, some)
+        _push_some(server, done, inbox, some, pictures=pictures)
     done.lost += len(new[:limit]) - read
     _name_version(server, done)
     return done
@@ -120,7 +121,12 @@ def _refresh(server: LabelStudio, done: Pushed) -> set[str]:
 
 
 def _push_some(
-    server: LabelStudio, done: Pushed, inbox: Inbox, items: Sequence[ItemRecord]
+    server: LabelStudio,
+    done: Pushed,
+    inbox: Inbox,
+    items: Sequence[ItemRecord],
+    *,
+    pictures: int,
 ) -> None:
     files: dict[str, tuple[str, bytes, str]] = {}
     kept: list[ItemRecord] = []
@@ -135,7 +141,7 @@ def _push_some(
         kept.append(item)
     if not kept:
         return
-    addresses = _upload(server, done.project, files)
+    addresses = _upload(server, pictures, files)
     tasks = []
     for item in kept:
         if item.id not in addresses:
@@ -146,10 +152,10 @@ def _push_some(
 
 
 def _upload(
-    server: LabelStudio, project: Project, files: dict[str, tuple[str, bytes, str]]
+    server: LabelStudio, project: int, files: dict[str, tuple[str, bytes, str]]
 ) -> dict[str, str]:
     """Upload pictures, and return the address of each by its item."""
-    path = f"/api/projects/{project.id}"
+    path = f"/api/projects/{project}"
     made = server.upload(f"{path}/import", files, commit_to_project="false")
     numbers = made.get("file_upload_ids") if isinstance(made, dict) else None
     if not isinstance(numbers, list):

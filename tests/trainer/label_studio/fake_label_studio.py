@@ -112,6 +112,9 @@ class FakeLabelStudio:
         kind = request.headers["content-type"]
         if kind.startswith("multipart/form-data"):
             assert request.url.params["commit_to_project"] == "false"
+            if self.projects[project]["label_config"].count('value="$') > 1:
+                why = "Your label config has more than one data key"
+                return httpx.Response(400, json={"detail": why})
             head = f"Content-Type: {kind}\r\n\r\n".encode()
             form = email.message_from_bytes(head + request.content, policy=email.policy.HTTP)
             numbers = []
