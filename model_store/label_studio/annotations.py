@@ -72,7 +72,7 @@ def read_annotation(found: object, controls: Controls, *, project: int) -> Annot
         project=project,
         label=label,
         was_cancelled=found.get("was_cancelled") is True,
-        who=_who(found.get("completed_by")),
+        who=_who(found),
         time=_time(found.get("updated_at") or found.get("created_at")),
     )
 
@@ -141,13 +141,14 @@ def _texts(found: object) -> list[str]:
     return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
 
 
-def _who(found: object) -> str:
-    """Name the labeller: by address where there is one, else by number."""
-    if isinstance(found, Mapping):
-        email = found.get("email")
-        if isinstance(email, str) and 0 < len(email) <= MAX_WHO and is_shown(email):
-            return email
-    number = number_in(found)
+def _who(found: Mapping[str, Any]) -> str:
+    """Name the labeller by the address in `created_username`, which is "Anna Doe anna@…, 1", and
+    else by number: webhooks have no address."""
+    named = found.get("created_username")
+    words = named.rpartition(",")[0].split() if isinstance(named, str) else []
+    if words and "@" in words[-1] and len(words[-1]) <= MAX_WHO and is_shown(words[-1]):
+        return words[-1]
+    number = number_in(found.get("completed_by"))
     return "user" if number is None else f"user-{number}"
 
 

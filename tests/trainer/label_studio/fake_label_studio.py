@@ -50,7 +50,8 @@ class FakeLabelStudio:
             "created_at": time,
             "updated_at": time,
             "was_cancelled": False,
-            "completed_by": {"id": 1, "email": "anna@example.org", "first_name": ""},
+            "completed_by": 1,
+            "created_username": "Anna Doe anna@example.org, 1",
             **others,
         }
         task["annotations"].append(made)
