@@ -84,7 +84,7 @@ class WebhookBody(BaseModel):
 
 
 class WebhookOutcome(BaseModel):
-    """What has come of an annotation. `item` is null if no item of the inbox is meant."""
+    """Outcome of an annotation. `item` is null if no item of the inbox is meant."""
 
     annotation: int | None
     item: str | None
