@@ -20,6 +20,13 @@ from tests.live_server import wait_for
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 1200.0
 """It makes its database first, which takes minutes on a busy machine."""
+BUSY = {
+    "ML_CONNECTION_TIMEOUT": "20",
+    "ML_TIMEOUT_HEALTH": "20",
+    "ML_TIMEOUT_SETUP": "20",
+    "WEBHOOK_TIMEOUT": "20",
+}
+"""Machines that run tests may be busy; Label Studio waits a second by default."""
 TOKEN = "0123456789abcdef0123456789abcdef01234567"
 USER = "anna@example.org"
 GIVEN = os.environ.get("DNE_LABEL_STUDIO_BIN")
@@ -79,6 +86,7 @@ def real_label_studio(command: Path, folder: Path) -> Iterator[RealLabelStudio]:
         "HOME": str(folder),
         "LABEL_STUDIO_BASE_DATA_DIR": str(folder / "data"),
         "ML_BLOCK_LOCAL_IP": "false",
+        **BUSY,
         "SSRF_PROTECTION_ENABLED": "false",
         "COLLECT_ANALYTICS": "false",
         "LATEST_VERSION_CHECK": "false",

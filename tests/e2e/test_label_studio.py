@@ -22,6 +22,7 @@ from tests.trained_store import TrainedStore
 from trainer.cli import main as dne_train
 
 PICTURES = 6
+LONG_S = 60.0
 FOREIGN = "https://example.org/cat.png"
 ANNOTATE = """
 import json, sys
@@ -90,7 +91,9 @@ def test_a_team_labels_in_label_studio(
     for seed in range(PICTURES):
         live.predict(encoded(photo(seed), "PNG"))
     bearer = {"Authorization": f"Bearer {OURS}"}
-    wait_for(lambda: live.http.get("/inbox", headers=bearer).json()["total"] == PICTURES)
+    wait_for(
+        lambda: live.http.get("/inbox", headers=bearer).json()["total"] == PICTURES, seconds=LONG_S
+    )
 
     # Push: tasks with predictions, sorted by Label Studio itself; pictures that it shows.
     pushed = exchange(studio, store, "push")
@@ -183,13 +186,15 @@ def test_a_team_labels_in_label_studio(
     assert inbox.head(items[e]) is None
     studio.json("PATCH", f"/api/webhooks/{hook['id']}/", {"headers": bearer})
     told = studio.json("POST", f"/api/tasks/{d}/annotations/", {"result": chosen("plus")})
-    wait_for(lambda: inbox.head(items[d]) is not None)
+    wait_for(lambda: inbox.head(items[d]) is not None, seconds=LONG_S)
     studio.json("PATCH", f"/api/annotations/{told['id']}/", {"result": chosen("a")})
-    wait_for(lambda: [one.label for one in inbox.history(items[d])] == ["plus", "a"])
+    wait_for(
+        lambda: [one.label for one in inbox.history(items[d])] == ["plus", "a"], seconds=LONG_S
+    )
     skipped = {"result": chosen("plus"), "was_cancelled": True}
     studio.json("POST", f"/api/tasks/{f}/annotations/", skipped)
     last = exchange(studio, store, "pull")
     assert (last["labelled"], last["already"], last["cancelled"]) == (1, 3, 2), last
     studio.json("DELETE", f"/api/annotations/{told['id']}/")
-    wait_for(lambda: [one.kind for one in inbox.history(items[d])][2:] == ["clear"])
+    wait_for(lambda: [one.kind for one in inbox.history(items[d])][2:] == ["clear"], seconds=LONG_S)
     assert inbox.head(items[f]) is None
