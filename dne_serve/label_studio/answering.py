@@ -5,7 +5,7 @@ Only pictures of the inbox are answered. Nothing is fetched, whatever address a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from dne_serve.rollout.canary import Chosen
 from dne_serve.server import Serving
 from model_store.errors import ImageRejected, ItemNotFound, RecordInvalid, StoreUnsupported
 from model_store.inbox.inbox import Inbox
+from model_store.inbox.reading import in_threads
 from model_store.label_studio.label_config import Controls
 from model_store.label_studio.tasks import is_same_picture, item_of, prediction
 from model_store.records.inbox import ItemRecord
@@ -48,11 +49,14 @@ class Answering:
         return results
 
     async def _answer_some(self, tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        inbox = await self.serving.readers.run(lambda: self.serving.desk.inbox)
-        found = await self.serving.readers.run(lambda: [self._find(inbox, one) for one in tasks])
+        found = await self.serving.readers.run(lambda: self._find_all(tasks))
         pictures = [one.picture for one in found if isinstance(one, Found) and one.picture]
         scored = iter(await self._score(pictures))
         return [self._result(one, scored) for one in found]
+
+    def _find_all(self, tasks: Sequence[dict[str, Any]]) -> list[Found | str]:
+        inbox = self.serving.desk.inbox
+        return list(in_threads(lambda one: self._find(inbox, one), tasks))
 
     def _find(self, inbox: Inbox, data: dict[str, Any]) -> Found | str:
         """Find the item of a task, or say why there is none."""
@@ -88,7 +92,9 @@ class Answering:
             answers.append((resident.labels[best], float(scores[best])))
         return answers
 
-    def _result(self, found: Found | str, scored: Any) -> dict[str, Any]:
+    def _result(
+        self, found: Found | str, scored: Iterator[tuple[str, float] | str]
+    ) -> dict[str, Any]:
         if isinstance(found, str):
             return {"error": found}
         answer = next(scored) if found.picture else _kept(found.item)
