@@ -109,9 +109,7 @@ def command(
 ) -> Callable[..., int]:
     """`dne-train label-studio` on the fake."""
     transport, make = httpx.MockTransport(fake), httpx.Client
-    monkeypatch.setattr(
-        client.httpx, "Client", lambda **how: make(**{**how, "transport": transport})
-    )
+    monkeypatch.setattr(httpx, "Client", lambda **how: make(**{**how, "transport": transport}))
 
     def run(*arguments: str) -> int:
         return main(["label-studio", *arguments, "--store", str(tmp_path / "models"), "--url", URL])
