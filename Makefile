@@ -6,6 +6,7 @@ READY := .venv/ready
 TOOLS := .tools/ready
 AXE_VERSION := 4.14.0
 AXE := .tools/axe/axe-$(AXE_VERSION).min.js
+LABEL_STUDIO := .tools-label-studio/ready
 PIP := -m pip install --quiet --disable-pip-version-check
 
 # Where this is set, every command that a test starts would compile all its modules anew.
@@ -13,10 +14,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo screenshots test test-pages coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean test-docs site
+.PHONY: help demo screenshots test test-pages coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean test-docs site test-label-studio
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
 	@$(BIN)/dne demo
@@ -60,6 +61,9 @@ test-wheel: $(READY) ## build the wheel, install it into empty environments, and
 test-docs: $(READY) ## execute every command of the guides, and the notebook: minutes, on stores made by the real trainer
 	$(BIN)/python -m pytest -q -m slow tests/docs
 
+test-label-studio: $(READY) $(LABEL_STUDIO) ## push to a real Label Studio 1.23, connect the backend, annotate with its SDK, pull: minutes
+	DNE_LABEL_STUDIO_BIN=.tools-label-studio/bin/label-studio $(BIN)/python -m pytest -q -m slow tests/e2e/test_label_studio.py
+
 check: $(READY) ## lint, formatting, types, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -94,7 +98,7 @@ audit: $(TOOLS) ## look up known vulnerabilities of every pin; ADVISORIES=<OSV e
 	.tools/bin/python deploy/audit.py $(if $(ADVISORIES),--advisories "$(ADVISORIES)")
 
 clean: ## remove .venv, caches and what the demo made; ./models stays
-	rm -rf .venv .tools screenshots .coverage .coverage.* sbom.json demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .tools .tools-label-studio screenshots .coverage .coverage.* sbom.json demo build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last: an interrupted installation is taken up again by the next `make`. pip
@@ -121,3 +125,9 @@ $(AXE): tests/e2e/axe.py | $(READY)
 	mkdir -p .tools/axe
 	npm pack --silent --pack-destination .tools/axe axe-core@$(AXE_VERSION)
 	$(BIN)/python -m tests.e2e.axe .tools/axe/axe-core-$(AXE_VERSION).tgz
+
+# For one test only, so its two hundred dependencies are not locked.
+$(LABEL_STUDIO):
+	$(PYTHON) -m venv .tools-label-studio
+	.tools-label-studio/bin/python $(PIP) label-studio==1.23.2
+	touch $@

@@ -16,6 +16,7 @@ from dne_serve.http.inflate import Inflated
 from dne_serve.http.middleware import BodyLimit, Observed, Packed
 from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
+from dne_serve.label_studio.routes import backend
 from dne_serve.labelling import job_routes
 from dne_serve.labelling.routes import labelling
 from dne_serve.labelling.waiting import WaitingLabels
@@ -71,7 +72,7 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
-    inbox = (labelling, job_routes.reading, job_routes.asking)
+    inbox = (labelling, job_routes.reading, job_routes.asking, backend)
     for router in (*routes.ROUTERS, live, reports.page, reports.reading, *inbox, *PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)

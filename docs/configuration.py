@@ -37,6 +37,9 @@ or move a channel take `--channel` (`production` by default).
 | `DNE_CACHE_BYTES` | 8 GiB | size of cached shards at most; 0 turns this cache off |
 | `DNE_TRUST` | – | the [trust file](signatures.md); `--trust` wins |
 | `DNE_SIGN_KEY` | – | private key that signs what is published; `--sign` wins |
+| `DNE_LABEL_STUDIO_URL` | `http://127.0.0.1:8080` | [Label Studio](label-studio.md), for \
+`dne-train label-studio`; `--url` wins |
+| `DNE_LABEL_STUDIO_TOKEN` | – | access token of an account of Label Studio; `--token` wins |
 
 ## `dne-serve`
 Each setting is an option and an environment variable. The option wins. An empty variable counts \

@@ -5,6 +5,7 @@ DneError
 ├── WrongUsage               the command line or a setting asks for something that makes no sense
 │   ├── SpecInvalid          a network that cannot be built
 │   ├── LabelInvalid         text that cannot name a class
+│   ├── LabelConfigInvalid   a Label Studio project that gives an image no class
 │   └── NothingToLearn       no label waits, or none that can be learnt from
 ├── DataRejected             a folder of images that cannot be learnt from
 ├── ImageRejected            bytes that are not an accepted image
@@ -52,6 +53,10 @@ class SpecInvalid(WrongUsage):
 
 
 class LabelInvalid(WrongUsage):
+    pass
+
+
+class LabelConfigInvalid(WrongUsage):
     pass
 
 

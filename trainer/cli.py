@@ -27,6 +27,7 @@ from model_store.cli.parser import Parser
 from model_store.errors import WrongUsage
 from model_store.tables import counted
 from trainer.cluster.entrypoint import add_cluster_options
+from trainer.label_studio import command as label_studio
 from trainer.options import (
     add_options,
     add_processes_option,
@@ -81,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
     _add_task_parser(commands)
     _deepen_parser(commands)
     _worker_parser(commands)
+    label_studio.add_command(commands)
     _evaluate_parser(commands)
     _report_parser(commands)
     return top

@@ -18,6 +18,7 @@ SCHEMAS = "#/components/schemas/"
 PROBLEM_SCHEMA = {"$ref": f"{SCHEMAS}{ProblemAnswer.__name__}"}
 IMAGES_SCHEMA = {"$ref": f"{SCHEMAS}{JsonImages.__name__}"}
 BEARER = "bearer"
+BASIC = "basic"
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -40,7 +41,9 @@ def document(app: FastAPI) -> dict[str, Any]:
             routes=app.routes,
         )
         _drop_validation_errors(made)
-        made["components"]["securitySchemes"] = {BEARER: {"type": "http", "scheme": "bearer"}}
+        made["components"]["securitySchemes"] = {
+            name: {"type": "http", "scheme": name} for name in (BEARER, BASIC)
+        }
         made["components"]["schemas"] |= _schemas()
         app.openapi_schema = _in_dialect(made)
     return app.openapi_schema

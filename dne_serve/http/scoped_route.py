@@ -70,11 +70,21 @@ class ScopedRoute(APIRoute):
             raise HTTPException(405, headers={"Allow": ", ".join(self._methods_here(scope))})
         if self.needs is Permission.ADMIN:
             async with audited(scope, send, route=self.path) as watched:
-                _judge(scope, needs=self.needs)
+                self._judge(scope)
                 await self._answer(scope, receive, watched)
         else:
-            _judge(scope, needs=self.needs)
+            self._judge(scope)
             await self._answer(scope, receive, send)
+
+    def _judge(self, scope: Scope) -> None:
+        serving: Serving = scope["app"].state.serving
+        scope[TOKEN] = serving.door.judge(
+            self._authorization(scope), needs=self.needs, address=_address(scope) or ""
+        )
+
+    def _authorization(self, scope: Scope) -> str | None:
+        """Return the header that the token is read from."""
+        return Headers(scope=scope).get("authorization")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().handle(scope, receive, send)
@@ -116,12 +126,6 @@ def _written(answer: object) -> object:
     if not isinstance(answer, BaseModel):
         return answer
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
-
-
-def _judge(scope: Scope, *, needs: Permission) -> None:
-    serving: Serving = scope["app"].state.serving
-    authorization = Headers(scope=scope).get("authorization")
-    scope[TOKEN] = serving.door.judge(authorization, needs=needs, address=_address(scope) or "")
 
 
 def _address(scope: Scope) -> str | None:

@@ -105,11 +105,13 @@ class Predictor:
         pictures: Sequence[Picture],
         since: float | None = None,
         on_compared: OnCompared | None = None,
+        is_traffic: bool = True,
     ) -> list[Scored]:
         """Compute the logits and the doubt of the version that answers, for each picture in order.
         `since`: the moment when the request had arrived, if that was earlier. `on_compared` gets
         the version that the answers are compared with, now or later, and its label for each picture
-        if it is another one."""
+        if it is another one. `is_traffic` is false for pictures that were chosen because they are
+        doubtful: the guard and the counts of answers leave them out."""
         resident, version = chosen.resident, chosen.resident.version
         trace = CURRENT.get()
         if trace is not None:
@@ -121,6 +123,8 @@ class Predictor:
             with self._guard.request(version):  # decoding is no work of the version's
                 answers = await self._ask(chosen, pixels, deadline, on_compared)
         scored = [Scored.of(resident, one) for one in answers]
+        if not is_traffic:
+            return scored
         unknown = sum(one.is_unknown for one in scored)
         self._guard.answered(version, images=len(scored), unknown=unknown)
         self._on_answered(chosen.by, len(scored))

@@ -130,12 +130,19 @@ class Inbox:
         return found
 
     def judge(
-        self, item: str, judgement: Judgement, *, actor: str, after: int | None = None
+        self,
+        item: str,
+        judgement: Judgement,
+        *,
+        actor: str,
+        after: int | None = None,
+        time: str | None = None,
     ) -> LabelRecord:
         """Append a label record to an item.
 
         `after` is the number of the newest record that the caller has seen (0: none). Raise
         LabelConflict where there is a newer one. Without `after` the record is appended anyway.
+        `time` is when the label was given, if that was not now.
         """
         self.item(item)
         for _ in range(MAX_CONFLICTS):
@@ -143,7 +150,7 @@ class Inbox:
             number = head.number if head else 0
             if after is not None and number != after:
                 raise _conflict(item, head, after=after)
-            record = _label_record(item, number + 1, judgement, actor=actor)
+            record = _label_record(item, number + 1, judgement, actor=actor, time=time)
             if create_record(self.objects, label_name(item, record.number), record):
                 self._take_back_if_gone(record)
                 return record
@@ -227,7 +234,9 @@ def _conflict(item: str, head: LabelRecord | None, *, after: int) -> LabelConfli
     )
 
 
-def _label_record(item: str, number: int, judgement: Judgement, *, actor: str) -> LabelRecord:
+def _label_record(
+    item: str, number: int, judgement: Judgement, *, actor: str, time: str | None
+) -> LabelRecord:
     with refusing_bad_fields():
         return LabelRecord(
             item=item,
@@ -235,6 +244,6 @@ def _label_record(item: str, number: int, judgement: Judgement, *, actor: str) -
             kind=judgement.kind,
             label=judgement.label,
             actor=actor,
-            time=timestamp(),
+            time=time or timestamp(),
             transaction=uuid.uuid4().hex,
         )

@@ -29,6 +29,10 @@ LAST = (
     "unload_v2_repository_models_model_unload_post",
 )
 """Take those away again, or move what is served."""
+LABEL_CONFIG = (
+    '<View><Image name="image" value="$image"/>'
+    '<Choices name="class" toName="image" value="$classes"/></View>'
+)
 
 
 def main(folder: str, url: str, token: str, image: str, version: str) -> None:
@@ -100,6 +104,12 @@ def body_of(
         ),
         "promote_promote_post": ("PromoteMove", {"to": int(known["version"])}),
         "rollback_rollback_post": ("RollbackMove", {"to": 1}),
+        "setup_label_studio_setup_post": ("SetupBody", {"schema": LABEL_CONFIG}),
+        "predict_tasks_label_studio_predict_post": (
+            "BackendPredictBody",
+            {"tasks": [{"data": {"dne_item": known.get("item")}}], "label_config": LABEL_CONFIG},
+        ),
+        "webhook_label_studio_webhook_post": ("WebhookBody", {"action": "PROJECT_UPDATED"}),
     }
     if name not in bodies:
         return {}

@@ -1,0 +1,1 @@
+"""Be the ML backend of a Label Studio project, for pictures of the inbox."""

@@ -1,0 +1,1 @@
+"""Write tasks for Label Studio, and read its label configs and annotations."""

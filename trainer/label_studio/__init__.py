@@ -1,0 +1,1 @@
+"""Exchange pictures and labels with a Label Studio server."""
