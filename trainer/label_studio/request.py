@@ -19,7 +19,6 @@ from model_store.errors import WrongUsage
 ABOUT = "label pictures of the inbox with Label Studio"
 DEFAULT_URL = "http://127.0.0.1:8080"
 DEFAULT_TITLE = "dne-serve"
-MAX_PUSHED = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Requests as Label Studio 1.23.2 sends them to an ML backend, taken from a running one."""
+"""Requests as Label Studio 1.23.2 sends them to an ML backend, with the members of its source."""
 
 from __future__ import annotations
 
