@@ -182,8 +182,8 @@ def _exchange(
 ) -> tuple[int, bytes]:
     """Send an image and read the answer. Raise TimeoutError when the time is up. The pipes do not
     block: a timer thread for each image would cost more than the exchange."""
-    _write(process, ASKED.pack(len(parameters), len(data)) + parameters, until=until)
-    _write(process, data, until=until)
+    # One piece: a second one would wake the process twice.
+    _write(process, ASKED.pack(len(parameters), len(data)) + parameters + data, until=until)
     kind, length = ANSWERED.unpack(_read(process, ANSWERED.size, until=until))
     return kind, _read(process, length, until=until)
 
