@@ -179,7 +179,7 @@ def live(page: Page, stage: Stage) -> None:
 @scene("/")
 def versions_in_detail(page: Page, stage: Stage) -> None:
     _served(page, stage)
-    page.eval_on_selector_all(
+    page.eval_on_selector_all("#versions .more", "all => all.forEach((one) => (one.open = true))")
         "#versions .more", "all => all.forEach((one) => { one.open = true; })"
     )
     page.locator("#history-box summary").click()
