@@ -186,9 +186,7 @@ def versions_in_detail(page: Page, stage: Stage) -> None:
 
 @scene("/", is_whole=False)
 def promote_although_refused(page: Page, stage: Stage) -> None:
-    name = re.compile(
-        f"version {stage.refused} although refused$"
-    )  # an older one is rolled back to
+    name = re.compile(f"version {stage.refused} although refused$")
     page.get_by_role("button", name=name).click()
     expect(page.locator("#refusal-reasons li").first).to_be_visible()
 
