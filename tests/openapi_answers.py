@@ -23,6 +23,11 @@ class Operation:
         found: list[dict[str, str]] = self.says.get("parameters", [])
         return [one["name"] for one in found if one["in"] == where]
 
+    def needs(self, name: str) -> bool:
+        """Whether the query must have this parameter."""
+        found: list[dict[str, Any]] = self.says.get("parameters", [])
+        return any(one["name"] == name and one.get("required") for one in found)
+
 
 class Document:
     """The operations of a server, and what it promises to answer."""

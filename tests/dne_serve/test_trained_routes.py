@@ -47,7 +47,8 @@ class Trained:
         """An operation with `others` in its path, for the model that is served."""
         path = operation.path.format(model=MODEL, **others)
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        return self.live.http.request(operation.method, path, headers=headers)
+        query = {"label": self.served.classes[0]} if operation.needs("label") else {}
+        return self.live.http.request(operation.method, path, headers=headers, params=query)
 
     def expected(self, operation: Operation, version: int) -> int:
         """No region of shared memory, item of the inbox or job is there. Some versions show no

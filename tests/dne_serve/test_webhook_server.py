@@ -79,7 +79,8 @@ def test_no_code_that_answers_or_follows_knows_of_webhooks() -> None:
         for module, path in modules("dne_serve").items()
         if "dne_serve.webhooks" in path.read_text() and ".webhooks" not in module
     }
-    assert knowing == {"dne_serve.server", "dne_serve.cli"}
+    posts_traces = "dne_serve.tracing.outbox"  # by the same means, on a thread of its own
+    assert knowing == {"dne_serve.server", "dne_serve.cli", posts_traces}
 
 
 def test_a_server_without_webhooks_has_no_thread_for_them(live: Live) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from model_store.network.flops import folded_flops
-from trainer.data.sampling import epoch_size
+from trainer.data.sampling import can_be_balanced, epoch_size
 from trainer.data.task_data import TaskData
 from trainer.learning.epochs import (
     BALANCING,
@@ -56,6 +56,8 @@ def _steps(
 ) -> Iterator[ExpectedPhase]:
     """List the phases of learning by steps. Where heads alone learn, images pass forward only."""
     if student.aim == "extension":
+        if not can_be_balanced(data.for_training, retired=data.retired):
+            return  # it will be refused, with the names of the classes
         images = plan.epochs * epoch_size(balanced_epoch(data))
         yield ExpectedPhase(name=EXTENDING, images=images, gflop=of_heads)
         return
