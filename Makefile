@@ -7,6 +7,7 @@ TOOLS := .tools/ready
 AXE_VERSION := 4.14.0
 AXE := .tools/axe/axe-$(AXE_VERSION).min.js
 LABEL_STUDIO := .tools-label-studio/ready
+SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
 PIP := -m pip install --quiet --disable-pip-version-check
 
 # Where this is set, every command that a test starts would compile all its modules anew.
@@ -14,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo screenshots test test-pages coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean test-docs site test-label-studio
+.PHONY: help demo screenshots test test-long test-pages coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean test-docs site test-label-studio
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
@@ -22,12 +23,15 @@ help: ## show this list
 demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
 	@$(BIN)/dne demo
 
-test: $(READY) ## the default tests: about eight minutes on two cores
-	$(BIN)/python -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder
+test: $(READY) ## the default tests: about five minutes on two cores
+	$(BIN)/python -m pytest -q -m "not slow and not long and not browser" $(SIDE_BY_SIDE)
 
-coverage: $(READY) ## branch coverage of the default tests, with the lines that none of them runs: under 92 % fails
+test-long: $(READY) ## tests of seconds each, and those in a browser: three minutes; CI runs them after `make test`
+	$(BIN)/python -m pytest -q -m "(long or browser) and not slow" $(SIDE_BY_SIDE)
+
+coverage: $(READY) ## branch coverage of `make test` and `make test-long`, with the lines that none of them runs: under 92 % fails
 	rm -f .coverage .coverage.*
-	$(BIN)/coverage run -m pytest -q -m "not slow" -n 2 --dist loadfile --no-loadscope-reorder -o timeout=600
+	$(BIN)/coverage run -m pytest -q -m "not slow" $(SIDE_BY_SIDE) -o timeout=600
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -62,6 +62,7 @@ def server_errors(victim: Victim, token: str | None = None) -> float:
     return sum(float(line.split()[-1]) for line in lines if 'status="5' in line)
 
 
+@pytest.mark.long
 def test_made_up_requests_find_nothing(victim: Victim, tmp_path: Path) -> None:
     """The short form: what the schema's own limits suggest, and nothing at random."""
     before = server_errors(victim)

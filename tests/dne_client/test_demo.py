@@ -128,6 +128,7 @@ def test_a_process_is_stopped_even_if_it_will_not_listen(monkeypatch: pytest.Mon
     assert process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.long
 def test_a_failing_trainer_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
     with pytest.raises(processes.DemoFailed, match="missing-folder"):
         story.Place(tmp_path).train("add-task", "--data", str(tmp_path / "missing-folder"))

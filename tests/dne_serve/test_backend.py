@@ -265,6 +265,7 @@ def test_candidates_are_measured_at_every_load_until_they_have_lost(
     assert min(rates.values()) > 0
 
 
+@pytest.mark.long
 def test_a_server_says_which_engine_it_took_and_why(store: Store, digits: Manifest) -> None:
     with running("--store", store.location, "--backend", "auto", "--device", "cpu") as (_, url):
         ready = httpx.get(f"{url}/readyz").json()

@@ -165,6 +165,7 @@ def ask_and_signal(
     )
 
 
+@pytest.mark.long
 def test_it_is_ready_within_six_seconds(stopped: Stopped) -> None:
     assert stopped.ready_s < 6, f"{stopped.ready_s:.1f} s"
 

@@ -36,6 +36,7 @@ def test_a_server_that_drains_is_not_ready_and_answers(live: Live) -> None:
     assert answered.headers["connection"] == "close"  # the next request goes to another server
 
 
+@pytest.mark.long
 def test_sigterm_under_load_fails_no_request_of_a_balancer(store: Store, digits: Manifest) -> None:
     """The clients do as a balancer does: they ask while the server was ready a moment ago."""
     failed: list[str] = []
@@ -119,6 +120,7 @@ def refused(address: tuple[str, int]) -> bool:
     return False
 
 
+@pytest.mark.long
 def test_a_second_signal_and_ctrl_c_do_not_wait(store: Store, digits: Manifest) -> None:
     for signals in ([signal.SIGTERM, signal.SIGTERM], [signal.SIGINT]):
         with running("--store", store.location, "--drain-seconds", "300") as (process, _):

@@ -157,6 +157,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
     return folder / "cert.pem", folder / "key.pem"
 
 
+@pytest.mark.long
 def test_with_a_certificate_it_speaks_https(store: Store, digits: Manifest, tmp_path: Path) -> None:
     cert, key = certificate(tmp_path)
     trust = ssl.create_default_context(cafile=str(cert))

@@ -24,6 +24,7 @@ def check(**variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
 
 
+@pytest.mark.long
 def test_a_server_that_speaks_https_is_healthy(
     store: Store, letters: Manifest, tmp_path: Path
 ) -> None:

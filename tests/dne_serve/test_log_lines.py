@@ -119,6 +119,7 @@ Dies()
     assert all(RECORD.fullmatch(line) for line in lines)
 
 
+@pytest.mark.long
 def test_no_request_forges_a_record(
     store: Store, letters: Manifest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -214,6 +214,7 @@ print(seen[-1] - seen[0], engine.bank.bytes)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="MEMORY NOT MEASURED: no /proc")
 def test_three_more_versions_do_not_take_the_memory_of_one(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path / "models"))

@@ -43,6 +43,7 @@ def post(live: Live, body: bytes, **headers: str) -> httpx.Response:
     return live.http.post("/predict", content=body, headers=headers)
 
 
+@pytest.mark.long
 def test_images_are_answered_while_a_few_packed_bytes_would_take_minutes(narrow: Live) -> None:
     packed = gzip.compress(tiff_of_strips(20_000), 9)
     assert len(packed) < 400

@@ -67,6 +67,7 @@ def answer(http: httpx.Client, image: bytes) -> tuple[int, str]:
     return body["version"], body["predictions"][0]["label"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(480)
 def test_two_servers_follow_one_channel_on_object_storage_and_roll_back_together(
     s3_location: str,

@@ -79,6 +79,7 @@ def settled(live: Live, store: Store, target: Manifest, engine: TorchEngine) -> 
     return Use.now(engine)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "swaps",
     [

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import pytest
 
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
@@ -68,6 +69,7 @@ def change(live: Live, store: Store, number: int, newest: Manifest) -> Manifest:
     return newest
 
 
+@pytest.mark.long
 def test_no_request_fails_while_versions_come_and_go(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path / "models"))
     newest = promote(store, publish_tiny(store, tasks=[("letters", ["a", "b"])]))

@@ -225,6 +225,7 @@ def run_campaign(monkeypatch: pytest.MonkeyPatch, *, examples: int, steps: int) 
     return Housekeeping.done
 
 
+@pytest.mark.long
 def test_gc_beside_publishers_and_readers_takes_nothing_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

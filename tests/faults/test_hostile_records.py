@@ -48,6 +48,7 @@ def run(attacks: Iterator[Attack]) -> tuple[list[str], list[tuple[float, str]]]:
     return through, took
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "group",
     [

@@ -182,6 +182,7 @@ def mortal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[st
         server.stop()
 
 
+@pytest.mark.long
 def test_a_server_that_dies_once_keeps_what_it_acknowledged(
     mortal: tuple[str, SeaweedFS],
 ) -> None:

@@ -34,6 +34,7 @@ def _after_every_kill(tmp_path: Path, kind: str) -> list[Path]:
     return sorted(path for path in tmp_path.iterdir() if path.name != "template")
 
 
+@pytest.mark.long
 def test_a_kill_before_any_system_call_of_a_publish_leaves_whole_versions_only(
     memory_path: Path,
 ) -> None:

@@ -75,6 +75,7 @@ def same(some: Mapping[str, torch.Tensor], others: Mapping[str, torch.Tensor]) -
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("writes", "least"),
     [

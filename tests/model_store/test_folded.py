@@ -127,6 +127,7 @@ def test_an_expert_learns_the_same_from_older_ones_in_folded_form(
         assert (one - other).abs().max() <= 1e-8 * scale
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
 def test_many_tasks_whose_parameters_are_far_from_the_start_stay_as_close_to_the_truth(
     geometry: NetworkSpec,

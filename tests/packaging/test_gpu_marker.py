@@ -11,6 +11,7 @@ import torch
 from tests.packaging.project import ROOT
 
 
+@pytest.mark.long
 def test_tests_that_need_a_gpu_are_skipped_loudly() -> None:
     if torch.cuda.is_available():
         pytest.skip("THE ABSENCE OF A GPU NOT TRIED: there is one")

@@ -67,6 +67,7 @@ def reader(folder: Path, port: int) -> Iterator[Reader]:
     someone.stop()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="THE README WAS NOT EXECUTED: no curl")
 def test_the_three_stories_of_the_readme_come_true(reader: Reader, port: int) -> None:

@@ -88,6 +88,7 @@ def whole(begun_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Whole:
         return Whole(shards_of(request, progress=progress), progress.losses)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("phase", "after", "reached"),
     [
@@ -217,6 +218,7 @@ def test_a_place_that_cannot_be_is_wrong_usage(
     assert "is not a folder" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_killed_run_leaves_no_store_and_the_same_command_goes_on(
     tmp_path: Path, letters: Path, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -329,6 +329,7 @@ def test_force_promotes_and_is_recorded(
     assert "(forced: accuracy on old classes fell" in head.reason
 
 
+@pytest.mark.long
 def test_a_version_trained_on_shuffled_labels_is_refused(learnt: Path, tmp_path: Path) -> None:
     shuffled = tmp_path / "shuffled"
     names = ["0", "1", "2"]

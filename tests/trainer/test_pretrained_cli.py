@@ -30,6 +30,7 @@ def test_a_store_may_begin_with_a_pre_trained_file(
     assert dne_train.versions == [1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "family",
     ["transformers SigLIP", "transformers DINOv3 gated", "timm EVA-02", "timm CLIP"],

@@ -28,6 +28,7 @@ def version_in(store: Path) -> tuple[Manifest, dict[str, list[float]]]:
     return manifest, {name: one.flatten().tolist() for name, one in network.named_parameters()}
 
 
+@pytest.mark.long
 def test_torchrun_makes_the_version_that_one_process_makes(
     tmp_path: Path, letters: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

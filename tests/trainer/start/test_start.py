@@ -200,6 +200,7 @@ def uninterrupted(begun_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
         return deeper.manifest
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("phase", "after", "reached"),
     [
