@@ -68,8 +68,15 @@ LONGEST = (
 """Files of ten seconds and more. Two workers that begin with these end at the same time."""
 
 
+LONG_FOLDERS = ("e2e", "faults", "abuse")
+"""Whole stories, which `make test` leaves to `make test-long`."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_place)
+    for item in items:
+        if item.path.relative_to(TESTS).parts[0] in LONG_FOLDERS:
+            item.add_marker(pytest.mark.long)
     allow_for_the_making(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:

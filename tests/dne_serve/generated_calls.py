@@ -40,7 +40,7 @@ def main(folder: str, url: str, token: str, image: str, version: str) -> None:
     models, types = (importlib.import_module(f"client.{name}") for name in ("models", "types"))
     made = importlib.import_module("client").AuthenticatedClient(base_url=url, token=token)
     picture = Path(image).read_bytes()
-    known: dict[str, Any] = {"model": "dne", "version": version, "region": "none"}
+    known: dict[str, Any] = {"model": "dne", "version": version, "region": "none", "image": 0}
     statuses = {}
     operations = found_operations()
     assert {*FIRST, *LAST} <= operations.keys()

@@ -102,6 +102,7 @@ def test_a_port_in_use_is_a_sentence_and_1(tmp_path: Path) -> None:
     assert said.strip() == f"error: cannot listen on 127.0.0.1:{port}: Address already in use"
 
 
+@pytest.mark.long
 def test_a_store_of_a_later_format_is_a_sentence_and_1(tmp_path: Path) -> None:
     (tmp_path / "store.json").write_text('{"format":99,"digest":""}')
     code, said = run("--port", "0", "--store", str(tmp_path))

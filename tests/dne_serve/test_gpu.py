@@ -180,6 +180,7 @@ def test_memory_that_is_given_back_is_a_move_too(
     assert driver.replayed == [4]
 
 
+@pytest.mark.long
 def test_whatever_the_bank_does_a_graph_that_is_in_date_points_into_living_memory(
     engine: TorchEngine, driver: FakeDriver, store: Store
 ) -> None:

@@ -231,6 +231,7 @@ def test_a_gzip_bomb_is_413_and_takes_neither_time_nor_memory(steady: Live) -> N
     assert steady.predict(png()).status_code == 200
 
 
+@pytest.mark.long
 def test_what_was_inflated_is_let_go_of(steady: Live) -> None:
     """More than all bodies together may be."""
     packed = gzip.compress(bytes(8 << 20), mtime=0)

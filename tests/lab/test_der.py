@@ -92,6 +92,7 @@ def test_features_of_old_backbones_stay_bit_equal() -> None:
     assert not equal(state_of(der.network.experts[1]), before)
 
 
+@pytest.mark.long
 def test_the_refit_changes_the_classifier_and_nothing_else() -> None:
     refitted, kept = Der(PRESET, DerOptions()), Der(PRESET, DerOptions(refit="none"))
     kept.load_state_dict(refitted.state_dict())

@@ -117,6 +117,7 @@ def test_the_loss_of_compression_follows_both_backbones() -> None:
     torch.testing.assert_close(step.loss, expected)
 
 
+@pytest.mark.long
 def test_boosting_leaves_the_network_and_compression_leaves_its_teacher_bit_equal() -> None:
     foster = Foster(PRESET, FosterOptions())
     School().teach(foster, 0)

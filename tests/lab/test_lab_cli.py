@@ -84,6 +84,7 @@ def test_the_plan_lists_cells_with_their_states(
     assert "cells to run" in table[-1]
 
 
+@pytest.mark.long
 def test_a_campaign_runs_what_is_missing_in_the_order_of_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

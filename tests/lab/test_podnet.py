@@ -151,6 +151,7 @@ def test_new_proxies_begin_in_their_class_with_the_mean_norm_of_old_ones() -> No
     assert (answers[asked >= lesson.old] == asked[asked >= lesson.old]).mean() > 0.6
 
 
+@pytest.mark.long
 def test_older_proxies_rest_until_the_tuning_and_the_backbone_during_it() -> None:
     tuned = Podnet(PRESET, Options())
     untuned = Podnet(replace(PRESET, tuning_epochs=0), Options())

@@ -311,6 +311,7 @@ def test_the_queue_is_bounded_and_drops_the_oldest(monkeypatch: pytest.MonkeyPat
     assert told[-1] == ("sent", 3)
 
 
+@pytest.mark.long
 def test_without_an_endpoint_nothing_that_writes_traces_is_imported() -> None:
     program = (
         "import sys; from dne_serve.app import create_app; from dne_serve.settings import Settings;"

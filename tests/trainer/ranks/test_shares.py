@@ -80,6 +80,7 @@ def difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
     return max(float((one[name] - other[name]).abs().max()) for name in one)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "batch_size"), [(2, 7), (3, 2), (5, 33)])
 def test_the_same_batches_give_the_same_weights_in_any_number_of_ranks(
     ranks: int, batch_size: int
