@@ -20,6 +20,7 @@ import time
 import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -269,7 +270,10 @@ def learn(store: Path, task: Path, *options: str) -> float:
 
 
 def seconds_until_served(store: Path, task: Path) -> float:
-    """Learn a task beside a server, and wait until it serves the version."""
+    """Learn a task beside a server, and wait until it serves the version.
+
+    The command may go on then: the advice on a version comes after its promotion.
+    """
     port = free_port()
     program = Path(sys.executable).with_name("dne-serve")
     server = subprocess.Popen(
@@ -279,14 +283,21 @@ def seconds_until_served(store: Path, task: Path) -> float:
     try:
         before = wait_for(port, lambda version: version is not None)
         began_s = time.monotonic()
-        learnt = train("add-task", "--data", task, "--store", store)
-        if not learnt["promoted"]:
-            run("dne-store", "promote", learnt["version"], "--store", store)
-        wait_for(port, lambda version: version not in (None, before))
-        return time.monotonic() - began_s
+        with ThreadPoolExecutor(1) as beside:
+            learning = beside.submit(learn_and_promote, store, task)
+            wait_for(port, lambda version: version not in (None, before))
+            took_s = time.monotonic() - began_s
+            learning.result()
+        return took_s
     finally:
         server.terminate()
         server.wait()
+
+
+def learn_and_promote(store: Path, task: Path) -> None:
+    learnt = train("add-task", "--data", task, "--store", store)
+    if not learnt["promoted"]:
+        run("dne-store", "promote", learnt["version"], "--store", store)
 
 
 def wait_for(port: int, right: Callable[[int | None], bool]) -> int | None:
