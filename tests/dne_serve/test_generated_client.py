@@ -23,8 +23,10 @@ REFUSED = {
     "set_log_v2_logging_post": 400,
     "set_model_trace_v2_models_model_trace_setting_post": 400,
     "set_trace_v2_trace_setting_post": 400,
+    "show_image_versions_version_report_images_image_get": 404,
 }
-"""Operations that the server has for the protocol's sake, and refuses without a body or region."""
+"""Operations that the server has for the protocol's sake, and refuses without a body or region; and
+a picture of a version that shows none."""
 
 
 @pytest.mark.slow
