@@ -164,6 +164,15 @@ def test_an_extension_refuses_new_classes_and_an_empty_store(store: Path, tmp_pa
         extend(tmp_path / "empty", more_of(tmp_path / "first", "b"))
 
 
+def test_the_phases_of_an_extension_are_expected_with_all_their_images(
+    store: Path, tmp_path: Path
+) -> None:
+    progress = Listening()
+    extend(store, more_of(tmp_path / "more", "b"), progress=progress)
+    assert progress.expected[0].name == "extending"
+    assert {one.name: one.images for one in progress.expected}.items() <= progress.totals.items()
+
+
 def test_without_images_of_all_classes_nothing_is_extended(tmp_path: Path) -> None:
     location = tmp_path / "models"
     data = write_classes(tmp_path / "letters", ["a", "b"])

@@ -113,6 +113,8 @@ def test_a_later_task_adds_a_classifier_and_nothing_else(begun: Path, digits: Pa
     assert child.preprocessing == parent.preprocessing
     assert progress.phases[:3] == ["reading images", "reading tokens", "fitting the classifier"]
     assert not {"learning", "balancing", "extending"} & set(progress.phases)
+    assert [one.name for one in progress.expected] == ["reading tokens", "judging"]
+    assert {one.name: one.images for one in progress.expected}.items() <= progress.totals.items()
     assert child.metrics.accuracy.all == 1.0
 
 
