@@ -9,7 +9,7 @@ from pathlib import Path
 
 from model_store.layout import record_name, version_name
 from model_store.records.channel import ChannelRecord
-from model_store.records.manifest import Manifest, Metrics, encode
+from model_store.records.manifest import Manifest, encode
 from model_store.records.quality import Gate
 from model_store.records.sealing import seal_record
 from model_store.store.store import Store
@@ -21,12 +21,21 @@ def write_versions(location: Path, *, count: int, tasks: int = 4) -> Store:
     production for each. From version `tasks` on they have the tasks and shards of that one, as
     versions have that only rename or extend; every tenth was refused by the gate."""
     store = Store.create(str(location))
-    pattern = publish_lineage(store, tasks)[-1]
-    digest = pattern.digest
-    for number in range(tasks + 1, count + 1):
-        digest = _write_version(location, pattern, number=number, parent_digest=digest)
-        _write_record(location, number, digest=digest)
+    publish_lineage(store, tasks)
+    lengthen(location, count=count)
     return store
+
+
+def lengthen(location: Path, *, count: int) -> None:
+    """Write versions like the newest of a store until there are `count`, and promote each."""
+    store = Store.open(str(location))
+    pattern = store.manifest(store.versions()[-1])
+    moves = max(store.record_numbers("production"), default=0)
+    digest = pattern.digest
+    for number in range(pattern.version + 1, count + 1):
+        moves += 1
+        digest = _write_version(location, pattern, number=number, parent_digest=digest)
+        _write_record(location, moves, target=number, digest=digest)
 
 
 def _write_version(location: Path, pattern: Manifest, *, number: int, parent_digest: str) -> str:
@@ -37,7 +46,7 @@ def _write_version(location: Path, pattern: Manifest, *, number: int, parent_dig
             "parent": number - 1,
             "parent_digest": parent_digest,
             "transaction": uuid.uuid4().hex,
-            "metrics": Metrics(accuracy=pattern.metrics.accuracy, gate=gate),
+            "metrics": pattern.metrics.model_copy(update={"gate": gate}),
         }
     )
     sealed = encode(draft, version=number)
@@ -45,11 +54,11 @@ def _write_version(location: Path, pattern: Manifest, *, number: int, parent_dig
     return str(json.loads(sealed)["digest"])
 
 
-def _write_record(location: Path, number: int, *, digest: str) -> None:
+def _write_record(location: Path, number: int, *, target: int, digest: str) -> None:
     record = ChannelRecord(
         channel="production",
         number=number,
-        target=number,
+        target=target,
         target_digest=digest,
         mode="follow",
         actor="a@b",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.e2e.browsing import NEEDS_CHROMIUM, playwright, watching
 from tests.live_server import live_server
-from tests.many_versions import write_versions
+from tests.many_versions import lengthen
 from tests.trained_store import TrainedStore
 
 pytestmark = NEEDS_CHROMIUM
@@ -86,9 +87,10 @@ def test_a_server_without_an_admin_token_has_no_buttons_and_says_why(
 
 
 def test_the_first_view_of_300_versions_is_small(
-    browser: playwright.Browser, tmp_path: Path
+    browser: playwright.Browser, trained_store: TrainedStore, tmp_path: Path
 ) -> None:
-    write_versions(tmp_path / "models", count=300)
+    shutil.copytree(trained_store.location, tmp_path / "models")
+    lengthen(tmp_path / "models", count=300)
     with live_server(tmp_path / "models") as live:
         context = browser.new_context()
         page = context.new_page()

@@ -1,0 +1,85 @@
+"""Measure how soon the page shows its first view of a store with 300 versions, and its bytes.
+
+    python -m benchmarks.first_view --store demo/models [--rounds N] [--json]
+
+The store is one that the trainer made; a copy of it is lengthened by versions like its newest. Each
+round opens the page in Chromium with nothing cached. The clock starts with the request and stops
+when the first hundred versions are laid out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from playwright.sync_api import Browser, sync_playwright
+
+from benchmarks.figures import Figure, at_most, print_figures
+from benchmarks.own_server import own_server
+from tests.many_versions import lengthen
+
+VERSIONS = 300
+SHOWN = 100
+"""Versions of the first view; older ones follow on demand."""
+LAID_OUT = f"""() => document.querySelectorAll("#versions .version").length === {SHOWN}
+  && document.querySelector("#versions .version").getBoundingClientRect().height > 0"""
+SETTLE_MS = 500
+"""For requests that end later; live events never let the network idle."""
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the first view of 300 versions.")
+    parser.add_argument("--store", type=Path, required=True, help="made by the trainer; is copied")
+    parser.add_argument("--rounds", type=int, default=9, help="times that the page is opened")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        location = Path(folder) / "models"
+        shutil.copytree(options.store, location)
+        lengthen(location, count=VERSIONS)
+        with own_server(location) as server, sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=FLAGS
+            )
+            open_page(browser, server.url)  # Chromium and the server warm up
+            views = [open_page(browser, server.url) for _ in range(options.rounds)]
+            browser.close()
+    seconds = [view[0] for view in views]
+    measured = {"seconds, shortest": min(seconds), "seconds, longest": max(seconds)}
+    print_figures(figures_of(views), measured=measured, as_json=options.json)
+
+
+def open_page(browser: Browser, url: str) -> tuple[float, int]:
+    """Open the page with an empty cache; seconds until it shows versions, and bytes received."""
+    context = browser.new_context()
+    page = context.new_page()
+    received: list[int] = []
+    page.on(
+        "requestfinished",
+        lambda one: received.append(
+            one.sizes()["responseBodySize"] + one.sizes()["responseHeadersSize"]
+        ),
+    )
+    begun = time.perf_counter()
+    page.goto(url, wait_until="commit")
+    page.wait_for_function(LAID_OUT)
+    took = time.perf_counter() - begun
+    page.wait_for_timeout(SETTLE_MS)
+    context.close()
+    return took, sum(received)
+
+
+def figures_of(views: list[tuple[float, int]]) -> list[Figure]:
+    return [
+        at_most("first view, seconds, median", median(view[0] for view in views), 0.5),
+        at_most("first view, KB", max(view[1] for view in views) / 1000, 200),
+    ]
+
+
+if __name__ == "__main__":
+    main()
