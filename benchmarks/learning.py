@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import socket
@@ -77,6 +78,7 @@ def main() -> int:
     figures, measured = measure_steps()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
+        os.environ["DNE_CACHE"] = str(place / "cache")  # no token is known before its first task
         choose = random.Random(options.seed)
         photos = (
             lay_out_photos(options.photos, place, choose=choose)

@@ -13,7 +13,8 @@ let lastSeen = "";
 let ticks = 0;
 let failures = 0; // tries in a row that did not reach the server
 
-async function refresh({ list = false } = {}) {
+/** Tell what is served, and list the versions where that may have changed; `listed`: they are on their way. */
+async function refresh({ list = false, listed = false } = {}) {
   try {
     const ready = await ask("readyz");
     tellReady(ready);
@@ -32,7 +33,7 @@ async function refresh({ list = false } = {}) {
     lastSeen = "";
   }
   failures = 0;
-  if (list || ticks % LIST_EVERY === 0) await listVersions();
+  if (!listed && (list || ticks % LIST_EVERY === 0)) await listVersions();
 }
 
 function tellReady(ready) {
@@ -49,7 +50,10 @@ function setState(text, bad) {
 }
 
 async function keepFresh() {
-  if (!document.hidden) {
+  if (ticks === 0) {
+    await Promise.all([listVersions(), refresh({ listed: true })]); // the first view waits for one answer, not for two in turn
+    ticks += 1;
+  } else if (!document.hidden) {
     await refresh();
     ticks += 1;
   }

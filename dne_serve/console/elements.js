@@ -41,6 +41,7 @@ export function refill(element, children) {
 export const percent = (share, decimals = 1) => `${(100 * share).toFixed(decimals)}\u00a0%`;
 export const count = (n, one, many) => `${n} ${n === 1 ? one : many}`;
 export const size = (bytes) => (bytes < 2 ** 20 ? `${(bytes / 2 ** 10).toFixed(1)}\u00a0KiB` : `${(bytes / 2 ** 20).toFixed(2)}\u00a0MiB`);
-export const when = (time) => new Date(time).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+const dates = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" }); // costs more than all dates of a page
+export const when = (time) => (Number.isNaN(Date.parse(time)) ? String(time) : dates.format(new Date(time)));
 export const seconds = (ms) => (ms < 1000 ? `${Math.round(ms)}\u00a0ms` : `${(ms / 1000).toFixed(1)}\u00a0s`);
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));

@@ -7,6 +7,7 @@ import { askForToken } from "./predict.js";
 import { reportLink, versionFacts } from "./version_facts.js";
 import { lanesOf, rail, treeOf } from "./versions_tree.js";
 
+const NEWEST = 40; // versions of the first view, which a person waits for
 const HISTORY = 50; // records shown
 const OPEN = 3; // newest versions whose details are shown
 const NO_STORE = "urn:dne-serve:problem:store-not-found";
@@ -22,7 +23,7 @@ let asking = false; // an older page is on its way
 export async function listVersions() {
   if (locked) return;
   try {
-    newest = await ask("versions");
+    newest = await ask(`versions?limit=${NEWEST}`);
     keep(newest.versions);
     await keepServed(newest.served);
     if (oldest === null) before = newest.next_before ?? null;
@@ -106,15 +107,17 @@ function versionRow(one, { place, move, open }) {
   const served = one.version === newest.served;
   const row = make("li", served ? "version served" : "version");
   row.dataset.version = one.version;
+  const card = make("div", "card");
   const head = make("div", "head");
   head.append(make("h3", "", `Version ${one.version}`));
   if (served) head.append(make("span", "badge", "served"));
   if (one.gate === "refused" || one.gate === "overruled") head.append(make("span", `badge ${one.gate}`, one.gate));
   if (!one.error) head.append(reportLink(one));
-  row.append(rail(place), head);
-  if (!served && !one.error && !newest.moves_refused) row.append(moveButton(one, newest));
-  if (one.error) row.append(make("p", "", one.error));
-  else row.append(make("p", "change", one.change), ...versionFacts(one, { move, open }));
+  card.append(head);
+  if (!served && !one.error && !newest.moves_refused) card.append(moveButton(one, newest));
+  if (one.error) card.append(make("p", "", one.error));
+  else card.append(make("p", "change", one.change), ...versionFacts(one, { move, open }));
+  row.append(rail(place), card);
   return row;
 }
 
