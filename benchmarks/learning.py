@@ -13,16 +13,12 @@ import os
 import random
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import zipfile
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -32,35 +28,13 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
+from benchmarks.learning_photos import Photos, lay_out_cifar, lay_out_photos
+from benchmarks.learning_steps import measure_steps
 from model_store.codec import load_network
-from model_store.inference.forward import Lineage
-from model_store.network.network import Network
 from model_store.preprocess import normalise, read_pixels
-from model_store.spec import ExpertSpec, TaskSpec
 from model_store.store.store import Store
-from trainer.learning.fit import parameter_groups
-from trainer.learning.losses import Objective, Teacher, cross_entropy
-from trainer.presets import NetworkShape
 
-TASKS = 5
-CLASSES_A_TASK = 5
-TRAINED = 40
-TESTED = 40
-STRANGE_CLASSES = 20
-STRANGERS = 10
-STEP_BATCH = 32
 FEATURES_BATCH = 25
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Photos:
-    """Folders of the tasks, of all classes at once, of test images, of classes never taught."""
-
-    tasks: tuple[Path, ...]
-    together: Path
-    test: Path
-    strange: Path
-    upscaled: bool
 
 
 def main() -> int:
@@ -93,88 +67,6 @@ def main() -> int:
     measured |= details
     print_figures(figures, measured=measured, as_json=options.json)
     return 0 if all(figure.reached for figure in figures) else 1
-
-
-# Photos
-
-
-def lay_out_cifar(archive: Path, place: Path, *, choose: random.Random) -> Photos:
-    with zipfile.ZipFile(archive) as images:
-        names: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for name in images.namelist():
-            parts = name.split("/")
-            if len(parts) == 3 and parts[2].endswith(".png"):
-                names[parts[0], parts[1]].append(name)
-        classes = sorted({name for part, name in names if part == "train"})
-        return _lay_out(
-            classes,
-            place,
-            choose=choose,
-            trained=lambda one: choose.sample(sorted(names["train", one]), TRAINED),
-            tested=lambda one: choose.sample(sorted(names["test", one]), TESTED),
-            write=lambda name, path: path.write_bytes(images.read(name)),
-            upscaled=True,
-        )
-
-
-def lay_out_photos(folder: Path, place: Path, *, choose: random.Random) -> Photos:
-    drawn = {
-        path.name: choose.sample(found, min(len(found), TRAINED + TESTED))
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and len(found := sorted(one for one in path.iterdir() if one.is_file()))
-    }
-    enough = [name for name, found in drawn.items() if len(found) >= TRAINED + 5]
-    return _lay_out(
-        enough,
-        place,
-        choose=choose,
-        trained=lambda one: [str(path) for path in drawn[one][:TRAINED]],
-        tested=lambda one: [str(path) for path in drawn[one][TRAINED:]],
-        write=lambda name, path: shutil.copyfile(name, path),
-        upscaled=False,
-    )
-
-
-def _lay_out(
-    classes: Sequence[str],
-    place: Path,
-    *,
-    choose: random.Random,
-    trained: Callable[[str], list[str]],
-    tested: Callable[[str], list[str]],
-    write: Callable[[str, Path], object],
-    upscaled: bool,
-) -> Photos:
-    taught = TASKS * CLASSES_A_TASK
-    if len(classes) < taught + 1:
-        sys.exit(f"{len(classes)} classes with enough images are too few: {taught} and one more")
-    chosen = choose.sample(list(classes), min(len(classes), taught + STRANGE_CLASSES))
-
-    def put(names: Iterable[str], folder: Path) -> None:
-        folder.mkdir(parents=True)
-        for number, name in enumerate(names):
-            write(name, folder / f"{number:04d}{Path(name).suffix}")
-
-    tasks = []
-    for task in range(TASKS):
-        tasks.append(place / f"task-{task + 1}")
-        for one in chosen[task * CLASSES_A_TASK : (task + 1) * CLASSES_A_TASK]:
-            images = trained(one)
-            put(images, tasks[-1] / one)
-            put(images, place / "together" / one)
-            put(tested(one), place / "test" / one)
-    for one in chosen[taught:]:
-        put(tested(one)[:STRANGERS], place / "strange" / one)
-    return Photos(
-        tasks=tuple(tasks),
-        together=place / "together",
-        test=place / "test",
-        strange=place / "strange",
-        upscaled=upscaled,
-    )
-
-
-# Learning
 
 
 def measure_learning(
@@ -370,68 +262,6 @@ def run(program: str, *arguments: object) -> dict[str, Any]:
         sys.exit(f"{program} {arguments[0]} ended with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-# Steps
-
-
-def measure_steps(rounds: int = 7) -> tuple[list[Figure], dict[str, float]]:
-    """A step for task 6 of the `paper` preset, one thread, processor time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    network, teacher = _grown_network(tasks=6)
-    took_ms: dict[str, list[float]] = {"older experts frozen": [], "all experts train": []}
-    for number in range(rounds + 1):
-        for name in took_ms:
-            spent_ms = _time_step(network, teacher, everything=name == "all experts train")
-            if number:  # the first one warms up
-                took_ms[name].append(spent_ms)
-    torch.set_num_threads(threads)
-    medians = {name: statistics.median(times) for name, times in took_ms.items()}
-    ratio = medians["older experts frozen"] / medians["all experts train"]
-    return [at_most("a step for task 6, in steps where all experts train", ratio, 0.5)], {
-        f"ms of a step, {name}": value for name, value in medians.items()
-    }
-
-
-def _grown_network(*, tasks: int) -> tuple[Network, Teacher]:
-    """After its last expansion, and the parent's classifier from before it."""
-    torch.manual_seed(0)
-    shape = NetworkShape(preset="paper")
-    network = Network(shape.first_network())
-    for index in range(tasks):
-        teacher = Teacher(heads=network.heads, classes=len(network.spec.classes))
-        heads = shape.heads_of_later(images=0) if index else shape.heads_of_first()
-        classes = tuple(f"class {index}.{number}" for number in range(10))
-        network.expand(
-            TaskSpec(name=f"task {index}", classes=classes, expert=ExpertSpec(heads=heads))
-        )
-    return network, teacher
-
-
-def _time_step(network: Network, teacher: Teacher, *, everything: bool) -> float:
-    """The trainer's own objective and optimiser; only what learns differs."""
-    *older, _ = network.experts
-    for expert in older:
-        expert.requires_grad_(everything)
-    parameters = list(network.parameters()) if everything else network.learnable()
-    size = network.spec.image_size
-    images = torch.randn(STEP_BATCH, 3, size, size)
-    labels = torch.randint(len(network.spec.classes), (STEP_BATCH,))
-    objective = Objective(
-        classification=cross_entropy,
-        teacher=teacher,
-        auxiliary=network.auxiliary_head(),
-        frozen=None if everything else Lineage.of(network, experts=len(older)),
-    )
-    optimiser = torch.optim.AdamW(parameter_groups(network, parameters), lr=1e-6, fused=True)
-    began_s = time.process_time()
-    step = objective(network, images, labels)
-    step.loss.backward()  # type: ignore[no-untyped-call]
-    optimiser.step()
-    spent_s = time.process_time() - began_s
-    network.zero_grad(set_to_none=True)
-    return 1000 * spent_s
 
 
 if __name__ == "__main__":
