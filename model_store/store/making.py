@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Literal
 
 from model_store.backends.base import Objects
@@ -29,10 +30,20 @@ def make_store(objects: Objects) -> None:
 
 def check_location(location: str) -> None:
     """Show that a store can be made at `location`, where there is none, and leave nothing."""
-    objects = objects_at(location)
-    _refuse_versions(objects)
-    with leaving_no_folders(location):
-        _probe(objects)
+    _refuse_versions(objects_at(location))
+    place = _place_of_its_own(location)
+    with leaving_no_folders(place):
+        _probe(objects_at(place))
+
+
+def _place_of_its_own(location: str) -> str:
+    """Name a folder that no other process uses, on the disk that a store at `location` would be on:
+    several may look at one location at a time, and each removes what it has made."""
+    if "://" in location:
+        return location
+    root = Path(location).absolute()
+    there = next(one for one in (root, *root.parents) if one.exists())
+    return str(there / f".probe-{uuid.uuid4().hex}")
 
 
 def _refuse_versions(objects: Objects) -> None:

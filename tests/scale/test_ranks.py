@@ -130,7 +130,7 @@ def test_stopping_the_command_stops_all_ranks(
     process.send_signal(sent)
     code, _, err = end(process)
     wait_until_gone(runs.store)
-    assert runs.versions() == []
+    assert runs.versions() == [], err
     if sent != signal.SIGKILL:
         assert code == 1
         assert err.count("interrupted: nothing was published; the same command goes on after") == 1

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from model_store.errors import DneError
+from trainer.ranks.interrupts import Interrupts
 from trainer.ranks.place import Place
 from trainer.ranks.ranks import Forward, LossAndRight, RankLost
 
@@ -25,7 +26,7 @@ WAITING = timedelta(hours=2)
 
 
 @contextmanager
-def joined(place: Place, *, on_gpu: bool) -> Iterator[Group]:
+def joined(place: Place, interrupts: Interrupts, *, on_gpu: bool) -> Iterator[Group]:
     """Meet the other processes of the run, and part from them at the end."""
     if on_gpu:
         torch.cuda.set_device(place.local_rank)
@@ -43,7 +44,7 @@ def joined(place: Place, *, on_gpu: bool) -> Iterator[Group]:
     except (RuntimeError, ValueError) as error:
         first = str(error).partition("\n")[0]
         raise DneError(f"the processes of the run did not find each other: {first}") from error
-    yield Group(members, rank=place.rank, count=place.ranks)
+    yield Group(members, interrupts, rank=place.rank, count=place.ranks)
     # Not after a fault: others may be gone, and the end of the process closes all connections.
     dist.destroy_process_group()
 
@@ -51,8 +52,8 @@ def joined(place: Place, *, on_gpu: bool) -> Iterator[Group]:
 class Group:
     """The ranks of a run, joined."""
 
-    def __init__(self, members: Any, *, rank: int, count: int) -> None:
-        self.rank, self.count, self._members = rank, count, members
+    def __init__(self, members: Any, interrupts: Interrupts, *, rank: int, count: int) -> None:
+        self.rank, self.count, self._members, self._interrupts = rank, count, members, interrupts
 
     def spread(self, forward: Forward, parameters: Sequence[nn.Parameter]) -> Forward:
         module = DistributedDataParallel(_Forward(forward, parameters), process_group=self._members)
@@ -88,6 +89,7 @@ class Group:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
+        self._interrupts.heed()
         try:
             yield
         except RuntimeError as error:

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from model_store.errors import DneError, WrongUsage
 from trainer.ranks.group import joined
+from trainer.ranks.interrupts import Interrupts
 from trainer.ranks.launch import EXIT_LOST, GRACE_S
 from trainer.ranks.place import Place
 from trainer.ranks.ranks import RankLost, Ranks
@@ -23,11 +23,12 @@ STDIN = 0
 @contextmanager
 def taking_part(place: Place, *, on_gpu: bool) -> Iterator[Ranks]:
     """Join the other ranks. SIGTERM acts as Ctrl-C does; errors name the rank."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    interrupts = Interrupts()
+    signal.signal(signal.SIGTERM, interrupts.ask)
     if place.meeting is not None:
         threading.Thread(target=_end_with_stdin, name="ends with the run", daemon=True).start()
     try:
-        with joined(place, on_gpu=on_gpu) as ranks:
+        with joined(place, interrupts, on_gpu=on_gpu) as ranks:
             yield ranks
     except RankLost as error:
         print(f"error: {_by(place)}{error}", file=sys.stderr)
@@ -41,10 +42,6 @@ def taking_part(place: Place, *, on_gpu: bool) -> Iterator[Ranks]:
 def _by(place: Place) -> str:
     """Name the rank under torchrun; a command that starts the ranks itself does so."""
     return f"rank {place.rank}: " if place.rank and place.meeting is None else ""
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _end_with_stdin() -> None:
