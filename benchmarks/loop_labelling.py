@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from benchmarks.figures import Figure, at_least, at_most
 from benchmarks.loop_learning import (
@@ -30,6 +30,7 @@ from benchmarks.loop_learning import (
     write_photos,
 )
 from benchmarks.own_server import own_server
+from tests.chromium import chromium
 
 NEW_CLASSES = 2
 NEW_PHOTOS = 30
@@ -150,11 +151,7 @@ class Person:
         self._given: list[str] = []
 
     def label(self, url: str) -> None:
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(
-                executable_path=shutil.which("chromium"),
-                args=["--no-sandbox", "--headless", "--disable-gpu"],
-            )
+        with chromium() as browser:
             self._page = browser.new_page(viewport={"width": 1440, "height": 1000})
             self._page.add_init_script(f"sessionStorage.setItem('dne-label-token', '{TOKEN}')")
             self._page.goto(f"{url}/label")
@@ -162,7 +159,6 @@ class Person:
             self._page.locator(".tile[tabindex='0']").focus()
             while (step := self._best_step()) is not None:
                 self._do(step)
-            browser.close()
 
     def _best_step(self) -> Step | None:
         """Choose the group, and the way to name it, that names most photos a press."""

@@ -23,10 +23,10 @@ from typing import Any
 
 import httpx
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from dne_serve.access.tokens import new_token
-from tests.e2e.browsing import CHROMIUM
+from tests.chromium import chromium
 from tests.e2e.scenes import MANY, SCENES, Scene, Stage
 from tests.live_server import TOKEN, wait_for
 from tests.trainer.folders import write_classes
@@ -68,13 +68,11 @@ def main() -> None:
     pictures = folder / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)
     wanted = [one for one in SCENES if not options.only or one.name in options.only]
-    with _stage(folder) as stage, sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with _stage(folder) as stage, chromium() as browser:
         for scene in wanted:
             for name, window in WINDOWS.items():
                 _picture(browser, stage, scene, window, pictures / f"{scene.name}-{name}.png")
                 print(pictures / f"{scene.name}-{name}.png", flush=True)
-        browser.close()
 
 
 def _options() -> argparse.Namespace:

@@ -52,11 +52,10 @@ function setState(text, bad) {
 async function keepFresh() {
   if (ticks === 0) {
     await Promise.all([listVersions(), refresh({ listed: true })]); // the first view waits for one answer, not for two in turn
-    ticks += 1;
   } else if (!document.hidden) {
     await refresh();
-    ticks += 1;
   }
+  ticks += 1;
   setTimeout(keepFresh, failures ? pause(failures) : REFRESH_MS);
 }
 

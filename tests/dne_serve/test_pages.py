@@ -13,6 +13,8 @@ from tests.live_server import Live
 PAGES = ("/", "/label", "/docs", "/versions/1/report")
 FILES = sorted(f"/console/{path.name}" for path in pages.CONSOLE.iterdir())
 ASSETS = re.compile(r'(?:src|href)="([^"]+)"')
+PRELOADED = re.compile(r'<link rel="modulepreload" href="console/([^"]+)">')
+IMPORTED = re.compile(r'^import (?:[^"]+ from )?"\./([^"]+)";$', re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -49,6 +51,18 @@ def test_the_scripts_write_text_only_and_ask_this_server_only() -> None:
     holes = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "://")
     found = [(name, hole) for name, text in scripts.items() for hole in holes if hole in text]
     assert found == []
+
+
+def test_the_first_page_asks_for_all_its_scripts_at_once() -> None:
+    first = "console.js"
+    needed, waiting = set[str](), [first]
+    while waiting:
+        script = waiting.pop()
+        found = {*IMPORTED.findall((pages.CONSOLE / script).read_text())} - needed
+        needed |= found
+        waiting += found
+    preloaded = PRELOADED.findall((pages.CONSOLE / "index.html").read_text())
+    assert preloaded == sorted(needed - {first})
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+
+from tests.chromium import CHROMIUM
 
 if TYPE_CHECKING:
     from playwright.sync_api import (
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 playwright = pytest.importorskip("playwright.sync_api", reason="THE PAGES NOT TRIED: no Playwright")
 playwright.expect.set_options(timeout=15_000)  # a busy machine is no defect of a page
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NEEDS_CHROMIUM = [
     pytest.mark.browser,
     pytest.mark.skipif(

@@ -13,6 +13,7 @@ import pytest
 from model_store.maintenance.edit_classes import Care, rename_class, retire_class
 from model_store.maintenance.forget import forget_class
 from model_store.store.store import Store
+from tests.chromium import CHROMIUM, chromium
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
 from trainer.cli import main
@@ -23,7 +24,6 @@ from trainer.report.report import make_report
 from trainer.request import GateLimits
 
 HOSTILE = "<script>alert(1)<|script>"  # no folder name may hold a slash
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="module")
@@ -202,15 +202,11 @@ def test_a_report_that_cannot_be_made_says_why(
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="THE REPORT WAS NOT LOOKED AT: no chromium here")
 def test_a_browser_shows_the_page_without_a_complaint(grown: Store, tmp_path: Path) -> None:
-    playwright = pytest.importorskip("playwright.sync_api", reason="REPORT NOT TRIED: Playwright")
+    pytest.importorskip("playwright.sync_api", reason="REPORT NOT TRIED: Playwright")
     assert main(["report", "4", "--out", str(tmp_path), "--store", grown.location]) == 0
     complaints: list[str] = []
     asked_for: list[str] = []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(
-            executable_path=CHROMIUM,
-            args=["--no-sandbox", "--disable-gpu", "--disable-background-networking"],
-        )
+    with chromium() as browser:
         page = browser.new_page(viewport={"width": 420, "height": 800})
         page.on("console", lambda message: complaints.append(message.text))
         page.on("request", lambda request: asked_for.append(request.url))
@@ -218,7 +214,6 @@ def test_a_browser_shows_the_page_without_a_complaint(grown: Store, tmp_path: Pa
         assert page.locator("svg").count() == 4
         assert page.get_by_role("heading", level=2).count() == 5
         width = page.evaluate("document.documentElement.scrollWidth")
-        browser.close()
     assert complaints == []
     assert len(asked_for) == 1
     assert width <= 420  # wide tables scroll in their own box
