@@ -25,6 +25,7 @@ def episodes(trained_store: TrainedStore) -> Episodes:
     return count_requests(bucket, older=trained_store.first, newer=trained_store.second)
 
 
+@pytest.mark.long
 def test_a_long_history_costs_no_more_requests(
     trained_store: TrainedStore, episodes: Episodes
 ) -> None:

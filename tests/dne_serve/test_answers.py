@@ -203,6 +203,7 @@ def test_routes_about_classes_are_written_as_their_models_are(steady: Live) -> N
     assert {"ClassesAnswer", "VersionAnswer", "PredictAnswer"} <= schemas.keys()
 
 
+@pytest.mark.long
 @settings(max_examples=50, deadline=None)
 @given(
     labels=st.lists(st.text(min_size=1, max_size=9), min_size=1, max_size=12, unique=True),

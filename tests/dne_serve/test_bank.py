@@ -125,6 +125,7 @@ def test_branches_share_what_comes_before_the_fork(
     assert_answers_like(side, store, branch[-1])
 
 
+@pytest.mark.long
 def test_experts_of_several_widths_follow_each_other(bank: ExpertBank, store: Store) -> None:
     parent = None
     for number, heads in enumerate([2, 1, 1, 2, 2, 1]):
@@ -192,6 +193,7 @@ def test_a_version_that_is_still_in_use_keeps_its_experts_after_it_was_let_go_of
     assert_answers_like(under_way, store, lineage[2])
 
 
+@pytest.mark.long
 def test_much_room_is_given_back(bank: ExpertBank, store: Store) -> None:
     lineage = grow(store, 12)
     short, long = load(bank, store, lineage[1]), load(bank, store, lineage[-1])

@@ -80,6 +80,7 @@ def test_what_it_refuses_it_refuses_in_the_same_words(process: DecodeProcess) ->
         assert str(there.value) == str(here.value)
 
 
+@pytest.mark.long
 def test_an_image_that_takes_too_long_is_refused_in_time_and_the_next_one_is_not() -> None:
     process = DecodeProcess(seconds=1.5, max_pixels=100_000_000)
     process.read(png(), EIGHT)
@@ -249,6 +250,7 @@ def test_a_small_image_that_takes_very_long_is_ended_in_a_process(kind: str) -> 
     decoder.stop()
 
 
+@pytest.mark.long
 def test_an_odd_image_holds_up_no_other(decoder: Decoder) -> None:
     async def all_three() -> list[str]:
         order: list[str] = []
@@ -271,6 +273,7 @@ def test_an_odd_image_holds_up_no_other(decoder: Decoder) -> None:
     assert asyncio.run(all_three()) == ["odd", "small", "large", "odd"]
 
 
+@pytest.mark.long
 def test_only_a_quarter_of_the_queue_is_for_odd_images() -> None:
     """More are refused at once, and take no place from others."""
     decoder = make_decoder(max_queue=8)
@@ -314,6 +317,7 @@ def test_too_many_pixels_are_refused_by_the_header_without_a_process(
     assert not started(decoder.odd)
 
 
+@pytest.mark.long
 def test_a_large_image_does_not_hold_up_a_small_one(decoder: Decoder) -> None:
     async def both() -> list[str]:
         order: list[str] = []
@@ -328,6 +332,7 @@ def test_a_large_image_does_not_hold_up_a_small_one(decoder: Decoder) -> None:
     assert asyncio.run(both()) == ["small", "large"]
 
 
+@pytest.mark.long
 def test_stopping_leaves_no_process_behind() -> None:
     decoder = make_decoder(threads=2)
     asyncio.run(decoder.read(flat(1001, 1000), EIGHT))

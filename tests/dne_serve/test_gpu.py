@@ -125,6 +125,7 @@ def test_a_graph_from_before_the_bank_moved_would_read_freed_memory(
         outdated[0].replay()
 
 
+@pytest.mark.long
 def test_while_the_bank_grows_older_versions_answer_and_never_from_freed_memory(
     engine: TorchEngine, driver: FakeDriver, store: Store
 ) -> None:

@@ -302,6 +302,7 @@ def test_a_version_that_knows_nothing_is_taken_back(
     assert "12 of 12 images were unknown (100.0 %)" in head.reason
 
 
+@pytest.mark.long
 def test_processes_that_cannot_decode_are_no_fault_of_the_version(
     failing: tuple[Live, Failing],
     store: Store,

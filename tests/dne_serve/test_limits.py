@@ -81,6 +81,7 @@ def test_headers_that_take_too_long_are_408(strict: Live, sent: str) -> None:
     assert_raw_problem(rest(connect(strict, sent)), 408)
 
 
+@pytest.mark.long
 def test_headers_that_drip_are_408_all_the_same(strict: Live) -> None:
     began = time.monotonic()
     with connect(strict, "GET / HTTP/1.1\r\nHost: localhost\r\nX: ") as connection:
@@ -98,6 +99,7 @@ def test_a_body_that_takes_too_long_is_408(strict: Live, how: str) -> None:
     assert_raw_problem(rest(connect(strict, f"{HEAD}{how}\r\n\r\n1\r\nx\r\n")), 408)
 
 
+@pytest.mark.long
 def test_a_connection_between_requests_is_closed_after_a_while(strict: Live) -> None:
     began = time.monotonic()
     answer = rest(connect(strict, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"))
@@ -105,6 +107,7 @@ def test_a_connection_between_requests_is_closed_after_a_while(strict: Live) -> 
     assert 0.5 < time.monotonic() - began < 5
 
 
+@pytest.mark.long
 def test_also_one_that_was_answered_before_it_had_sent_its_body(strict: Live) -> None:
     body = "x" * 50_000
     sent = HEAD.replace("image/png", "text/plain") + f"Content-Length: {len(body)}\r\n\r\n"
@@ -177,6 +180,7 @@ def test_bodies_that_are_too_much_together_are_503_and_then_not(strict: Live) ->
         assert_problem(answer, 422)
 
 
+@pytest.mark.long
 def test_an_answer_that_is_not_read_does_not_keep_the_connection(strict: Live) -> None:
     """Many answers are asked for on one connection, and none is read."""
     address = urlsplit(strict.url)
@@ -189,6 +193,7 @@ def test_an_answer_that_is_not_read_does_not_keep_the_connection(strict: Live) -
         connection.sendall(much)
 
 
+@pytest.mark.long
 def test_when_connections_run_out_the_slowest_makes_room(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_connections": FEW, "header_seconds": 60}
     with live_server(tmp_path / "absent", **settings) as live, ExitStack() as slow:

@@ -149,6 +149,7 @@ def read(body: bytes, length: str | None) -> None:
         assert pixels.dtype == np.uint8
 
 
+@pytest.mark.long
 @settings(max_examples=250)
 @given(st.one_of(hostile_bodies(), bent_bodies()))
 def test_reading_a_request_refuses_or_gives_pixels(sent: tuple[bytes, str | None]) -> None:

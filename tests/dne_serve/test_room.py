@@ -138,6 +138,7 @@ def post(live: Live, body: bytes) -> httpx.Response:
     return live.http.post("/predict", content=body, headers={"Content-Type": "image/png"})
 
 
+@pytest.mark.long
 def test_unfinished_compressed_bodies_take_what_was_sent(narrow: Live) -> None:
     packed = gzip.compress(bytes(BODY - 1000))
     with ExitStack() as stack:
@@ -147,6 +148,7 @@ def test_unfinished_compressed_bodies_take_what_was_sent(narrow: Live) -> None:
         assert_problem(post(narrow, bytes(BODY - 1000)), 422)
 
 
+@pytest.mark.long
 def test_unfinished_bodies_make_room_when_they_have_stalled(narrow: Live) -> None:
     with ExitStack() as stack:
         first, *_ = hold(narrow, stack, withheld(bytes(BODY - 1000)), times=3)

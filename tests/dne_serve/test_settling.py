@@ -207,6 +207,7 @@ def test_a_time_that_no_calendar_has_is_long_ago(
     assert age_s(head.model_copy(update={"time": text}), now=time.time()) > DAY_S
 
 
+@pytest.mark.long
 def test_two_servers_switch_together_and_promote_answers_then(
     store: Store, digits: Manifest
 ) -> None:

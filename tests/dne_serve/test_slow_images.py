@@ -105,6 +105,7 @@ def uploads_held() -> int:
     return sum(type(one) is Upload for one in gc.get_objects())
 
 
+@pytest.mark.long
 def test_a_request_that_has_waited_too_long_leaves_no_image_behind(
     store: Store, letters: Manifest
 ) -> None:

@@ -83,6 +83,7 @@ def test_whether_a_version_is_ready_is_answered_from_memory(
     assert len(objects.calls) - asked <= 1  # the server's own look at the channel
 
 
+@pytest.mark.long
 def test_requests_that_hang_with_the_store_leave_predictions_alone(
     hung: Live, objects: HangingObjects
 ) -> None:
@@ -100,6 +101,7 @@ def test_requests_that_hang_with_the_store_leave_predictions_alone(
     assert {one.result().status_code for one in asking} == {200}
 
 
+@pytest.mark.long
 def test_a_version_that_does_not_come_in_time_is_503_and_there_for_the_next_one(
     hung: Live, objects: HangingObjects
 ) -> None:

@@ -91,6 +91,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.long
 def test_the_logits_are_the_same_in_another_process(tmp_path: Path) -> None:
     network = grown([2, 1])
     draft, shards = version_of(network)

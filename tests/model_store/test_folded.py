@@ -91,6 +91,7 @@ def test_the_folded_form_is_the_same_function_for_any_spec(
         assert relative_error(FoldedNetwork.of(network)(x), network(x)) <= 1e-8
 
 
+@pytest.mark.long
 @settings(max_examples=20)
 @given(geometry=GEOMETRIES, width=st.sampled_from([16, 32]), heads=HEADS, seed=st.integers(0, 1000))
 def test_in_single_precision_logits_stay_within_a_hundred_thousandth(
@@ -102,6 +103,7 @@ def test_in_single_precision_logits_stay_within_a_hundred_thousandth(
         assert relative_error(FoldedNetwork.of(network)(x), network(x)) <= 1e-5
 
 
+@pytest.mark.long
 @settings(max_examples=30)
 @given(
     geometry=GEOMETRIES,

@@ -82,7 +82,16 @@ def every(fault: Fault, *, when: Callable[[Request], bool]) -> Plan:
 
 
 @pytest.mark.parametrize("server", ["seaweedfs", "moto"], indirect=True)
-@pytest.mark.parametrize("fault", ["lose request", "lose reply", "409", "409 late", "503 late"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param("lose request", marks=pytest.mark.long),
+        "lose reply",
+        "409",
+        "409 late",
+        "503 late",
+    ],
+)
 def test_a_write_with_a_lost_or_wrong_reply_is_known_as_ours(
     objects: ObjectStorage, proxy: Proxy, fault: Fault
 ) -> None:

@@ -105,6 +105,7 @@ def test_an_expert_may_cut_its_own_attention_as_it_likes() -> None:
     assert np.abs(run(model, images(3)) - expected_of(network, images(3))).max() < 1e-4
 
 
+@pytest.mark.long
 def test_the_batch_size_is_free() -> None:
     network = grown([2, 1, 1])
     model = whole_model(network)

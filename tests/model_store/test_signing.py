@@ -275,6 +275,7 @@ def test_requiring_signatures_without_a_trust_file_is_wrong_usage(tmp_path: Path
         load_trust(tmp_path / "none.json")
 
 
+@pytest.mark.long
 def test_a_command_that_signs_nothing_does_not_load_cryptography(location: str) -> None:
     prepare().publish(Store.open(location))
     program = (

@@ -183,7 +183,7 @@ def test_learning_teaches_without_forgetting(store: Path, letters: Path, digits:
     assert (accuracy.old, accuracy.new) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("augment", ["standard", "light"])
+@pytest.mark.parametrize("augment", [pytest.param("standard", marks=pytest.mark.long), "light"])
 def test_the_same_seed_gives_the_same_shards(
     tmp_path: Path, letters: Path, digits: Path, augment: str
 ) -> None:

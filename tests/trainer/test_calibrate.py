@@ -66,6 +66,7 @@ def test_classes_that_no_image_is_of_have_no_error() -> None:
     assert calibration.after.new == pytest.approx(calibration.after.all)
 
 
+@pytest.mark.long
 def test_what_was_fitted_on_many_images_is_not_undone_by_a_few() -> None:
     """100 images in which sharpness happens to look like 1.5, after 900 have said that it is 1."""
     few = drawn(100, sharpness=1.5)

@@ -118,6 +118,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     assert progress.losses == whole.losses[-len(progress.losses) :]
 
 
+@pytest.mark.long
 def test_a_run_that_is_interrupted_again_and_again_ends_the_same(
     two_stores: tuple[Path, Path], digits: Path, kept: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_an_interruption_before_the_first_epoch_leaves_nothing_to_go_on_with(
     assert not kept.exists()
 
 
+@pytest.mark.long
 def test_a_checkpoint_of_another_configuration_is_named_and_not_used(
     two_stores: tuple[Path, Path], digits: Path, kept: Path
 ) -> None:

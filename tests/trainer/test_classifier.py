@@ -189,6 +189,7 @@ def test_channels_that_are_not_given_get_no_weight() -> None:
     assert (logits_of(network.heads, tokens).argmax(dim=1).numpy() == labels).mean() > 0.9
 
 
+@pytest.mark.long
 def test_only_images_that_are_judged_choose_the_penalty() -> None:
     """The judged classes lie far apart, and the others are noise."""
     tokens, labels = clouds([40] * 4, spread=0.3)
@@ -203,6 +204,7 @@ def test_only_images_that_are_judged_choose_the_penalty() -> None:
     assert fitted[1].l2_penalty < fitted[0].l2_penalty
 
 
+@pytest.mark.long
 def test_a_fit_does_not_load_the_compiler_of_torch() -> None:
     code = (
         "import sys, torch\n"

@@ -331,6 +331,7 @@ def test_limits_that_make_no_sense_are_wrong_usage(
     assert dne_train.versions == []
 
 
+@pytest.mark.long
 def test_evaluate_tells_how_unknown_images_are_told(
     dne_train: Command, letters: Path, digits: Path
 ) -> None:

@@ -83,6 +83,7 @@ class Cramped(Objective):
         return Objective.__call__(self, network, images_BCHW, labels_B)
 
 
+@pytest.mark.long
 def test_exhausted_memory_says_which_batch_would_fit() -> None:
     network, images = grown([1]), labelled([16, 16])
     plan = Plan(epochs=1, batch_size=32, learning_rate=1e-2)

@@ -313,6 +313,7 @@ def test_a_version_whose_old_accuracy_was_sabotaged_is_published_and_not_promote
     assert head.target == 1
 
 
+@pytest.mark.long
 def test_force_promotes_and_is_recorded(
     learnt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +356,7 @@ def test_a_version_that_learns_and_keeps_passes(learnt: Path, tmp_path: Path) ->
     assert gate.latency_ms > 0
 
 
+@pytest.mark.long
 def test_the_parent_is_judged_by_its_own_classifier(learnt: Path, tmp_path: Path) -> None:
     first = Store.open(str(learnt)).manifest(1).metrics.accuracy.all
     digits = write_classes(tmp_path / "digits", ["0", "1"])

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.trainer.folders import SIZES, write_classes
@@ -34,6 +35,7 @@ def groups_of(parameters: list[torch.nn.Parameter]) -> list[dict[str, object]]:
     return [{"params": [one], "weight_decay": 0.05 * one.ndim} for one in parameters]
 
 
+@pytest.mark.long
 def test_a_task_is_learnt_without_the_compiler_of_torch(tmp_path: Path) -> None:
     """The compiler's import takes two seconds of every command."""
     code = (

@@ -47,6 +47,7 @@ def told(lines: Iterator[str]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_the_figures_are_those_of_the_answers(live: Live) -> None:
     before = live.http.get("/live").json()
     assert (before["version"], before["requests_per_second"], before["p50_ms"]) == (2, 0, None)
@@ -103,6 +104,7 @@ def test_canary_and_shadow_are_told_with_their_agreement(store: Store, digits: M
         assert counted == same["canary"]
 
 
+@pytest.mark.long
 def test_a_listener_gets_everything_at_first_and_then_what_has_changed(live: Live) -> None:
     whole = live.http.get("/live").json()
     with listening(live.http) as lines:

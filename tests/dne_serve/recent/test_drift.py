@@ -140,6 +140,7 @@ def drift_of(live: Live) -> dict[tuple[str, str], float]:
     return {(one.labels["version"], one.labels["of"]): one.value for one in family.samples}
 
 
+@pytest.mark.long
 def test_a_server_tells_the_drift_of_a_trained_version_once_it_has_answered_enough(
     trained_store: TrainedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -133,6 +133,7 @@ def test_a_hostile_traceparent_gets_an_answer_and_a_trace_of_its_own(
     assert not span.parent_span_id
 
 
+@pytest.mark.long
 def test_a_refusal_is_no_error_of_the_server_and_an_overload_is(
     store: Store, digits: Manifest
 ) -> None:
@@ -273,6 +274,7 @@ def test_traces_that_a_collector_refuses_are_counted_and_not_sent_again(
     assert len(refused) == 1
 
 
+@pytest.mark.long
 def test_a_collector_that_never_answers_holds_up_neither_answers_nor_the_end(
     store: Store, digits: Manifest
 ) -> None:

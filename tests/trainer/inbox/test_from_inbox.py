@@ -89,6 +89,7 @@ def test_options_of_a_folder_do_not_fit_the_inbox(dne_train: Command, option: st
     assert "--from-inbox" in dne_train.err
 
 
+@pytest.mark.long
 def test_labels_of_a_refused_version_wait_again(store: Path) -> None:
     label_pictures(store, {"zebra": 60, "horse": 60}, looks_like="anything")
     outcome = learn(store, limits=GateLimits(min_new=1.0))

@@ -21,6 +21,7 @@ def dne_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(tmp_path / "models", capsys)
 
 
+@pytest.mark.long
 def test_a_zip_a_csv_and_coco_go_through_the_commands(dne_train: Command, tmp_path: Path) -> None:
     letters = write_classes(tmp_path / "in" / "letters", ["a", "b"])
     digits = write_classes(tmp_path / "in" / "digits", ["0", "1"])

@@ -50,6 +50,7 @@ def test_the_record_says_where_the_weights_come_from(store: Path, letters: Path,
     assert isinstance(training["strength"], float)
 
 
+@pytest.mark.long
 def test_the_same_command_gives_the_same_bits(
     tmp_path: Path, letters: Path, digits: Path, vit: Path
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_later_task_adds_a_classifier_and_nothing_else(begun: Path, digits: Pa
     assert child.metrics.accuracy.all == 1.0
 
 
+@pytest.mark.long
 def test_an_epoch_of_a_later_task_does_not_grow_with_what_was_learnt_before(
     store: Path, tmp_path: Path, letters: Path, vit: Path
 ) -> None:
@@ -129,6 +131,7 @@ def test_an_epoch_of_a_later_task_does_not_grow_with_what_was_learnt_before(
     assert len(progress.losses) == 6 + 6
 
 
+@pytest.mark.long
 def test_classes_stay_known_when_later_ones_come(begun: Path, tmp_path: Path) -> None:
     outcome = None
     for index in range(3):
@@ -139,6 +142,7 @@ def test_classes_stay_known_when_later_ones_come(begun: Path, tmp_path: Path) ->
     assert outcome.manifest.metrics.images == 18
 
 
+@pytest.mark.long
 def test_an_extension_fits_the_classifier_and_no_expert_changes(
     begun: Path, tmp_path: Path, digits: Path
 ) -> None:
@@ -169,6 +173,7 @@ def test_without_exemplars_a_later_task_is_learnt_from_statistics(
     assert manifest.metrics.accuracy.all == 1.0
 
 
+@pytest.mark.long
 def test_an_expert_is_not_read_where_a_class_has_no_image_left(
     store: Path, letters: Path, digits: Path, vit: Path
 ) -> None:
@@ -234,6 +239,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.long
 def test_an_interrupted_first_task_goes_on_with_the_tokens_it_has(
     tmp_path: Path, letters: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ def head_of(store: Path) -> int:
     return head.target
 
 
+@pytest.mark.long
 def test_one_expert_is_learnt_for_all_tasks_since_the_last_one(
     begun: Path, digits: Path, tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_an_expert_that_does_not_earn_its_cost_is_published_and_left(
     assert Store.open(str(begun)).versions() == [1, 2, 3]
 
 
+@pytest.mark.long
 def test_an_expert_that_earns_its_cost_is_promoted_and_the_next_task_reads_it(
     begun: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +90,7 @@ def test_both_speeds_in_one_command(begun: Path, digits: Path) -> None:
     assert progress.phases.count("reading images") == 1
 
 
+@pytest.mark.long
 def test_a_run_that_ended_after_its_first_version_goes_on_with_the_expert(
     begun: Path, digits: Path
 ) -> None:
@@ -134,6 +137,7 @@ def test_an_expert_cannot_be_learnt_for_classes_without_images(begun: Path, digi
         deepened(begun)
 
 
+@pytest.mark.long
 def test_the_commands_say_what_happened(
     begun: Path, digits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
