@@ -212,7 +212,10 @@ class Run:
         )
 
     def _line(self, task: int, *, spent_s: float, shared: bool, resumed: bool) -> Line:
-        right = [self._right(self.protocol.test_images(one)) for one in range(task + 1)]
+        tests = [self.protocol.test_images(one) for one in range(task + 1)]
+        scores = [self._over(one.pixels_NHWC, self.method.scores) for one in tests]
+        right = [_right(*one) for one in zip(scores, tests, strict=True)]
+        new = len(self.protocol.tasks[task])
         side = self.cell.preset.image_size
         return Line(
             method=self.cell.choice.name,
@@ -234,11 +237,19 @@ class Run:
             shared_base=shared,
             resumed=resumed,
             commit=_commit(),
+            new_alone=float(_right(scores[-1], tests[-1], newest=new).mean()),
+            attention=self._attention(tests[-1]),
         )
 
-    def _right(self, images: LabelledImages) -> NDArray[np.bool_]:
-        answers = self._over(images.pixels_NHWC, self.method.scores).argmax(axis=1)
-        return np.asarray(answers == images.labels_N, dtype=np.bool_)
+    def _attention(self, images: LabelledImages) -> dict[str, tuple[float, float]] | None:
+        groups = self.method.attention()
+        if groups is None:
+            return None
+        found_G2 = self._over(images.pixels_NHWC, groups.measure).mean(axis=0)
+        return {
+            name: (float(share), float(mean))
+            for name, (share, mean) in zip(groups.names, found_G2, strict=True)
+        }
 
     def _over(
         self, pixels_NHWC: NDArray[np.uint8], function: Callable[[Tensor], Tensor]
@@ -253,7 +264,7 @@ class Run:
         tensors = {f"method.{name}": one for name, one in self.method.state_dict().items()}
         for place, pixels in enumerate(self.memory.kept.values()):
             tensors[f"memory.{place}"] = torch.from_numpy(pixels)
-        lines = [asdict(line) for line in self.lines]
+        lines = [results.record_of(line) for line in self.lines]
         saved.write(self._state, tensors, {"lines": lines, "memory": list(self.memory.kept)})
 
     def _restore(self) -> int:
@@ -290,6 +301,15 @@ class Run:
         for line in self.lines:
             if line not in written:
                 results.append(self.out, line)
+
+
+def _right(
+    scores_NC: NDArray[np.float32], images: LabelledImages, *, newest: int = 0
+) -> NDArray[np.bool_]:
+    """Tell which images are answered rightly; `newest`: among that many of the last classes."""
+    others = scores_NC.shape[1] - newest if newest else 0
+    answers = others + scores_NC[:, others:].argmax(axis=1)
+    return np.asarray(answers == images.labels_N, dtype=np.bool_)
 
 
 def lab_folder() -> Path:

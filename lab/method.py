@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -97,6 +97,15 @@ class Options:
     """The options of a method. A method with variants has a subclass with a default for each."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionGroups:
+    """Groups of pairs whose attention is told."""
+
+    names: Sequence[str]
+    measure: Callable[[Tensor], Tensor]
+    """Compute the share and the mean of each group for images: [B, groups, 2]."""
+
+
 class Method(nn.Module, ABC):
     """A class-incremental learner.
 
@@ -155,6 +164,10 @@ class Method(nn.Module, ABC):
 
     def served_flop(self) -> int | None:
         """Count the operations of an answer in the form that is served, where there is one."""
+        return None
+
+    def attention(self) -> AttentionGroups | None:
+        """Tell how to measure who attends to whom, where a variant is about that."""
         return None
 
     @property

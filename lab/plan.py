@@ -91,6 +91,13 @@ PLAN: tuple[Planned, ...] = (
     Planned(choice="replay:backbone=resnet", title="replay, ResNet"),
     Planned(choice="dytox:loss=cross-entropy", title="DyTox, cross-entr."),
     *_ablation(
+        "Without balanced tuning",
+        {
+            "dne:tuning=none": "DNE k = 1, not tuned",
+            "dne:network=independent,tuning=none": "IA k = 1, not tuned",
+        },
+    ),
+    *_ablation(
         "Matrices of task attention",
         {
             "dne:network=dense-s": "no attention, shared values",

@@ -12,6 +12,8 @@ from typing import Any
 
 from model_store.errors import DataRejected
 
+LATER = ("new_alone", "attention")
+"""Members that older lines do not have. They are left out where there is nothing to tell."""
 Note = Callable[[str], None]
 """Tell the user one sentence."""
 
@@ -47,6 +49,10 @@ class Line:
     resumed: bool
     """True if the task was learnt in several runs; `cpu_s` is then of the last one."""
     commit: str
+    new_alone: float | None = None
+    """The share of right answers on the newest task's test images, among its own classes."""
+    attention: dict[str, tuple[float, float]] | None = None
+    """The share and the mean of each group of pairs, where there is spatial-task attention."""
 
     @property
     def cell(self) -> tuple[str, str, str, str, int]:
@@ -61,7 +67,7 @@ def append(path: Path, line: Line) -> None:
         written = file.read()
         if torn := len(written) - written.rfind(b"\n") - 1:
             file.truncate(len(written) - torn)
-        file.write((json.dumps(asdict(line)) + "\n").encode())
+        file.write((json.dumps(record_of(line)) + "\n").encode())
 
 
 def read(paths: Iterable[Path], *, note: Note) -> list[Line]:
@@ -110,9 +116,17 @@ def _line(text: str, *, where: str) -> Line:
         raise DataRejected(f"{where} is not a result: {error}") from error
 
 
+def record_of(line: Line) -> dict[str, Any]:
+    """Make the JSON object of a line."""
+    record = asdict(line)
+    return {name: one for name, one in record.items() if one is not None or name not in LATER}
+
+
 def line_of(record: dict[str, Any]) -> Line:
     """Make a line of its JSON object. Raise ValueError for other members."""
-    names = {one.name for one in fields(Line)}
-    if set(record) != names:
+    names = {one.name for one in fields(Line)} - {*LATER}
+    if set(record) - {*LATER} != names:
         raise ValueError(f"its members are not {', '.join(sorted(names))}")
-    return Line(**{**record, "accuracies": tuple(record["accuracies"])})
+    groups = record.get("attention")
+    attention = groups and {name: (share, mean) for name, (share, mean) in groups.items()}
+    return Line(**{**record, "accuracies": tuple(record["accuracies"]), "attention": attention})

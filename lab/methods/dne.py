@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from lab.batches import over_batches
 from lab.draws import constant, repeated
-from lab.method import Lesson, Method, Options
+from lab.method import AttentionGroups, Lesson, Method, Options
 from lab.presets import Preset
 from lab.variants.design import NETWORKS, NetworkName, make_network
 from lab.variants.guide import Guided, GuidedObjective
 from lab.variants.refit import TaskStatistics, keep_statistics, refit
+from lab.variants.spatial import GROUPS, attention_by_group
 from model_store.inference.forward import Lineage
 from model_store.network.flops import folded_flops
 from model_store.spec import Attention, ExpertSpec, TaskSpec
@@ -127,6 +128,11 @@ class Dne(Method):
 
     def features(self, images_BCHW: Tensor) -> Tensor:
         return torch.cat(self.network.token_slices(images_BCHW), dim=-1)
+
+    def attention(self) -> AttentionGroups | None:
+        if self.design.spatial is None or len(self.network.spec.tasks) == 1:
+            return None
+        return AttentionGroups(names=GROUPS, measure=partial(attention_by_group, self.network))
 
     def served_flop(self) -> int | None:
         return folded_flops(self.network.spec) if self.design.folds else None

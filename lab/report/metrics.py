@@ -91,6 +91,13 @@ class Course:
         return fmean(map(self.new, later)) if self.is_whole and later else None
 
     @property
+    def new_alone(self) -> float | None:
+        """Average over the tasks after the first; None where a line does not tell."""
+        later = [line.new_alone for line in self.lines[1:]]
+        told = [one for one in later if one is not None]
+        return fmean(told) if self.is_whole and told and len(told) == len(later) else None
+
+    @property
     def old_average(self) -> float | None:
         known = [share for line in self.lines if (share := self.old(line)) is not None]
         return fmean(known) if self.is_whole and known else None
@@ -111,6 +118,7 @@ METRICS: Mapping[str, str] = {
     "old_last": "old",
     "new_average": "new, all tasks",
     "old_average": "old, all tasks",
+    "new_alone": "new, alone",
     "forgetting": "forgetting",
 }
 

@@ -140,6 +140,11 @@ def _ablations(tables: Tables, plan: Sequence[Planned]) -> Iterator[str]:
         if table is not None:
             yield f"### {title}"
             yield markdown_table(table)
+    attention = tables.attention()
+    if attention is not None:
+        yield "### Who attends to whom"
+        yield text.ATTENTION
+        yield markdown_table(attention)
 
 
 def _missing(courses: Sequence[Course], plan: Sequence[Step]) -> Iterator[str]:

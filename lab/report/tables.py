@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from lab.plan import SYSTEMS, Planned
-from lab.report.metrics import METRICS, TRANSFORMER, Row, Spread, paired, to_joint
+from lab.report.metrics import METRICS, TRANSFORMER, Row, Spread, paired, spread, to_joint
 from lab.report.published import published
 
 REFERENCE = ("dne", "", "")
 """DNE k = 1, which all other rows are compared with."""
 SIZES = ("heads", "depth", "patch_size", "resnet_width")
 """Settings that change the cost of a backbone, and nothing of the protocol."""
+NEW_AND_OLD = ("new_average", "old_average", "new_alone")
 NONE = "–"
 
 
@@ -94,7 +95,7 @@ class Tables:
 
     def differences(self, rows: Iterable[Row] | None = None) -> Table:
         """Compare with the reference on the same orders of classes."""
-        names = ("last", "average", "new_average", "old_average")
+        names = ("last", "average", *NEW_AND_OLD)
         chosen = [row for row in (rows or self.systems) if row.key != REFERENCE]
         columns: list[Column] = [
             (METRICS[name], lambda row, name=name: self._difference(row, name))  # type: ignore[misc]
@@ -104,13 +105,22 @@ class Tables:
         return self._table(chosen, [shared, *columns, ("pairs", self._pairs)], words=2)
 
     def new_and_old(self) -> Table:
-        names = ("new_last", "old_last", "new_average", "old_average", "forgetting")
+        names = ("new_last", "old_last", "new_average", "old_average", "new_alone", "forgetting")
         return self._table(self.systems, [shown_metric(name) for name in names])
 
     def ablation(self, section: str) -> Table | None:
         """Show the rows of one ablation beside the reference; None where no cell is finished."""
         keys = {one.key for one in self.plan if one.section == section}
         return self._variants([row for row in self.rows if row.key in keys])
+
+    def attention(self) -> Table | None:
+        """Show who attends to whom after the last task; None where no row tells."""
+        rows = [row for row in self.rows if row.last.attention]
+        if not rows:
+            return None
+        names = tuple(rows[0].last.attention or ())
+        columns = [attention_column(name, place) for place in range(2) for name in names]
+        return self._table(rows, columns, sort=False)
 
     def unplanned(self) -> Table | None:
         """Show variants of DNE, and settings, that the plan does not name."""
@@ -126,7 +136,7 @@ class Tables:
         reference = [self.reference] if self.reference else []
         beside = [one for one in self.rows if any(without_setting(row) == one.key for row in rows)]
         chosen = [*reference, *beside, *rows]
-        columns = [shown_metric(name) for name in ("last", "average", "new_average", "old_average")]
+        columns = [shown_metric(name) for name in ("last", "average", *NEW_AND_OLD)]
         more: list[Column] = [
             ("LA to DNE k = 1", lambda row: self._difference(row, "last")),
             ("F, GFLOP", cost),
@@ -203,6 +213,17 @@ def without_setting(row: Row) -> tuple[str, str, str]:
 
 def shown_metric(name: str) -> Column:
     return METRICS[name], lambda row: with_error(row.spread(name), show=hundredths)
+
+
+def attention_column(group: str, place: int) -> Column:
+    """Show the share of a group of pairs (place 0) or the mean of one pair (place 1)."""
+
+    def show(row: Row) -> str:
+        told = [course.last.attention for course in row.courses]
+        found = spread(one[group][place] if one and group in one else None for one in told)
+        return with_error(found, show=hundredths)
+
+    return f"{group}, {'mean of a pair' if place else 'share'}", show
 
 
 def with_error(found: Spread | None, *, show: Callable[[float | None], str]) -> str:

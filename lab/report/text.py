@@ -16,6 +16,9 @@ over the tasks.
 the cost in the form that the server runs, where there is one.
 - **new** and **old** are the accuracies of the newest task's classes and of all earlier ones, \
 among all classes so far. *All tasks* is the average over the tasks after the first.
+- **new, alone** is the accuracy of the newest task's classes among themselves, over the tasks \
+after the first. It tells what was learnt, whatever the balance between new and old. Lines that \
+were written before it was measured do not have it.
 - **forgetting** is the average over the old tasks of the best minus the last accuracy.
 - **IA** is independent attention: DNE whose experts read their own channels only.
 - **passes** are the passes through a backbone that an answer takes.
@@ -39,6 +42,11 @@ Differences in points to DNE k = 1 on the same orders of classes: a row minus DN
 the difference between easy and hard orders. "The same" first task means that both begin with the \
 same weights. A difference of less than twice its standard error says little, and two or three \
 pairs give a rough standard error."""
+
+ATTENTION = """\
+Attention of the newest expert in its patch blocks, on the test images of its classes, after the \
+last task, in per cent. SP and DP are pairs of the same and of different positions, SH and DH of \
+the same head and of different ones. A head of an older expert is a different one."""
 
 CANNOT_BE_CLAIMED = """\
 - **The paper's absolute figures.** They come from 500 epochs a task, 500 images a class, a memory \

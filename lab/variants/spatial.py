@@ -7,8 +7,7 @@ D channels of a head.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from model_store.spec import NetworkSpec
 SpatialTask = Literal["ia", "spdh", "dpdh", "both"]
 Group = Literal["SPSH", "DPSH", "SPDH", "DPDH"]
 """Same or different position (the paper's patch), same or different head."""
+GROUPS: tuple[Group, ...] = get_args(Group)
 
 ALLOWED: dict[SpatialTask, tuple[Group, ...]] = {
     "ia": ("SPSH", "DPSH"),
@@ -41,16 +41,6 @@ def group_masks(*, own: int, heads: int, queries: int, positions: int) -> dict[G
         "DPDH": ~same_head & ~same_position,
     }
     return {name: mask.flatten(0, 1).flatten(1) for name, mask in groups.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupAttention:
-    """The attention of a group of pairs."""
-
-    share: float
-    """Of all attention."""
-    mean: float
-    """Of a pair."""
 
 
 class SpatialTaskAttention(SpatialAttention):
@@ -131,10 +121,11 @@ class CrossSpatialAttention(nn.Module):
         return x_BPC.view(*x_BPC.shape[:2], self.heads, -1).transpose(1, 2)
 
 
-def attention_groups(network: Network, images_BCHW: Tensor) -> dict[Group, GroupAttention]:
-    """Measure the newest expert's attention in its patch blocks, by groups of pairs.
+def attention_by_group(network: Network, images_BCHW: Tensor) -> Tensor:
+    """Measure the newest expert's attention in its patch blocks: [B, 4, 2], by GROUPS.
 
-    The network has spatial-task attention.
+    The first figure is the group's share of all attention, the second the mean of its pairs. The
+    network has spatial-task attention.
     """
     kept: list[tuple[Tensor, dict[Group, Tensor]]] = []
 
@@ -150,10 +141,10 @@ def attention_groups(network: Network, images_BCHW: Tensor) -> dict[Group, Group
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: _group(name, kept) for name in kept[0][1]}
-
-
-def _group(name: Group, kept: Sequence[tuple[Tensor, dict[Group, Tensor]]]) -> GroupAttention:
-    inside = torch.stack([attention[:, masks[name]] for attention, masks in kept])
-    whole = sum(float(attention.sum()) for attention, _ in kept)
-    return GroupAttention(share=float(inside.sum()) / whole, mean=float(inside.mean()))
+    whole_B = torch.stack([attention.sum(dim=(1, 2)) for attention, _ in kept]).sum(dim=0)
+    groups = []
+    for name in GROUPS:
+        inside_BLN = torch.stack([attention[:, masks[name]] for attention, masks in kept], dim=1)
+        share_B = inside_BLN.sum(dim=(1, 2)) / whole_B
+        groups.append(torch.stack((share_B, inside_BLN.mean(dim=(1, 2))), dim=-1))
+    return torch.stack(groups, dim=1)

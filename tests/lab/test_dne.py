@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,21 @@ def test_three_tiny_tasks_are_learnt_and_the_first_expert_keeps_its_bits(
     expert = {name: one for name, one in after_one.items() if "experts.0" in name}
     assert len(expert) > 10
     assert different(expert, state_of(run.method)) == []
+
+
+def test_a_line_tells_what_was_learnt_alone_and_who_attends_to_whom(tmp_path: Path) -> None:
+    quick = replace(PRESET, classes=4, first_epochs=1, epochs=1, tuning_epochs=0)
+    run = run_of("dne:network=sta-spdh,attention=plain", tmp_path, preset=quick)
+    run.go()
+    first, second = run.lines
+    assert first.new_alone == first.accuracy  # nothing is older
+    assert second.new_alone is not None
+    assert second.new_alone >= second.accuracies[-1]
+    assert first.attention is None
+    assert second.attention is not None
+    assert list(second.attention) == ["SPSH", "DPSH", "SPDH", "DPDH"]
+    assert sum(share for share, _ in second.attention.values()) == pytest.approx(1)
+    assert second.attention["DPDH"] == (0, 0)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -76,6 +77,13 @@ def test_metrics_are_those_of_a_hand() -> None:
     }
     assert {name: metric(found, name) for name in expected} == pytest.approx(expected)
     assert found.cpu_s == 180
+
+
+def test_what_was_learnt_alone_is_averaged_over_later_tasks_where_all_of_them_tell() -> None:
+    first, second, third = course(*BEST)
+    told = [first, replace(second, new_alone=0.7), replace(third, new_alone=0.9)]
+    assert metric(courses_of(told)[0], "new_alone") == pytest.approx(0.8)
+    assert metric(courses_of([*told[:2], third])[0], "new_alone") is None
 
 
 def test_a_method_that_learns_the_last_task_only_has_a_last_accuracy_and_no_average() -> None:
@@ -159,6 +167,15 @@ def test_ablations_stand_beside_the_reference() -> None:
     others = section(report(unplanned).markdown, "Other variants and settings")
     assert "| dne:decay=authors | 73.3 |" in others
     assert "no tuning" not in others
+
+
+def test_who_attends_to_whom_is_shown_where_a_variant_tells() -> None:
+    assert "Who attends to whom" not in report().markdown
+    told = course(*BEST, variant="network=sta-both,attention=plain")
+    told[-1] = replace(told[-1], attention={"SPSH": (0.25, 0.004), "DPDH": (0.75, 0.0125)})
+    shown = section(report([*lines(), *told]).markdown, "Who attends to whom")
+    assert "| SPSH, share | DPDH, share | SPSH, mean of a pair | DPDH, mean of a pair |" in shown
+    assert "| 25.0 | 75.0 | 0.4 | 1.2 |" in shown
 
 
 def test_the_papers_figures_are_found_for_the_rows_that_it_has() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +24,17 @@ def test_lines_are_read_as_they_were_written(tmp_path: Path) -> None:
     for line in lines:
         results.append(path, line)
     assert read(path) == (lines, [])
+
+
+def test_what_later_code_measures_is_kept_and_not_asked_of_older_lines(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    attention = {"SPSH": (0.25, 0.125), "DPDH": (0.75, 0.0625)}
+    later = replace(LINE, task=1, new_alone=0.5, attention=attention)
+    for line in (LINE, later):
+        results.append(path, line)
+    older, newer = map(json.loads, path.read_text().splitlines())
+    assert newer.keys() - older.keys() == {"new_alone", "attention"}
+    assert read(path) == ([LINE, later], [])
 
 
 def test_a_torn_last_line_is_told_and_left_out(tmp_path: Path) -> None:

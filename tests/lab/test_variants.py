@@ -15,9 +15,10 @@ from lab.presets import PRESETS
 from lab.variants.design import NETWORKS, NetworkName, network_type
 from lab.variants.mixing import FlexibleAttention, Matrices, mixing_layer
 from lab.variants.spatial import (
+    GROUPS,
     SpatialTask,
     SpatialTaskAttention,
-    attention_groups,
+    attention_by_group,
     group_masks,
 )
 from model_store.network.layers import TaskAttention
@@ -226,13 +227,14 @@ def test_spatial_task_attention_is_what_plain_loops_compute(kind: SpatialTask) -
 
 
 def test_the_shares_of_the_groups_add_up_and_absent_groups_have_none() -> None:
-    groups = attention_groups(grown("sta-spdh"), images())
-    assert sum(one.share for one in groups.values()) == pytest.approx(1)
-    assert groups["DPDH"].share == groups["DPDH"].mean == 0
+    each = attention_by_group(grown("sta-spdh"), images())
+    shares, means = (dict(zip(GROUPS, part, strict=True)) for part in each.mean(dim=0).T)
+    assert each[:, :, 0].sum(dim=1) == pytest.approx(torch.ones(len(images())))
+    assert shares["DPDH"] == means["DPDH"] == 0
     # 4 patches and 4 heads, one of them own: a query has 1, 3 and 3 pairs of these groups.
-    assert groups["SPSH"].mean * 1 == pytest.approx(groups["SPSH"].share)
-    assert groups["DPSH"].mean * 3 == pytest.approx(groups["DPSH"].share)
-    assert groups["SPDH"].mean * 3 == pytest.approx(groups["SPDH"].share)
+    assert means["SPSH"] * 1 == pytest.approx(shares["SPSH"])
+    assert means["DPSH"] * 3 == pytest.approx(shares["DPSH"])
+    assert means["SPDH"] * 3 == pytest.approx(shares["SPDH"])
 
 
 def test_cross_task_attention_in_all_layers_is_the_product_and_in_none_independent() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lab.cell import Cell, Run
 from lab.dataset import Dataset
-from lab.presets import PRESETS
+from lab.presets import PRESETS, Preset
 from lab.registry import read_choice
 from tests.lab.striped import Broken, stripes
 from trainer.progress import Phase, Progress
@@ -64,8 +64,10 @@ class Silent:
             raise Broken(self._phase)
 
 
-def run_of(method: str, folder: Path, *, progress: Progress | None = None) -> Run:
-    cell = Cell(choice=read_choice(method), preset_name="bars", setting="", preset=PRESET, seed=0)
+def run_of(
+    method: str, folder: Path, *, preset: Preset = PRESET, progress: Progress | None = None
+) -> Run:
+    cell = Cell(choice=read_choice(method), preset_name="bars", setting="", preset=preset, seed=0)
     return Run(cell, bars(), out=folder / "out.jsonl", progress=progress or Silent(), folder=folder)
 
 
