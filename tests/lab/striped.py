@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,9 +16,9 @@ from lab.method import Lesson, Method
 from lab.presets import PRESETS, Preset
 from lab.protocol import make_protocol
 from lab.registry import read_choice
+from tests.lab.breaking import Broken, Silent
 from trainer.data.folders import LabelledImages, join
-from trainer.progress import Phase, Progress
-from trainer.time_left import ExpectedPhase
+from trainer.progress import Progress
 
 PRESET = replace(
     PRESETS["mini"],
@@ -59,38 +57,6 @@ def stripes(count: int, *, seed: int) -> LabelledImages:
     )
 
 
-class Silent:
-    """Progress that tells nothing, and breaks in a phase if asked to."""
-
-    def __init__(self, *, breaks_in: str = "", on_task: int = 0, after: int = 0) -> None:
-        self._breaks_in, self._on_task, self._left = breaks_in, on_task, after
-        self._task = self._phase = ""
-
-    def note(self, text: str) -> None:
-        self._task = text if ": task " in text else self._task
-
-    @contextmanager
-    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
-        yield
-
-    @contextmanager
-    def phase(self, name: str, *, total: int) -> Iterator[Phase]:
-        self._phase = name
-        yield self
-
-    def advance(
-        self, images: int, *, loss: float | None = None, accuracy: float | None = None
-    ) -> None:
-        if self._phase == self._breaks_in and f"task {self._on_task} of" in self._task:
-            self._left -= 1
-            if self._left == 0:
-                raise Broken(self._phase)
-
-
-class Broken(Exception):
-    """The run is killed here."""
-
-
 def run_of(
     method: str, folder: Path, *, preset: Preset = PRESET, progress: Progress | None = None
 ) -> Run:
@@ -107,7 +73,7 @@ def assert_a_killed_run_goes_on(method: str, folder: Path, *, phases: tuple[str,
     whole = run_of(method, folder / "whole", preset=SHORT)
     whole.go()
     for phase in phases:
-        breaks = Silent(breaks_in=phase, on_task=2, after=8)
+        breaks = Silent(breaks_in=phase, on_task=2)
         with pytest.raises(Broken):
             run_of(method, folder / "cut", preset=SHORT, progress=breaks).go()
     cut = run_of(method, folder / "cut", preset=SHORT)

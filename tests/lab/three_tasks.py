@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +13,9 @@ from lab.cell import Cell, Run
 from lab.dataset import Dataset
 from lab.presets import PRESETS, Preset
 from lab.registry import read_choice
-from tests.lab.striped import Broken, stripes
-from trainer.progress import Phase, Progress
-from trainer.time_left import ExpectedPhase
+from tests.lab.breaking import Broken, Silent
+from tests.lab.striped import stripes
+from trainer.progress import Progress
 
 PRESET = replace(
     PRESETS["mini"],
@@ -34,34 +33,6 @@ PRESET = replace(
 def bars() -> Dataset:
     """Draw images of three colours, with bars across or along."""
     return Dataset(train=stripes(24, seed=0), test=stripes(10, seed=1), digest="bars")
-
-
-class Silent:
-    """Progress that tells nothing, and breaks in the middle of a phase if asked to."""
-
-    def __init__(self, *, breaks_in: str = "", on_task: int = 0) -> None:
-        self._breaks_in, self._on_task = breaks_in, on_task
-        self._task, self._phase, self._left = "", "", 0
-
-    def note(self, text: str) -> None:
-        self._task = text if ": task " in text else self._task
-
-    @contextmanager
-    def whole(self, expected: Sequence[ExpectedPhase]) -> Iterator[None]:
-        yield
-
-    @contextmanager
-    def phase(self, name: str, *, total: int) -> Iterator[Phase]:
-        self._phase, self._left = name, total // 2
-        yield self
-
-    def advance(
-        self, images: int, *, loss: float | None = None, accuracy: float | None = None
-    ) -> None:
-        self._left -= images
-        here = self._phase == self._breaks_in and f"task {self._on_task} of" in self._task
-        if here and self._left < 0:
-            raise Broken(self._phase)
 
 
 def run_of(

@@ -15,6 +15,7 @@ from model_store.layout import shard_name, version_name
 from model_store.records.describe import verdict
 from model_store.records.quality import Gate
 from model_store.store.store import Store
+from tests.model_store.commands import Capture, json_of, text_of
 from tests.model_store.drafts import prepare, publish_lineage
 
 COMMANDS = [
@@ -22,7 +23,6 @@ COMMANDS = [
     "export-onnx",
     *("retire-class", "rename-class", "storage", "gc", "delete", "forget", "copy", "mend-channel"),
 ]
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -31,17 +31,6 @@ def store(location: str) -> Store:
     store = Store.open(location)
     publish_lineage(store, 3)
     return store
-
-
-def _json(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    assert main([*arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
-
-
-def _text(capsys: Capture, *arguments: str) -> str:
-    assert main(arguments) == 0
-    return capsys.readouterr().out
 
 
 # The command line itself
@@ -127,7 +116,7 @@ def test_a_store_that_is_a_file_is_wrong_usage(tmp_path: Path, capsys: Capture) 
 
 def test_list_as_json(store: Store, capsys: Capture) -> None:
     store.rollback(channel="production", to=2, actor="a", reason="")
-    found = _json(capsys, "list", "--store", store.location)
+    found = json_of(capsys, "list", "--store", store.location)
     assert [row["version"] for row in found["versions"]] == [1, 2, 3]
     assert [row["parent"] for row in found["versions"]] == [None, 1, 2]
     assert set(found["versions"][0]) == {
@@ -142,7 +131,7 @@ def test_list_as_json(store: Store, capsys: Capture) -> None:
 
 
 def test_list_as_a_table(store: Store, capsys: Capture) -> None:
-    title, first, second, third = _text(capsys, "list", "--store", store.location).splitlines()
+    title, first, second, third = text_of(capsys, "list", "--store", store.location).splitlines()
     assert title.split()[:5] == ["version", "parent", "created", "what", "tasks"]
     assert "learnt task-1" in second
     assert [line.split()[0] for line in (first, second, third)] == ["1", "2", "3"]
@@ -152,7 +141,7 @@ def test_list_as_a_table(store: Store, capsys: Capture) -> None:
 
 
 def test_list_of_an_empty_store_says_how_to_begin(location: str, capsys: Capture) -> None:
-    assert "dne-train add-task" in _text(capsys, "list", "--store", location)
+    assert "dne-train add-task" in text_of(capsys, "list", "--store", location)
 
 
 def test_list_goes_on_past_a_damaged_manifest_and_fails(store: Store, capsys: Capture) -> None:
@@ -165,7 +154,7 @@ def test_list_goes_on_past_a_damaged_manifest_and_fails(store: Store, capsys: Ca
 
 def test_show_as_json(store: Store, capsys: Capture) -> None:
     manifest = store.manifest(2)
-    found = _json(capsys, "show", "2", "--store", store.location)
+    found = json_of(capsys, "show", "2", "--store", store.location)
     assert (found["version"], found["parent"]) == (2, 1)
     assert found["tasks"][1] == {
         "name": "task-1",
@@ -185,7 +174,7 @@ def test_show_as_json(store: Store, capsys: Capture) -> None:
 
 
 def test_show_as_text(store: Store, capsys: Capture) -> None:
-    text = _text(capsys, "show", "3", "--store", store.location)
+    text = text_of(capsys, "show", "3", "--store", store.location)
     assert "task-2" in text
     assert "class-0a, class-0b" in text
     assert store.manifest(3).classifier.sha256 in text
@@ -214,7 +203,7 @@ def test_show_of_a_version_that_does_not_exist(store: Store, capsys: Capture) ->
 
 
 def test_diff_as_json(store: Store, capsys: Capture) -> None:
-    found = _json(capsys, "diff", "1", "2", "--store", store.location)
+    found = json_of(capsys, "diff", "1", "2", "--store", store.location)
     assert found["tasks"] == {"added": ["task-1"], "removed": []}
     assert found["classes"] == {"added": ["class-1a", "class-1b"], "removed": []}
     assert [ref["kind"] for ref in found["shards"]["added"]] == [
@@ -228,8 +217,8 @@ def test_diff_as_json(store: Store, capsys: Capture) -> None:
 def test_diff_is_the_other_way_round_when_asked_the_other_way_round(
     store: Store, capsys: Capture
 ) -> None:
-    there = _json(capsys, "diff", "1", "3", "--store", store.location)
-    back = _json(capsys, "diff", "3", "1", "--store", store.location)
+    there = json_of(capsys, "diff", "1", "3", "--store", store.location)
+    back = json_of(capsys, "diff", "3", "1", "--store", store.location)
     for what in ("tasks", "classes", "shards"):
         assert there[what]["added"] == back[what]["removed"]
         assert there[what]["removed"] == back[what]["added"]
@@ -237,16 +226,16 @@ def test_diff_is_the_other_way_round_when_asked_the_other_way_round(
 
 def test_diff_as_text(store: Store, capsys: Capture) -> None:
     better = prepare(parent=store.manifest(3), accuracy=0.75, seed=8).publish(store)
-    text = _text(capsys, "diff", "3", str(better.version), "--store", store.location)
+    text = text_of(capsys, "diff", "3", str(better.version), "--store", store.location)
     assert "+ tasks: task-3" in text
     assert "- classifier" in text
     assert "accuracy all: 50.0 % → 75.0 %" in text
 
 
 def test_verify_of_an_intact_store(store: Store, capsys: Capture) -> None:
-    found = _json(capsys, "verify", "--store", store.location)
+    found = json_of(capsys, "verify", "--store", store.location)
     assert (found["ok"], found["problems"], found["versions"]) == (True, [], 3)
-    assert "no problem" in _text(capsys, "verify", "2", "--store", store.location)
+    assert "no problem" in text_of(capsys, "verify", "2", "--store", store.location)
 
 
 def test_verify_names_the_shard_with_a_flipped_bit(store: Store, capsys: Capture) -> None:
@@ -268,14 +257,14 @@ def test_verify_names_the_shard_with_a_flipped_bit(store: Store, capsys: Capture
 
 
 def test_rollback_and_resume_as_json(store: Store, capsys: Capture) -> None:
-    back = _json(capsys, "rollback", "--reason", "too eager", "--store", store.location)
+    back = json_of(capsys, "rollback", "--reason", "too eager", "--store", store.location)
     assert set(back) == {
         "channel", "number", "target", "mode", "previous", "actor", "reason", "time"
     }  # fmt: skip
     assert (back["target"], back["mode"], back["previous"]) == (2, "pin", 3)
     assert (back["channel"], back["number"], back["reason"]) == ("production", 4, "too eager")
     assert "@" in back["actor"]
-    on = _json(capsys, "resume", "--store", store.location)
+    on = json_of(capsys, "resume", "--store", store.location)
     assert (on["target"], on["mode"], on["previous"]) == (3, "follow", 2)
 
 
@@ -307,16 +296,16 @@ def test_promote_reads_what_would_be_served_and_refuses_what_is_damaged(
 
 def test_promote_minds_only_what_a_server_reads(store: Store, capsys: Capture) -> None:
     (Path(store.location) / shard_name(store.manifest(2).memory[0].shard.sha256)).unlink()
-    assert _json(capsys, "promote", "2", "--store", store.location)["target"] == 2
+    assert json_of(capsys, "promote", "2", "--store", store.location)["target"] == 2
 
 
 def test_a_rollback_is_not_kept_waiting_by_reading_shards(store: Store, capsys: Capture) -> None:
     (Path(store.location) / shard_name(store.manifest(1).classifier.sha256)).unlink()
-    assert _json(capsys, "rollback", "--to", "1", "--store", store.location)["target"] == 1
+    assert json_of(capsys, "rollback", "--to", "1", "--store", store.location)["target"] == 1
 
 
 def test_promote_can_begin_a_channel(store: Store, capsys: Capture) -> None:
-    found = _json(capsys, "promote", "2", "--channel", "staging", "--store", store.location)
+    found = json_of(capsys, "promote", "2", "--channel", "staging", "--store", store.location)
     assert (found["channel"], found["number"], found["previous"]) == ("staging", 1, None)
     assert store.channels() == ["production", "staging"]
 
@@ -324,18 +313,18 @@ def test_promote_can_begin_a_channel(store: Store, capsys: Capture) -> None:
 def test_a_move_to_what_is_named_already_is_recorded_and_said(
     store: Store, capsys: Capture
 ) -> None:
-    text = _text(capsys, "rollback", "--to", "3", "--store", store.location)
+    text = text_of(capsys, "rollback", "--to", "3", "--store", store.location)
     assert "names version 3 (pin); it did so before" in text
     assert len(store.history("production")) == 4
 
 
 def test_a_move_says_what_was_named_before(store: Store, capsys: Capture) -> None:
-    text = _text(
+    text = text_of(
         capsys, "rollback", "--to", "1", "--reason", "bad\x1b[2J", "--store", store.location
     )
     assert "names version 1 (pin); before: version 3" in text
     assert "\x1b" not in text
-    fresh = _text(capsys, "promote", "1", "--channel", "new", "--store", store.location)
+    fresh = text_of(capsys, "promote", "1", "--channel", "new", "--store", store.location)
     assert "before: nothing" in fresh
 
 
@@ -361,7 +350,7 @@ def test_a_damaged_record_does_not_hide_that_the_next_one_was_written(
     store: Store, capsys: Capture
 ) -> None:
     (Path(store.location) / "channels/production/00000003.json").write_bytes(b"{}")
-    found = _json(capsys, "rollback", "--to", "1", "--store", store.location)
+    found = json_of(capsys, "rollback", "--to", "1", "--store", store.location)
     assert (found["target"], found["previous"]) == (1, None)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -9,9 +8,8 @@ from model_store.cli.main import main
 from model_store.layout import shard_name
 from model_store.maintenance.delete import delete_version
 from model_store.store.store import Store
+from tests.model_store.commands import Capture, json_of, text_of
 from tests.model_store.drafts import prepare, publish_lineage
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture
@@ -23,23 +21,12 @@ def store(location: str) -> Store:
     return store
 
 
-def _json(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    assert main([*arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
-
-
-def _text(capsys: Capture, *arguments: str) -> str:
-    assert main(arguments) == 0
-    return capsys.readouterr().out
-
-
 def test_storage_shows_what_each_version_costs(store: Store, capsys: Capture) -> None:
-    found = _json(capsys, "storage", "--store", store.location)
+    found = json_of(capsys, "storage", "--store", store.location)
     assert [row["version"] for row in found["versions"]] == [1, 2, 3]
     assert all(row["total"] == row["shared"] + row["own"] for row in found["versions"])
     assert found["unnamed"] == 0
-    text = _text(capsys, "storage", "--store", store.location)
+    text = text_of(capsys, "storage", "--store", store.location)
     assert text.splitlines()[0].split() == [
         "version", "total", "delta", "shared", "own", "images"
     ]  # fmt: skip
@@ -47,28 +34,28 @@ def test_storage_shows_what_each_version_costs(store: Store, capsys: Capture) ->
 
 def test_delete_and_then_gc_in_two_runs(store: Store, capsys: Capture) -> None:
     where = ("--store", store.location)
-    own = _json(capsys, "storage", *where)["versions"][2]["own"]
-    deleted = _json(capsys, "delete", "3", "--reason", "bad labels", *where)
+    own = json_of(capsys, "storage", *where)["versions"][2]["own"]
+    deleted = json_of(capsys, "delete", "3", "--reason", "bad labels", *where)
     assert (deleted["version"], deleted["reason"]) == (3, "bad labels")
-    dry = _json(capsys, "gc", *where)
+    dry = json_of(capsys, "gc", *where)
     assert (dry["dry_run"], dry["condemned_bytes"], dry["deleted"]) == (True, own, [])
-    assert _json(capsys, "gc", *where) == dry
-    first = _json(capsys, "gc", "--sweep", *where)
+    assert json_of(capsys, "gc", *where) == dry
+    first = json_of(capsys, "gc", "--sweep", *where)
     assert (first["condemned"], first["deleted"]) == (dry["condemned"], [])
-    assert _json(capsys, "gc", "--sweep", *where)["waiting_bytes"] == own
-    last = _json(capsys, "gc", "--sweep", "--grace", "0", *where)
+    assert json_of(capsys, "gc", "--sweep", *where)["waiting_bytes"] == own
+    last = json_of(capsys, "gc", "--sweep", "--grace", "0", *where)
     assert sorted(last["deleted"]) == sorted(dry["condemned"])
     assert last["deleted_bytes"] == own
-    assert _json(capsys, "storage", *where)["unnamed"] == 0
+    assert json_of(capsys, "storage", *where)["unnamed"] == 0
     assert main(["verify", *where]) == 0
 
 
 def test_what_gc_says_to_people(store: Store, capsys: Capture) -> None:
     delete_version(store, 3, actor="a", reason="")
-    text = _text(capsys, "gc", "--store", store.location)
+    text = text_of(capsys, "gc", "--store", store.location)
     assert "would be condemned: shards/" in text
     assert "nothing was changed" in text
-    text = _text(capsys, "gc", "--sweep", "--store", store.location)
+    text = text_of(capsys, "gc", "--sweep", "--store", store.location)
     assert "would" not in text
     assert "condemned: shards/" in text
 
@@ -84,22 +71,22 @@ def test_list_and_show_after_a_deletion(store: Store, capsys: Capture) -> None:
     child = prepare(parent=store.manifest(3), seed=9).publish(store)
     store.promote(child.version, channel="production", actor="a", reason="")
     delete_version(store, 3, actor="a", reason="")
-    rows = _json(capsys, "list", *where)["versions"]
+    rows = json_of(capsys, "list", *where)["versions"]
     assert [row["version"] for row in rows] == [1, 2, 4]
     # Against the nearest ancestor that is there, and that has the first expert.
     assert rows[2]["delta_bytes"] == rows[2]["total_bytes"] - child.experts[0].bytes
-    assert _json(capsys, "show", "4", *where)["delta_bytes"] == rows[2]["delta_bytes"]
+    assert json_of(capsys, "show", "4", *where)["delta_bytes"] == rows[2]["delta_bytes"]
     assert main(["show", "3", *where]) == 1
     assert "version 3 was deleted" in capsys.readouterr().err
 
 
 def test_forget_says_what_it_cannot_undo(store: Store, capsys: Capture) -> None:
     where = ("--store", store.location)
-    found = _json(capsys, "forget", "--class", "class-0a", *where)
+    found = json_of(capsys, "forget", "--class", "class-0a", *where)
     assert found["versions"] == [1, 2, 3]
     assert any("weights" in what for what in found["not_undone"])
     assert not [n for n in found["shards"] if shard_name(n) in _names(store)]
-    text = _text(capsys, "forget", "--class", "class-0b", *where)
+    text = text_of(capsys, "forget", "--class", "class-0b", *where)
     assert "gone from versions 1, 2, 3" in text
     assert "weights" in text
     assert main(["verify", *where]) == 0
@@ -118,7 +105,7 @@ def test_copy_to_another_store_and_again(
     assert captured.err  # the bar
     assert main(["verify", "--store", target]) == 0
     capsys.readouterr()
-    text = _text(capsys, "copy", "--store", store.location, "--to", target)
+    text = text_of(capsys, "copy", "--store", store.location, "--to", target)
     assert "0 versions, 0 shards (0 B)" in text
 
 

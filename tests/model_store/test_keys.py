@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from model_store.cli.main import main
 from model_store.records.signing import load_signer
 from model_store.store.store import Store
+from tests.model_store.commands import Capture, json_of
 from tests.model_store.drafts import prepare
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -19,35 +17,29 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def _json(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    assert main([*arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
-
-
 def _new(capsys: Capture, name: str) -> str:
-    key: str = _json(capsys, "keys", "new", f"{name}.pem")["key"]
+    key: str = json_of(capsys, "keys", "new", f"{name}.pem")["key"]
     return key
 
 
 def test_a_new_key_is_shown_trusted_and_distrusted(capsys: Capture) -> None:
     key = _new(capsys, "ann")
-    assert _json(capsys, "keys", "show", "ann.pem")["key"] == key
-    trusted = _json(capsys, "keys", "trust", "ann", key, "--trust", "trust.json")
+    assert json_of(capsys, "keys", "show", "ann.pem")["key"] == key
+    trusted = json_of(capsys, "keys", "trust", "ann", key, "--trust", "trust.json")
     assert trusted["trusted"] == {"ann": key}
-    gone = _json(capsys, "keys", "distrust", "ann", "--trust", "trust.json")
+    gone = json_of(capsys, "keys", "distrust", "ann", "--trust", "trust.json")
     assert gone["trusted"] == {}
 
 
 def test_the_list_says_who_signed_which_version(capsys: Capture, location: str) -> None:
     store = Store.open(location)
     ann, bob = _new(capsys, "ann"), _new(capsys, "bob")
-    _json(capsys, "keys", "trust", "ann", ann, "--trust", "trust.json")
+    json_of(capsys, "keys", "trust", "ann", ann, "--trust", "trust.json")
     manifest = prepare().publish(store)
     for seed, name in enumerate(("ann.pem", "bob.pem"), start=1):
         prepared = prepare(parent=manifest, seed=seed)
         store.publish(prepared.draft, shards=prepared.shards, signer=load_signer(Path(name)))
-    found = _json(capsys, "keys", "list", "--trust", "trust.json", "--store", location)
+    found = json_of(capsys, "keys", "list", "--trust", "trust.json", "--store", location)
     assert found["keys"] == [
         {"name": "ann", "key": ann, "versions": [2]},
         {"name": None, "key": bob, "versions": [3]},
@@ -58,13 +50,13 @@ def test_the_list_says_who_signed_which_version(capsys: Capture, location: str) 
     assert ["ann", ann, "2"] in rows
     assert ["(not", "trusted)", bob, "3"] in rows
     assert ["(not", "signed)", "-", "1"] in rows
-    assert _json(capsys, "show", "2", "--store", location)["signed_by"] == ann
+    assert json_of(capsys, "show", "2", "--store", location)["signed_by"] == ann
 
 
 def test_the_list_works_before_there_is_a_store(capsys: Capture) -> None:
     key = _new(capsys, "ann")
-    _json(capsys, "keys", "trust", "ann", key, "--trust", "trust.json")
-    found = _json(capsys, "keys", "list", "--trust", "trust.json")
+    json_of(capsys, "keys", "trust", "ann", key, "--trust", "trust.json")
+    found = json_of(capsys, "keys", "list", "--trust", "trust.json")
     assert found["keys"] == [{"name": "ann", "key": key, "versions": []}]
 
 
@@ -74,7 +66,7 @@ def test_verify_requires_signatures_when_told(
     store = Store.open(location)
     key = _new(capsys, "ann")
     monkeypatch.setenv("DNE_TRUST", "trust.json")
-    _json(capsys, "keys", "trust", "ann", key)
+    json_of(capsys, "keys", "trust", "ann", key)
     prepared = prepare()
     store.publish(prepared.draft, shards=prepared.shards, signer=load_signer(Path("ann.pem")))
     assert main(["verify", "--store", location, "--require-signatures"]) == 0

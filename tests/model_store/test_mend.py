@@ -19,12 +19,12 @@ from model_store.records.gc_marks import SWEEP_WINDOW_S
 from model_store.records.sealing import seal, seal_record
 from model_store.store.store import Store
 from tests.model_store.backends import ClockedObjects, WatchedObjects
+from tests.model_store.commands import Capture, json_of
 from tests.model_store.drafts import publish_lineage, record
 
 FAR = 99_999_999
 MOVE: dict[str, Any] = {"channel": "production", "actor": "a@b", "reason": ""}
 MENDER = Mender(actor="a@b", reason="somebody planted it")
-Capture = pytest.CaptureFixture[str]
 
 
 def sound(store: Store, number: int, *, target: int = 1) -> bytes:
@@ -210,12 +210,6 @@ def blocked(location: str) -> Store:
     return store
 
 
-def _json(capsys: Capture, *arguments: str) -> dict[str, Any]:
-    assert main([*arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    return found
-
-
 @pytest.mark.parametrize("move", [["promote", "2"], ["rollback"], ["rollback", "--to", "1"]])
 def test_a_move_that_is_blocked_names_the_command_that_mends(
     blocked: Store, move: list[str], capsys: Capture
@@ -235,7 +229,7 @@ def test_mend_channel_says_what_it_would_do_and_does_it_when_told(
     assert "channel production would name version 3 (record 3)" in out
     assert "nothing was changed; --yes does it" in out
     assert blocked.record_numbers("production")[-1] == FAR
-    found = _json(capsys, "mend-channel", "--yes", "--store", blocked.location)
+    found = json_of(capsys, "mend-channel", "--yes", "--store", blocked.location)
     assert (found["target"], found["number"], found["left"]) == (3, 3, [])
     assert [one["number"] for one in found["set_aside"]] == [FAR]
     assert main(["rollback", "--store", blocked.location]) == 0
@@ -254,7 +248,7 @@ def test_what_is_not_even_a_file_is_set_aside(
         path.symlink_to(Path(blocked.location) / record_name("production", 1))
     else:
         os.mkfifo(path)
-    assert _json(capsys, "mend-channel", "--yes", "--store", blocked.location)["number"] == 3
+    assert json_of(capsys, "mend-channel", "--yes", "--store", blocked.location)["number"] == 3
     assert blocked.record_numbers("production") == [1, 2, 3]
 
 
