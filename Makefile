@@ -23,10 +23,10 @@ help: ## show this list
 demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
 	@$(BIN)/dne demo
 
-test: $(READY) ## the default tests: about six minutes on two cores
+test: $(READY) ## the default tests: under five minutes on two cores
 	$(BIN)/python -m pytest -q -m "not slow and not long and not browser" $(SIDE_BY_SIDE)
 
-test-long: $(READY) ## tests of seconds each, and those in a browser: five minutes; CI runs them after `make test`
+test-long: $(READY) ## tests of seconds each, and those in a browser: six minutes; CI runs them after `make test`
 	$(BIN)/python -m pytest -q -m "(long or browser) and not slow" $(SIDE_BY_SIDE)
 
 coverage: $(READY) ## branch coverage of `make test` and `make test-long`, with the lines that none of them runs: under 92 % fails
