@@ -221,7 +221,9 @@ def attention_column(group: str, place: int) -> Column:
     def show(row: Row) -> str:
         told = [course.last.attention for course in row.courses]
         found = spread(one[group][place] if one and group in one else None for one in told)
-        return with_error(found, show=hundredths)
+        if found is None or place == 0:
+            return with_error(found, show=hundredths)
+        return f"{100 * found.mean:.3f}"  # a pair is one of hundreds
 
     return f"{group}, {'mean of a pair' if place else 'share'}", show
 

@@ -175,7 +175,7 @@ def test_who_attends_to_whom_is_shown_where_a_variant_tells() -> None:
     told[-1] = replace(told[-1], attention={"SPSH": (0.25, 0.004), "DPDH": (0.75, 0.0125)})
     shown = section(report([*lines(), *told]).markdown, "Who attends to whom")
     assert "| SPSH, share | DPDH, share | SPSH, mean of a pair | DPDH, mean of a pair |" in shown
-    assert "| 25.0 | 75.0 | 0.4 | 1.2 |" in shown
+    assert "| 25.0 | 75.0 | 0.400 | 1.250 |" in shown
 
 
 def test_the_papers_figures_are_found_for_the_rows_that_it_has() -> None:
