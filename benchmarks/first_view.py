@@ -10,6 +10,7 @@ and is read in the first frame in which the newest versions are laid out.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -19,16 +20,20 @@ from playwright.sync_api import Browser
 
 from benchmarks.figures import Figure, at_most, print_figures
 from benchmarks.own_server import own_server
+from dne_serve.http.pages import CONSOLE
 from tests.chromium import chromium
 from tests.many_versions import lengthen
 
 VERSIONS = 300
-WATCH = """const look = () => {
+SCRIPT = (CONSOLE / "versions.js").read_text()
+SHOWN = re.findall(r"^const NEWEST = (\d+);", SCRIPT, re.MULTILINE)[0]
+"""Versions of the first view, as the page has it; older ones follow on demand."""
+WATCH = f"""const look = () => {{
   const rows = document.querySelectorAll("#versions .version");
-  if (rows.length > 0 && rows[0].getBoundingClientRect().height > 0)
+  if (rows.length === {SHOWN} && rows[0].getBoundingClientRect().height > 0)
     window.firstViewMs = performance.now();
   else requestAnimationFrame(look);
-};
+}};
 requestAnimationFrame(look);"""
 """The page's own clock, from the request on: a look from outside takes longer than the view."""
 SETTLE_MS = 500
