@@ -214,7 +214,7 @@ class Run:
     def _line(self, task: int, *, spent_s: float, shared: bool, resumed: bool) -> Line:
         tests = [self.protocol.test_images(one) for one in range(task + 1)]
         scores = [self._over(one.pixels_NHWC, self.method.scores) for one in tests]
-        right = [_right(*one) for one in zip(scores, tests, strict=True)]
+        right = [right_answers(*one) for one in zip(scores, tests, strict=True)]
         new = len(self.protocol.tasks[task])
         side = self.cell.preset.image_size
         return Line(
@@ -237,7 +237,7 @@ class Run:
             shared_base=shared,
             resumed=resumed,
             commit=_commit(),
-            new_alone=float(_right(scores[-1], tests[-1], newest=new).mean()),
+            new_alone=float(right_answers(scores[-1], tests[-1], newest=new).mean()),
             attention=self._attention(tests[-1]),
         )
 
@@ -303,10 +303,10 @@ class Run:
                 results.append(self.out, line)
 
 
-def _right(
+def right_answers(
     scores_NC: NDArray[np.float32], images: LabelledImages, *, newest: int = 0
 ) -> NDArray[np.bool_]:
-    """Tell which images are answered rightly; `newest`: among that many of the last classes."""
+    """Tell which answers are right; `newest`: among that many of the last classes."""
     others = scores_NC.shape[1] - newest if newest else 0
     answers = others + scores_NC[:, others:].argmax(axis=1)
     return np.asarray(answers == images.labels_N, dtype=np.bool_)

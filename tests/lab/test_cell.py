@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from lab import results, saved
-from lab.cell import Run
+from lab.cell import Run, right_answers
 from lab.dataset import Dataset
 from lab.results import Line
 from model_store.errors import DataRejected
@@ -21,6 +22,7 @@ from tests.lab.killed import go, tiny_cell, tiny_data
 from tests.lab.synthetic import write_zip
 from tests.packaging.project import ROOT
 from tests.trainer.folders import Listening
+from trainer.data.folders import LabelledImages
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +99,17 @@ def test_a_cell_that_is_killed_again_and_again_ends_with_the_same_lines_and_bits
     assert alike(read(out)) == alike(read(finished / "lines.jsonl"))
     assert same(state(folder), state(finished))
     assert list((folder / "checkpoints").glob("*")) == []
+
+
+def test_an_answer_among_the_newest_classes_does_not_see_the_older_ones() -> None:
+    images = LabelledImages(
+        classes=tuple("abcd"),
+        pixels_NHWC=np.zeros((3, 1, 1, 3), dtype=np.uint8),
+        labels_N=np.array([2, 3, 3]),
+    )
+    scores = np.array([[9, 0, 2, 1], [0, 0, 1, 2], [0, 9, 2, 1]], dtype=np.float32)
+    assert right_answers(scores, images).tolist() == [False, True, False]
+    assert right_answers(scores, images, newest=2).tolist() == [True, True, False]
 
 
 def test_a_finished_cell_writes_its_lines_into_another_file(
