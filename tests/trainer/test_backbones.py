@@ -19,9 +19,9 @@ from model_store.network.network import Network
 from model_store.onnx.model import weights_of
 from model_store.onnx.session import Session
 from model_store.spec import Backbone, ExpertSpec, TaskSpec
+from tests.trainer.tower_blocks import Tensors
 from tests.trainer.towers import (
     TOWERS,
-    Tensors,
     Tower,
     clip,
     dinov3,
