@@ -126,7 +126,13 @@ def test_a_stopped_campaign_leaves_no_process_and_goes_on(
         "--set", *SETTINGS, "first_epochs=50",
     ]  # fmt: skip
     surroundings = {**os.environ, "DNE_CACHE": str(tmp_path / "cache")}
-    with subprocess.Popen(command, cwd=ROOT, env=surroundings) as process:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=surroundings,
+        # A shell's background jobs ignore SIGINT, and so would a command that a test starts there.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
         while not list((tmp_path / "cache").rglob("checkpoints/*/*.json")):
             time.sleep(0.1)
         children = _children(process.pid)
