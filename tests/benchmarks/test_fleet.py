@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import mean
 
 import pytest
 
 from benchmarks.fleet import Prices, a_poll, change, resized, start
 from benchmarks.fleet_events import Events, Link, Process
 from benchmarks.fleet_requests import Episodes, copy_of, count_requests
-from benchmarks.fleet_simulation import Assumptions, Fleet, Moves
+from benchmarks.fleet_simulation import Assumptions, Fleet, Moves, Source
 from tests.trained_store import TrainedStore
 
 FEW = Assumptions(replicas=30, poll_s=1.0)
 MOVES: Moves = [(5.0, "release"), (12.0, "rollback")]
+SEEDS = 8
+SOURCES: tuple[Source, ...] = ("bucket", "cache", "neighbour")
 LATENCIES_S = 1.0
 """More than all the requests of a move take, one after the other."""
 
@@ -75,16 +78,20 @@ def test_the_bucket_sends_each_replica_the_delta_once_and_a_cache_or_neighbour_s
     episodes: Episodes,
 ) -> None:
     large = resized(episodes, 10_000_000)
+    few = replace(FEW, replicas_a_cache=10)
     sent = {
-        source: change(large, replace(FEW, source=source, replicas_a_cache=10), prices=Prices())
-        for source in ("bucket", "cache", "neighbour")
+        source: [
+            change(large, replace(few, source=source, seed=seed), prices=Prices())
+            for seed in range(SEEDS)
+        ]
+        for source in SOURCES
     }
     whole = FEW.replicas * large.delta_bytes / 1e9
-    assert whole <= sent["bucket"]["GB"] < 1.05 * whole
-    assert sent["cache"]["GB"] == pytest.approx(whole / 10, rel=0.05)
-    # Over 100 seeds and times to load, 16 to 18 of the 30 replicas fetch from the bucket.
-    assert sent["neighbour"]["GB"] < 20.5 / 30 * whole
-    assert all(row["late"] == 0 for row in sent.values())
+    assert all(whole <= row["GB"] < 1.05 * whole for row in sent["bucket"])
+    assert all(row["GB"] == pytest.approx(whole / 10, rel=0.05) for row in sent["cache"])
+    # A seed alone decides little: 16 to 18 of the 30 replicas fetch from the bucket.
+    assert mean(row["GB"] for row in sent["neighbour"]) < 0.6 * whole
+    assert all(row["late"] == 0 for rows in sent.values() for row in rows)
 
 
 def test_a_bucket_that_refuses_requests_is_asked_again_and_all_switch(episodes: Episodes) -> None:
