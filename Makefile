@@ -7,7 +7,8 @@ TOOLS := .tools/ready
 AXE_VERSION := 4.14.0
 AXE := .tools/axe/axe-$(AXE_VERSION).min.js
 LABEL_STUDIO := .tools-label-studio/ready
-SIDE_BY_SIDE := -n 2 --dist loadfile --no-loadscope-reorder
+# Each worker begins with one half of the files, in order; whoever has ended takes half of what is left.
+SIDE_BY_SIDE := -n 2 --dist worksteal
 PIP := -m pip install --quiet --disable-pip-version-check
 
 # Where this is set, every command that a test starts would compile all its modules anew.
@@ -15,73 +16,62 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo screenshots test test-long test-pages coverage test-faults test-abuse test-scale test-deploy test-benchmark test-contracts test-lab test-wheel check format docs lock sbom audit clean test-docs site test-label-studio
+.PHONY: help demo test coverage check format docs site screenshots lock sbom audit clean
+
+# The suites of `make test SUITE=…`, and below them what some need beside .venv.
+SUITE := default
+PYTEST := $(BIN)/python -m pytest -q
+suite-default := $(PYTEST) -m "not slow and not long and not browser" $(SIDE_BY_SIDE) ## what `make test` runs: under five minutes on two cores
+suite-long := $(PYTEST) -m "(long or browser) and not slow" $(SIDE_BY_SIDE) ## tests of seconds each, and those in a browser: six minutes; CI runs them after `make test`
+suite-faults := $(PYTEST) -m slow tests/faults tests/e2e ## kills, power cuts, full disks, flipped bits, races, hundreds of swaps: minutes, and a table at the end
+suite-abuse := $(PYTEST) -m slow tests/abuse ## hostile images, slow clients, endless bodies, made-up requests: minutes, and a table at the end
+suite-scale := $(PYTEST) -m slow tests/scale ## ten thousand versions; fleets on a bucket behind HAProxy and nginx; Prometheus: half an hour and more, and a table at the end
+suite-pages := $(PYTEST) -m slow tests/e2e/test_accessibility.py ## every page in every state, wide and narrow, in both themes, judged by axe-core: minutes, needs chromium and npm
+suite-deploy := $(PYTEST) $(addprefix tests/packaging/test_,deploy.py kubernetes.py helm.py helm_values.py monitoring.py) tests/dne_serve/http/test_generated_client.py ## the files of deploy/ against the schemas of Compose and Kubernetes, helm and promtool, and a client generated from OpenAPI
+suite-benchmark := status=0; for one in store engine serving serving.default_settings; do $(BIN)/python -m benchmarks.$$one || status=1; done; exit $$status ## store, engine, and the server beside its peers: an hour of a quiet machine, and tables
+suite-contracts := $(BIN)/python tests/broken_on_purpose.py ## break each contract of the design on purpose and see its test fail
+suite-lab := $(PYTEST) tests/lab ## the lab, killed everywhere, and a mini comparison of all methods; LAB_DATA=<zip> takes its images
+suite-wheel := $(PYTEST) -m slow tests/packaging/test_wheel.py ## build the wheel, install it into empty environments, and run the client alone and the whole demo from it
+suite-docs := $(PYTEST) -m slow tests/docs ## execute every command of the guides, and the notebook: minutes, on stores made by the real trainer
+suite-label-studio := DNE_LABEL_STUDIO_BIN=.tools-label-studio/bin/label-studio $(PYTEST) -m slow tests/e2e/test_label_studio.py ## push to a real Label Studio 1.23, connect the backend, annotate with its SDK, pull: minutes
+needs-pages := $(AXE)
+needs-deploy := $(TOOLS)
+needs-label-studio := $(LABEL_STUDIO)
+
+ifeq ($(suite-$(SUITE)),)
+$(error there is no suite '$(SUITE)'; choose one of $(sort $(patsubst suite-%,%,$(filter suite-%,$(.VARIABLES)))))
+endif
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@echo 'Suites of make test SUITE=…'
+	@grep -h '^suite-' $(MAKEFILE_LIST) | awk -F '^suite-| := .*## ' '{ printf "  %-17s %s\n", $$2, $$3 }'
 
 demo: $(READY) ## three tasks of handwritten digits, learnt and served on http://127.0.0.1:8000
 	@$(BIN)/dne demo
 
-test: $(READY) ## the default tests: under five minutes on two cores
-	$(BIN)/python -m pytest -q -m "not slow and not long and not browser" $(SIDE_BY_SIDE)
+test: $(READY) $(needs-$(SUITE)) ## the default tests, or with SUITE=<name> one of the suites below
+	$(suite-$(SUITE))
 
-test-long: $(READY) ## tests of seconds each, and those in a browser: six minutes; CI runs them after `make test`
-	$(BIN)/python -m pytest -q -m "(long or browser) and not slow" $(SIDE_BY_SIDE)
-
-coverage: $(READY) ## branch coverage of `make test` and `make test-long`, with the lines that none of them runs: under 92 % fails
+coverage: $(READY) ## branch coverage of the suites default and long, with the lines that none of them runs: under 92 % fails
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest -q -m "not slow" $(SIDE_BY_SIDE) -o timeout=600
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
-test-faults: $(READY) ## kills, power cuts, full disks, flipped bits, races, hundreds of swaps: minutes, and a table at the end
-	$(BIN)/python -m pytest -q -m slow tests/faults tests/e2e
-
-test-pages: $(READY) $(AXE) ## every page in every state, wide and narrow, in both themes, judged by axe-core: minutes, needs chromium and npm
-	$(BIN)/python -m pytest -q -m slow tests/e2e/test_accessibility.py
-
-test-abuse: $(READY) ## hostile images, slow clients, endless bodies, made-up requests: minutes, and a table at the end
-	$(BIN)/python -m pytest -q -m slow tests/abuse
-
-test-scale: $(READY) ## ten thousand versions; fleets on a bucket behind HAProxy and nginx; Prometheus: half an hour and more, and a table at the end
-	$(BIN)/python -m pytest -q -m slow tests/scale
-
-test-deploy: $(READY) $(TOOLS) ## the files of deploy/ against the schemas of Compose and Kubernetes, helm and promtool, and a client generated from OpenAPI
-	$(BIN)/python -m pytest -q tests/packaging/test_deploy.py tests/packaging/test_kubernetes.py tests/packaging/test_helm.py tests/packaging/test_helm_values.py tests/packaging/test_monitoring.py tests/dne_serve/test_generated_client.py
-
-test-benchmark: $(READY) ## store, engine, and the server beside its peers: an hour of a quiet machine, and tables
-	status=0; for one in store engine serving default_settings; do $(BIN)/python -m benchmarks.$$one || status=1; done; exit $$status
-
-test-contracts: $(READY) ## break each contract of the design on purpose and see its test fail
-	$(BIN)/python tests/broken_on_purpose.py
-
-test-lab: $(READY) ## the lab, killed everywhere, and a mini comparison of all methods; LAB_DATA=<zip> takes its images
-	$(BIN)/python -m pytest -q tests/lab
-
-test-wheel: $(READY) ## build the wheel, install it into empty environments, and run the client alone and the whole demo from it
-	$(BIN)/python -m pytest -q -m slow tests/packaging/test_wheel.py
-
-test-docs: $(READY) ## execute every command of the guides, and the notebook: minutes, on stores made by the real trainer
-	$(BIN)/python -m pytest -q -m slow tests/docs
-
-test-label-studio: $(READY) $(LABEL_STUDIO) ## push to a real Label Studio 1.23, connect the backend, annotate with its SDK, pull: minutes
-	DNE_LABEL_STUDIO_BIN=.tools-label-studio/bin/label-studio $(BIN)/python -m pytest -q -m slow tests/e2e/test_label_studio.py
-
 check: $(READY) ## lint, formatting, types, and which package may import which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/peers/model.py
+	$(BIN)/mypy --explicit-package-bases benchmarks/*.py benchmarks/*/*.py benchmarks/serving/peers/model.py
 	$(BIN)/lint-imports
 
 format: $(READY) ## rewrite the sources in the project's form
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY) ## write the pages, drawings and completions that come from the code
+docs: $(READY) ## write the pages and drawings that come from the code
 	$(BIN)/python -m docs.configuration
-	$(BIN)/python -m docs.completion
 	$(BIN)/python -m docs.drawing
 	$(BIN)/python -m docs.network_drawing
 

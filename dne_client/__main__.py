@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 
 from dne_client import completing, predicting
+from model_store.command_line import Parser
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -25,17 +25,6 @@ COMMANDS = {
     "demo": "learn, serve and roll back handwritten digits, in two to three minutes",
     "completion": "print what lets bash, zsh or fish complete these commands",
 }
-LISTED = "\n".join(f"    {name:<11} {meaning}" for name, meaning in COMMANDS.items())
-HELP = f"""usage: dne COMMAND …
-
-Teaches, keeps, serves and asks a classifier that grows. Each command has --help.
-
-commands:
-{LISTED}
-
-options:
-  --help      show this message and end
-  --version   print the software's version and end"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,23 +38,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def build_parser() -> Parser:
+    """Build the parser of the first word. What follows it is for the command."""
+    parser = Parser(
+        prog="dne",
+        description="Teaches, keeps, serves and asks a classifier that grows. Each command has "
+        "--help.",
+    )
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"dne {_version()}",
+        help="print the software's version and end",
+    )
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
+    for name, meaning in COMMANDS.items():
+        commands.add_parser(name, help=meaning, add_help=False)
+    return parser
+
+
 def _main(given: Sequence[str]) -> int:
-    name = given[0] if given else "--help"
-    if name in {"--help", "-h", "help"}:
-        print(HELP)
+    parser = build_parser()
+    if not given or given[0] == "help":
+        parser.print_help()
         return 0 if given else EXIT_USAGE
-    if name == "--version":
-        print(f"dne {_version()}")
-        return 0
-    if name == "predict":
-        return predicting.main(given[1:])
-    if name == "completion":
-        return completing.main(given[1:])
-    if name == "demo":
-        return _demo(given[1:])
+    name = parser.parse_args(given[:1]).command
     if name in PARTS:
         return _run_part(PARTS[name], given[1:])
-    return _unknown(name)
+    own = {"predict": predicting.main, "completion": _completion, "demo": _demo}
+    return own[name](given[1:])
+
+
+def _completion(arguments: Sequence[str]) -> int:
+    try:
+        return completing.main(arguments)
+    except ModuleNotFoundError as error:
+        return _fail(f"dne completion needs {error.name}: pip install dne-serve brings it")
 
 
 def _demo(arguments: Sequence[str]) -> int:
@@ -87,12 +95,6 @@ def _run_part(command: str, arguments: Sequence[str]) -> int:
         )
     sys.argv = [command, *arguments]
     return int(run())
-
-
-def _unknown(name: str) -> int:
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f": did you mean {near[0]}?" if near else f": there are {', '.join(COMMANDS)}"
-    return _fail(f"dne has no command {name!r}{hint}")
 
 
 def _fail(message: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -10,6 +11,63 @@ from dne_client.errors import ClientError, NotUnderstood
 
 Json = Mapping[str, Any]
 T = TypeVar("T")
+LARGEST = 1 << 63
+ROUNDED = 1e-6
+
+
+def text(found: Json, name: str) -> str:
+    value = found[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is not text")
+    return value
+
+
+def flag(found: Json, name: str) -> bool:
+    value = found[name]
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is neither true nor false")
+    return value
+
+
+def whole(found: Json, name: str) -> int:
+    value = found[name]
+    if not isinstance(value, int) or isinstance(value, bool) or not -LARGEST < value < LARGEST:
+        raise TypeError(f"{name} is not a whole number")
+    return value
+
+
+def number(found: Json, name: str) -> float:
+    value = found[name]
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    try:
+        return whole(found, name)
+    except TypeError as error:
+        raise TypeError(f"{name} is not a number") from error
+
+
+def share(found: Json, name: str) -> float:
+    """Read a probability. Sums of rounded numbers may be a little above 1."""
+    value = number(found, name)
+    if not 0.0 <= value <= 1.0 + ROUNDED:
+        raise TypeError(f"{name} is not from 0 to 1")
+    return value
+
+
+def rows(found: Json, name: str) -> list[Any]:
+    value = found[name]
+    if not isinstance(value, list):
+        raise TypeError(f"{name} is not a list")
+    return value
+
+
+def texts(found: Json, name: str) -> tuple[str, ...]:
+    return tuple(text({name: one}, name) for one in rows(found, name))
+
+
+def optional(read: Callable[[Json, str], T], found: Json, name: str) -> T | None:
+    """Read a field that may be null, or that older servers do not send."""
+    return None if found.get(name) is None else read(found, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,90 +198,100 @@ def understood(read: Callable[[Any], T], found: Any) -> T:
         raise NotUnderstood(f"the answer is none of a dne-serve server: {error!r}") from error
 
 
-def read_answer(found: Any) -> Answer:
-    version = found["version"]
+def read_answer(found: Any, *, images: int) -> Answer:
+    """Read the answer to so many images."""
+    version, count = whole(found, "version"), len(rows(found, "predictions"))
+    if count != images:
+        raise NotUnderstood(f"{count} answers came for {images} images")
     return Answer(
         version=version,
-        canary=found["canary"],
-        predictions=tuple(_prediction(one, version) for one in found["predictions"]),
+        canary=flag(found, "canary"),
+        predictions=tuple(_prediction(one, version) for one in rows(found, "predictions")),
     )
 
 
 def _prediction(found: Json, version: int) -> Prediction:
     return Prediction(
-        filename=found["filename"],
-        label=found["label"],
-        score=found["score"],
-        task=found["task"],
-        unknown=found["unknown"],
-        unknown_score=found.get("unknown_score"),
-        level=found.get("level", 0),
-        top=tuple(Score(label=one["label"], score=one["score"]) for one in found["top"]),
+        filename=optional(text, found, "filename"),
+        label=text(found, "label"),
+        score=share(found, "score"),
+        task=text(found, "task"),
+        unknown=flag(found, "unknown"),
+        unknown_score=optional(share, found, "unknown_score"),
+        level=optional(whole, found, "level") or 0,
+        top=tuple(
+            Score(label=text(one, "label"), score=share(one, "score")) for one in rows(found, "top")
+        ),
         version=version,
-        id=found.get("id"),
+        id=optional(text, found, "id"),
     )
 
 
 def read_versions(found: Any) -> Versions:
     return Versions(
-        served=found["served"],
-        channel=found["channel"],
-        mode=found["mode"],
-        versions=tuple(_row(one) for one in found["versions"]),
-        total=found["total"],
-        next_before=found["next_before"],
+        served=optional(whole, found, "served"),
+        channel=text(found, "channel"),
+        mode=optional(text, found, "mode"),
+        versions=tuple(_row(one) for one in rows(found, "versions")),
+        total=whole(found, "total"),
+        next_before=optional(whole, found, "next_before"),
         raw=found,
     )
 
 
 def _row(found: Json) -> VersionRow:
     return VersionRow(
-        version=found["version"],
-        parent=found["parent"],
-        created=found["created"],
-        change=found["change"],
-        tasks=found["tasks"],
-        classes=found["classes"],
-        new_classes=tuple(found["new_classes"]),
-        gate=found["gate"],
-        reasons=tuple(found["reasons"]),
-        delta_bytes=found["delta_bytes"],
-        total_bytes=found["total_bytes"],
-        error=found["error"],
+        version=whole(found, "version"),
+        parent=optional(whole, found, "parent"),
+        created=optional(text, found, "created"),
+        change=text(found, "change"),
+        tasks=whole(found, "tasks"),
+        classes=whole(found, "classes"),
+        new_classes=texts(found, "new_classes"),
+        gate=optional(text, found, "gate"),
+        reasons=texts(found, "reasons"),
+        delta_bytes=whole(found, "delta_bytes"),
+        total_bytes=whole(found, "total_bytes"),
+        error=optional(text, found, "error"),
         raw=found,
     )
 
 
 def read_version(found: Any) -> VersionDetails:
     return VersionDetails(
-        version=found["version"],
-        parent=found["parent"],
-        created=found["created"],
-        classes=tuple(found["classes"]),
-        tasks=tuple(one["name"] for one in found["tasks"]),
-        verdict=found["verdict"],
-        delta_bytes=found["delta_bytes"],
-        total_bytes=found["total_bytes"],
+        version=whole(found, "version"),
+        parent=optional(whole, found, "parent"),
+        created=text(found, "created"),
+        classes=texts(found, "classes"),
+        tasks=tuple(text(one, "name") for one in rows(found, "tasks")),
+        verdict=text(found, "verdict"),
+        delta_bytes=whole(found, "delta_bytes"),
+        total_bytes=whole(found, "total_bytes"),
         raw=found,
     )
 
 
 def read_classes(found: Any) -> tuple[ClassName, ...]:
-    return tuple(ClassName(label=one["label"], task=one["task"]) for one in found["classes"])
+    return tuple(
+        ClassName(label=text(one, "label"), task=text(one, "task"))
+        for one in rows(found, "classes")
+    )
 
 
 def read_moved(found: Any) -> Moved:
     return Moved(
-        version=found["version"], channel=found["channel"], record=found["record"]["number"]
+        version=whole(found, "version"),
+        channel=text(found, "channel"),
+        record=whole(found["record"], "number"),
     )
 
 
 def read_ready(found: Any) -> Ready:
     return Ready(
-        version=found["version"],
-        channel=found["channel"],
-        mode=found["mode"],
-        head=found["head"],
-        engine=found["engine"],
-        error=found["error"],
+        version=whole(found, "version"),
+        channel=text(found, "channel"),
+        mode=optional(text, found, "mode"),
+        head=optional(whole, found, "head"),
+        engine=text(found, "engine"),
+        error=optional(text, found, "error"),
     )

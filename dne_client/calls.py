@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from dne_client.answers import (
@@ -50,7 +51,7 @@ def predict(
     return Call(
         method="POST",
         path="predict",
-        read=read_answer,
+        read=partial(read_answer, images=len(uploads)),
         params=_given(top_k=top_k, version=version),
         headers={} if at_least is None else {AT_LEAST: str(at_least)},
         files=uploads,

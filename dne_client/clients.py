@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -28,6 +29,90 @@ from dne_client.calls import Call
 from dne_client.conversation import Came, Conversation, Retries, Wait, converse, converse_group
 from dne_client.errors import BadInput
 from dne_client.images import Image, Placed, grouped, placed, read_upload
+from model_store.received import LEADS_NOWHERE, AnswerRefused, Deadline, Received, TooSlow
+
+TIMEOUT_S = 60.0
+DEADLINE_S = 300.0
+MAX_ANSWER_BYTES = 32 << 20
+KEPT_HEADERS = ("content-type", "retry-after")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """The longest wait for the next bytes, and for a request with its whole answer."""
+
+    wait_s: float = TIMEOUT_S
+    whole_s: float = DEADLINE_S
+
+
+def exchange(http: httpx.Client, call: Call[Any], *, patience: Patience) -> httpx.Response:
+    """Raise httpx.TransportError if no answer comes, and AnswerRefused for one that is too long or
+    too slow."""
+    deadline = Deadline(patience.whole_s, longest_s=patience.wait_s)
+    waits = {"connect": deadline, "read": deadline, "write": deadline, "pool": patience.wait_s}
+    try:
+        with http.stream(**_request(call), extensions={"timeout": waits}) as answer:
+            if answer.is_stream_consumed:  # a transport for tests hands over whole answers
+                return answer
+            received = _received(answer)
+            for piece in answer.iter_raw():
+                deadline.check()
+                received.add(piece)
+            return _whole(answer, received)
+    except (httpx.TimeoutException, TimeoutError) as error:
+        deadline.refuse(error)
+        raise
+    except httpx.InvalidURL as error:
+        raise AnswerRefused(LEADS_NOWHERE) from error
+
+
+async def exchange_async(
+    http: httpx.AsyncClient, call: Call[Any], *, patience: Patience
+) -> httpx.Response:
+    """Do as `exchange` does, from a coroutine."""
+    try:
+        async with asyncio.timeout(patience.whole_s), http.stream(**_request(call)) as answer:
+            if answer.is_stream_consumed:
+                return answer
+            received = _received(answer)
+            async for piece in answer.aiter_raw():
+                received.add(piece)
+            return _whole(answer, received)
+    except TimeoutError as error:
+        raise TooSlow(patience.whole_s) from error
+    except httpx.InvalidURL as error:
+        raise AnswerRefused(LEADS_NOWHERE) from error
+
+
+def _request(call: Call[Any]) -> dict[str, Any]:
+    """Write a call in httpx's words."""
+    kind = "application/octet-stream"  # the server tells images by their bytes
+    files = [("files", (one.filename, one.data, kind)) for one in call.files]
+    return {
+        "method": call.method,
+        "url": call.path,
+        "params": dict(call.params),
+        "headers": {"Accept-Encoding": "gzip", **call.headers},
+        "files": files or None,
+        "json": call.body,
+    }
+
+
+def _received(answer: httpx.Response) -> Received:
+    return Received(answer.headers.get("content-encoding", ""), most_bytes=MAX_ANSWER_BYTES)
+
+
+def _whole(answer: httpx.Response, received: Received) -> httpx.Response:
+    """Write an answer that has arrived as a plain one."""
+    headers = {name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers}
+    reason = answer.reason_phrase.encode("ascii", errors="ignore")
+    return httpx.Response(
+        answer.status_code,
+        headers=headers,
+        content=received.whole(),
+        extensions={"reason_phrase": reason},
+    )
+
 
 T = TypeVar("T")
 URL = "http://127.0.0.1:8000"
@@ -35,20 +120,26 @@ RETRIES = Retries()
 CONNECTIONS = 4
 """Requests under way at a time: two in the engine's queue behind the one that is computed, and one
 on the way."""
-TIMEOUT_S = 60.0
 
 
 def _settings(
     url: str, *, token: str | None, timeout_s: float, verify: ssl.SSLContext | bool
 ) -> dict[str, Any]:
-    if not url.startswith(("http://", "https://")):
-        raise BadInput(f"{url!r} is no address of a server: write http://HOST:PORT")
+    if not url.startswith(("http://", "https://")) or not _is_address(url):
+        raise BadInput(f"{url!r} is not the address of a server: write http://HOST:PORT")
     return {
         "base_url": url.rstrip("/") + "/",
         "headers": {"Authorization": f"Bearer {token}"} if token else {},
         "timeout": timeout_s,
         "verify": verify,
     }
+
+
+def _is_address(url: str) -> bool:
+    try:
+        return bool(httpx.URL(url).host)
+    except httpx.InvalidURL:
+        return False
 
 
 class Client:
@@ -60,14 +151,17 @@ class Client:
         *,
         token: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        deadline_s: float = DEADLINE_S,
         retries: Retries = RETRIES,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`token` is sent as a bearer token. `verify` takes an SSL context for a certificate
-        authority of one's own."""
+        """`token` is sent as a bearer token. `timeout_s` limits each wait, and `deadline_s` one
+        request with its whole answer. `verify` takes an SSL context for a certificate authority of
+        one's own."""
         settings = _settings(url, token=token, timeout_s=timeout_s, verify=verify)
         self._http = httpx.Client(**settings, transport=transport)
+        self._patience = Patience(wait_s=timeout_s, whole_s=deadline_s)
         self._retries = retries
 
     def __enter__(self) -> Self:
@@ -173,8 +267,8 @@ class Client:
                 time.sleep(step.seconds)
                 continue
             try:
-                came = self._http.request(**_request(step))
-            except httpx.TransportError as error:
+                came = exchange(self._http, step, patience=self._patience)
+            except (httpx.TransportError, AnswerRefused) as error:
                 came = error
 
 
@@ -187,14 +281,17 @@ class AsyncClient:
         *,
         token: str | None = None,
         timeout_s: float = TIMEOUT_S,
+        deadline_s: float = DEADLINE_S,
         retries: Retries = RETRIES,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`token` is sent as a bearer token. `verify` takes an SSL context for a certificate
-        authority of one's own."""
+        """`token` is sent as a bearer token. `timeout_s` limits each wait, and `deadline_s` one
+        request with its whole answer. `verify` takes an SSL context for a certificate authority of
+        one's own."""
         settings = _settings(url, token=token, timeout_s=timeout_s, verify=verify)
         self._http = httpx.AsyncClient(**settings, transport=transport)
+        self._patience = Patience(wait_s=timeout_s, whole_s=deadline_s)
         self._retries = retries
 
     async def __aenter__(self) -> Self:
@@ -304,20 +401,6 @@ class AsyncClient:
                 await asyncio.sleep(step.seconds)
                 continue
             try:
-                came = await self._http.request(**_request(step))
-            except httpx.TransportError as error:
+                came = await exchange_async(self._http, step, patience=self._patience)
+            except (httpx.TransportError, AnswerRefused) as error:
                 came = error
-
-
-def _request(call: Call[Any]) -> dict[str, Any]:
-    """Write a call in httpx's words."""
-    kind = "application/octet-stream"  # the server tells images by their bytes
-    files = [("files", (one.filename, one.data, kind)) for one in call.files]
-    return {
-        "method": call.method,
-        "url": call.path,
-        "params": dict(call.params),
-        "headers": dict(call.headers),
-        "files": files or None,
-        "json": call.body,
-    }

@@ -25,10 +25,12 @@ from dne_client.errors import (
     error_for,
 )
 from dne_client.images import Placed
+from model_store.received import AnswerRefused, parse_json
 
 T = TypeVar("T")
 PROBLEM = "application/problem+json"
 BUSY = frozenset({429, 503})
+MAX_DETAIL = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Wait:
 
 
 Step: TypeAlias = Call[Any] | Wait
-Came: TypeAlias = httpx.Response | httpx.TransportError | None
+Came: TypeAlias = httpx.Response | httpx.TransportError | AnswerRefused | None
 Conversation: TypeAlias = Generator[Step, Came, T]
 
 
@@ -113,8 +115,6 @@ def _one_by_one(
 
 
 def _outcomes(sent: Sequence[Placed], answer: Answer) -> list[Outcome]:
-    if len(sent) != len(answer.predictions):
-        raise NotUnderstood(f"{len(answer.predictions)} answers came for {len(sent)} images")
     pairs = zip(sent, answer.predictions, strict=True)
     return [Outcome(place=one.place, name=one.name, prediction=found) for one, found in pairs]
 
@@ -127,19 +127,26 @@ def _wait_s(
         asked_s = error.retry_after_s if isinstance(error, Refused) else None
         again = call.resend and came.status_code in BUSY
         return retries.wait_s(attempt, asked_s=asked_s) if again else None
+    if isinstance(came, AnswerRefused):
+        return None
     never_arrived = isinstance(came, httpx.ConnectError | httpx.ConnectTimeout)
     return retries.wait_s(attempt, asked_s=None) if call.resend or never_arrived else None
 
 
 def _error(came: Came) -> ClientError:
+    if isinstance(came, AnswerRefused):
+        return NotUnderstood(str(came))
     if not isinstance(came, httpx.Response):
-        return Unreachable(f"no answer came: {came or type(came).__name__}")
+        return Unreachable(f"no answer came: {str(came) or type(came).__name__}")
     found = _json(came) if came.headers.get("content-type", "").startswith(PROBLEM) else {}
+    detail, instance = (
+        found.get(name) if isinstance(found, dict) else None for name in ("detail", "instance")
+    )
     status = came.status_code
     return error_for(status)(
         status,
-        detail=str(found.get("detail") or came.reason_phrase or "no reason was given"),
-        instance=str(found.get("instance", "")),
+        detail=_cut(detail) or _cut(came.reason_phrase) or "no reason was given",
+        instance=_cut(instance),
         retry_after_s=_seconds(came.headers.get("retry-after")),
     )
 
@@ -149,9 +156,15 @@ def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
+def _cut(found: Any) -> str:
+    """Take a text of a problem document, as far as people read it."""
+    return found[:MAX_DETAIL] if isinstance(found, str) else ""
+
+
 def _json(response: httpx.Response) -> Any:
     try:
-        return response.json()
+        return parse_json(response.content)
     except ValueError as error:
-        url = response.request.url
-        raise NotUnderstood(f"{url} answered {response.status_code} without JSON") from error
+        raise NotUnderstood(
+            f"the server answered {response.status_code} without JSON that can be read: {error}"
+        ) from error

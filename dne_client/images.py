@@ -120,13 +120,13 @@ def _checked(array: Any) -> Any:
     shape, kind = getattr(array, "shape", None), str(getattr(array, "dtype", ""))
     if shape is None:
         raise BadInput(
-            f"{type(array).__name__} is no image: give a path, bytes, a file opened for bytes, "
+            f"{type(array).__name__} is not an image: give a path, bytes, a file opened for bytes, "
             "a PIL image or a numpy array"
         )
     colours = len(shape) == 2 or (len(shape) == 3 and shape[2] in {3, 4})
     if kind != "uint8" or not colours or 0 in shape:
         raise BadInput(
-            f"an array of {kind} and shape {tuple(shape)} is no image: give uint8 of shape "
+            f"an array of {kind} and shape {tuple(shape)} is not an image: give uint8 of shape "
             "(height, width), (height, width, 3) or (height, width, 4)"
         )
     return array

@@ -8,26 +8,24 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
+from dne_serve import reports
 from dne_serve.engines.base import Engine
+from dne_serve.errors import public_message
 from dne_serve.http import pages, problems, routes
-from dne_serve.http.body_room import Room
+from dne_serve.http.bodies import Inflated, MemoryBudget
 from dne_serve.http.hosts import KnownHosts
-from dne_serve.http.inflate import Inflated
 from dne_serve.http.middleware import BodyLimit, Observed, Packed
 from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
-from dne_serve.label_studio.routes import backend
-from dne_serve.labelling import job_routes
-from dne_serve.labelling.routes import labelling
-from dne_serve.labelling.waiting import WaitingLabels
-from dne_serve.live.routes import live, new_stream
-from dne_serve.protocol_v2 import infer, models, repository, unoffered
-from dne_serve.protocol_v2.routers import ErrorForm
-from dne_serve.reports import routes as reports
-from dne_serve.reports.lineage import Lineages
+from dne_serve.loop import job_routes
+from dne_serve.loop.label_studio_routes import backend
+from dne_serve.loop.routes import labelling
+from dne_serve.protocol_v2 import infer, models
+from dne_serve.protocol_v2.openapi import ErrorForm
 from dne_serve.server import Serving
-from dne_serve.settings import Settings, listed
+from dne_serve.settings import Settings
 from model_store import __version__
+from model_store.report.ancestry import AncestryCache
 
 WORTH_PACKING = 4096  # bytes of an answer: most clients offer to unpack, and few need it
 DESCRIPTION = (
@@ -38,9 +36,9 @@ PROTOCOL_V2 = (
     models.health,
     models.read,
     infer.predicting,
-    repository.read,
-    repository.admin,
-    unoffered.read,
+    models.repository,
+    models.admin,
+    models.unoffered,
 )
 
 
@@ -66,25 +64,24 @@ def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
     )
     app.state.serving = serving
     app.state.overviews = Overviews()
-    app.state.waiting = WaitingLabels()
-    app.state.lineages = Lineages()
-    app.state.live = new_stream(serving)
+    app.state.ancestries = AncestryCache(tell=public_message)
+    app.state.live = routes.new_stream(serving)
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
     inbox = (labelling, job_routes.reading, job_routes.asking, backend)
-    for router in (*routes.ROUTERS, live, reports.page, reports.reading, *inbox, *PROTOCOL_V2):
+    for router in (*routes.ROUTERS, reports.page, reports.reading, *inbox, *PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
-    room = Room(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)
-    app.add_middleware(Inflated, max_bytes=settings.max_body_bytes)
+    budget = MemoryBudget(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)
+    app.add_middleware(Inflated)
     app.add_middleware(Packed, minimum_size=WORTH_PACKING, compresslevel=1)
     app.add_middleware(
         KnownHosts,
-        hosts=(settings.host, *listed(settings.allowed_hosts)),
-        origins=listed(settings.allowed_origins),
+        hosts=(settings.host, *settings.hosts),
+        origins=settings.origins,
     )
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, room=room)
+    app.add_middleware(BodyLimit, budget=budget)
     app.add_middleware(
         Observed,
         metrics=serving.metrics,

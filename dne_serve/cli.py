@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import signal
 import socket
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
-from dne_serve.access.startup_checks import check_exposure, check_tls
-from dne_serve.access.tokens import new_token, read_tokens
+from dne_serve.access.auth import check_exposure, check_tls
+from dne_serve.access.permission import new_token, read_tokens
 from dne_serve.log_lines import set_up_log
+from dne_serve.observe.tracer import check_extra
 from dne_serve.settings import Settings, load_settings
-from dne_serve.tracing.tracer import check_extra
-from dne_serve.webhooks.signature import read_secrets
+from dne_serve.webhooks.post import read_secrets
 from model_store.cli.command import (
     EXIT_OK,
     add_json_option,
@@ -24,14 +25,14 @@ from model_store.cli.command import (
     print_json,
     run,
 )
-from model_store.cli.parser import Parser
+from model_store.command_line import Parser
 from model_store.errors import DneError
 
 if TYPE_CHECKING:
     from dne_serve.engines.base import Engine
 
 ENVIRONMENT_ONLY = frozenset({"admin_token", "webhook_secret"})
-REPEATABLE = frozenset({"allowed_hosts", "allowed_origins", "guard", "collect", "webhook"})
+REPEATABLE = frozenset({"allowed_hosts", "canary", "guard", "collect", "webhook"})
 
 log = logging.getLogger("dne_serve")
 
@@ -84,9 +85,14 @@ def build_parser() -> argparse.ArgumentParser:
             )
             continue
         action = "append" if name in REPEATABLE else "store"
-        metavar = name.split("_")[-1].upper()
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
         parser.add_argument(
-            option, action=action, default=argparse.SUPPRESS, metavar=metavar, help=help
+            option,
+            action=action,
+            default=argparse.SUPPRESS,
+            choices=choices,
+            metavar=None if choices else name.split("_")[-1].upper(),
+            help=help,
         )
     add_json_option(parser)
     return parser
@@ -103,7 +109,7 @@ def make_token(wanted: str, *, as_json: bool) -> int:
 
 
 def serve(settings: Settings, *, as_json: bool) -> int:
-    set_up_log(settings.log_level, form=settings.log_format)
+    set_up_log(settings.log_level)
     check_exposure(settings, tokens=read_tokens(settings))
     check_tls(settings)
     read_secrets(settings)  # a wrong one ends the server before it listens
@@ -115,8 +121,7 @@ def serve(settings: Settings, *, as_json: bool) -> int:
 
         choosing = begin_measuring(settings)  # beside the imports that follow
         from dne_serve.app import create_app
-        from dne_serve.wire.draining import DrainingServer
-        from dne_serve.wire.uvicorn_config import server_config
+        from dne_serve.wire.server import DrainingServer, server_config
 
         engine = make_engine(settings, choosing)
         app = create_app(settings, engine=engine)
@@ -132,7 +137,18 @@ def serve(settings: Settings, *, as_json: bool) -> int:
             signal.signal(number, _already_handled)
         server.run(sockets=[listener])
     log.info("stopped")
+    if app.state.serving.is_held:
+        _leave()
     return EXIT_OK
+
+
+def _leave() -> NoReturn:
+    """End the process at once. Python would wait for requests to the store, however long it takes
+    to answer. Records are there whole or not at all, so nothing is left half-written."""
+    log.warning("requests to the store were given up: it has not answered within --grace-seconds")
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(EXIT_OK)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -6,8 +6,7 @@ from contextlib import suppress
 
 from dne_serve.engines.base import Engine
 from dne_serve.engines.choose import Choosing, Wanted, begin_choosing, choose_engine, served_by
-from dne_serve.rollout.footprint import pass_bytes
-from dne_serve.rollout.memory import available_bytes
+from dne_serve.rollout.memory import available_bytes, pass_bytes
 from dne_serve.settings import Settings
 from model_store.errors import StoreNotFound
 from model_store.records.manifest import Manifest
@@ -21,7 +20,7 @@ def begin_measuring(settings: Settings) -> Choosing | None:
     """Begin to measure engines, if the choice is left to the server."""
     store = None
     with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
-        store = Store.open(settings.store)
+        store = Store.open(settings.store, keys=settings.read_keys())
     if settings.backend != "auto":
         return None
     limits = [one for one in (available_bytes(), settings.max_model_bytes) if one is not None]
@@ -30,7 +29,7 @@ def begin_measuring(settings: Settings) -> Choosing | None:
         threads=settings.threads,
         max_batch=settings.max_batch,
         precision=settings.precision,
-        resident=1 + settings.max_resident,
+        resident=1 + settings.fixed.max_resident,
         room_bytes=min(limits, default=None),
     )
     served = served_by(store, channel=settings.channel)
@@ -51,7 +50,7 @@ def make_engine(settings: Settings, choosing: Choosing | None) -> Engine:
 
 
 def _fits(served: Manifest | None, settings: Settings) -> bool:
-    """Tell whether a pass of the version fits in memory: a hostile shape takes gigabytes."""
+    """Return whether a pass of the version fits in memory: a hostile shape takes gigabytes."""
     if served is None:
         return False
     needed = pass_bytes(served.spec, batch=settings.max_batch, backend="onnx", workers=2)

@@ -135,12 +135,15 @@ TOLD = frozenset(
         errors.ChannelNotFound,
         errors.ItemNotFound,
         errors.LabelConflict,
+        errors.LabelsFull,
         errors.JobNotFound,
         errors.JobUnderWay,
         errors.ChannelMoved,
         errors.NothingToRollBack,
+        errors.KeyMissing,
         errors.RecordInvalid,
         errors.ShardMissing,
+        errors.KeptTooLarge,
         errors.ShardCorrupt,
         errors.StoreUnsupported,
     }
@@ -153,7 +156,7 @@ TOLD_INSTEAD: dict[type, str] = {
 UNEXPECTED = "the server failed; its log says why"
 
 
-def tell(error: Exception) -> str:
+def public_message(error: Exception) -> str:
     """Put an error into one sentence that may leave this machine."""
     for kind in type(error).__mro__:
         if kind in TOLD:

@@ -2,7 +2,7 @@ r"""Write each log record on one line.
 
 A line break inside a record, also between the lines of a traceback, is written as `\n`. So nothing
 that a client sends can look like a record of its own, and `sed 's/\\n/\n/g'` shows a traceback as
-usual. `--log-format json` writes each record as a JSON object instead, for collectors of logs.
+usual. `--log-level info,json` writes each record as a JSON object instead, for collectors of logs.
 """
 
 from __future__ import annotations
@@ -72,11 +72,13 @@ class Lines(logging.StreamHandler):  # type: ignore[type-arg]
             sys.stderr.write(f"{said}\n")
 
 
-def set_up_log(level: str, *, form: str = "text") -> None:
+def set_up_log(setting: str) -> None:
+    """Set up the log as the setting says: a level, and a form after a comma."""
+    level, _, form = setting.partition(",")
     root = logging.getLogger()
     if not root.handlers:  # else the calling program has set up the log
         handler = Lines(sys.stderr)
-        handler.setFormatter(FORMATTERS[form]())
+        handler.setFormatter(FORMATTERS[form or "text"]())
         root.addHandler(handler)
         _log_uncaught()
     root.setLevel(level.upper())

@@ -18,13 +18,13 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from dne_serve.access.startup_checks import check_exposure
-from dne_serve.access.tokens import read_tokens
+from dne_serve.access.auth import check_exposure
+from dne_serve.access.permission import read_tokens
 from dne_serve.app import create_app
 from dne_serve.engine_start import begin_measuring, make_engine
 from dne_serve.log_lines import set_up_log
 from dne_serve.server import Serving
-from dne_serve.settings import Settings, load_settings
+from dne_serve.settings import SECRETS, Settings, load_settings
 from model_store.errors import DneError, WrongUsage
 
 NAME = "dne"
@@ -34,12 +34,8 @@ START = "start_seconds"
 START_S = 60.0
 LOOK_S = 0.05
 """Time between two looks for the first version."""
-OF_THE_PROXY = frozenset(
-    {"host", "port", "tls_cert", "tls_key", "max_connections", "grace_seconds", "drain_seconds"}
-)
+OF_THE_PROXY = frozenset({"host", "port", "tls_cert", "tls_key", "grace_seconds", "drain_seconds"})
 """Settings of the server's own listener."""
-SECRET = frozenset({"admin_token"})
-"""Settings that Ray would show to whoever sees its dashboard."""
 ANY_HOST = ""
 """A replica does not know who reaches the proxy, so it takes the whole network for granted."""
 OPTIONS: Mapping[str, Any] = {
@@ -79,7 +75,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     unknown = sorted(given.keys() - Settings.model_fields.keys())
     if unknown:
         raise WrongUsage(f"there is no setting {unknown[0]}: docs/configuration.md names them all")
-    for name in sorted(given.keys() & SECRET):
+    for name in sorted(given.keys() & SECRETS):
         raise WrongUsage(f"{name} would be shown by Ray: give DNE_{name.upper()} to its nodes")
     settings = load_settings(**{**given, "host": ANY_HOST})
     # A certificate in the environment is refused too: its owner believes in encryption.
@@ -132,7 +128,7 @@ class Replica:
 
 async def _wait_for_model(serving: Serving, *, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while serving.residents.served is None:
+    while serving.loaded.served is None:
         if time.monotonic() > end:
             settings = serving.settings
             reason = serving.error or f"channel {settings.channel} names no version yet"

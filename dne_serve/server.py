@@ -7,39 +7,41 @@ import os
 from collections.abc import Sequence
 
 from dne_serve.access.audit import Audit
-from dne_serve.access.auth import Door
-from dne_serve.access.startup_checks import is_loopback
-from dne_serve.access.tokens import TokenSource
-from dne_serve.collecting.collector import Collector
-from dne_serve.collecting.desk import Desk
-from dne_serve.collecting.writer import Caps, Writer
+from dne_serve.access.auth import Authorizer, is_for_this_machine
+from dne_serve.access.permission import TokenSource
 from dne_serve.engines.base import Engine, joined
-from dne_serve.errors import NotServed, tell
+from dne_serve.errors import NotServed, public_message
 from dne_serve.inference.answers import AnswerBuilder
 from dne_serve.inference.decode_process import DecodeProcess
 from dne_serve.inference.decoding import Decoder
 from dne_serve.inference.predictor import Predictor
 from dne_serve.inference.store_threads import StoreThreads
-from dne_serve.rollout.canary import Companions
-from dne_serve.rollout.followed_store import SameStore
-from dne_serve.rollout.footprint import pass_bytes
+from dne_serve.loop.collector import Collector
+from dne_serve.loop.inbox_handle import InboxHandle
+from dne_serve.loop.trainer_child import TrainerChild, worker_command, worker_environment
+from dne_serve.loop.writer import CollectLimits, InboxWriter
+from dne_serve.observe.events import Events
+from dne_serve.observe.live import ActivityAnswer, Now, snapshot
+from dne_serve.observe.metrics import Metrics
+from dne_serve.observe.statistics import Statistics
+from dne_serve.observe.tracer import make_tracer
+from dne_serve.observe.traces import note_answered
+from dne_serve.rollout.canary import CanaryAndShadow
+from dne_serve.rollout.channel import Moved, Mover, SameStore
 from dne_serve.rollout.guard import Guard
-from dne_serve.rollout.memory import MemoryCheck
-from dne_serve.rollout.metrics import Metrics
-from dne_serve.rollout.promote import Moved, Mover, RecordMover
-from dne_serve.rollout.reloader import GLANCES, Reloader
-from dne_serve.rollout.residents import ImageBatcher, ImageTicket, ResidentLimits, Residents
-from dne_serve.rollout.statistics import Statistics
-from dne_serve.rules.collect import parse_collect_rules
-from dne_serve.rules.guard import parse_rules
-from dne_serve.settings import Settings, listed
-from dne_serve.tracing.spans import CURRENT
-from dne_serve.tracing.tracer import make_tracer
-from dne_serve.trainer_child import TrainerChild, worker_command, worker_environment
-from dne_serve.webhooks.announcer import Announcer
+from dne_serve.rollout.loaded_versions import (
+    ImageBatcher,
+    ImageTicket,
+    LoadedLimits,
+    LoadedVersions,
+)
+from dne_serve.rollout.memory import MemoryCheck, pass_bytes
+from dne_serve.rollout.reloader import NEXT_POLLS, Reloader
+from dne_serve.setting_values import parse_canary, parse_collect, parse_guard, parse_webhook
+from dne_serve.settings import SECRETS, Settings, listed
 from dne_serve.webhooks.events import GUARD, NotLoaded
-from dne_serve.webhooks.inbox_news import InboxNews
-from dne_serve.webhooks.news import RECENT_S, ChannelNews
+from dne_serve.webhooks.news import RECENT_S, ChannelNews, InboxNews
+from dne_serve.webhooks.outbox import Announcer
 from model_store.cli.command import current_actor
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest
@@ -47,12 +49,14 @@ from model_store.spec import NetworkSpec
 
 STORE_READS = 4
 """Requests that read the store at a time."""
+STORE_LABELS = 2
+"""Requests that write or delete labels at a time."""
 STORE_MOVES = 2
 """Requests that move the channel, or load and unload, at a time."""
 DRAINS = "this server is about to stop; ask another one"
 WRITER_NICENESS = 15
 MAX_WAITING = 64
-"""Requests of either kind that wait; more are answered with 503."""
+"""Requests of each kind that wait; more are answered with 503."""
 
 
 class Serving:
@@ -62,71 +66,109 @@ class Serving:
         self.settings = settings
         self.engine = engine
         self.drains = False
+        self.keys = settings.read_keys()
+        self.open_store = SameStore(settings.store, keys=self.keys)
+        self._observe()
+        self._guard_doors()
+        self._open_inbox()
+        self._make_pools()
+        self._hold_versions()
+        self._follow_channel()
+        self._announce()
+        self._answer()
+
+    def _observe(self) -> None:
+        """Make what counts, times and traces."""
         self.metrics = Metrics()
-        self.metrics.built(backend=engine.backend, device=engine.device)
-        self.metrics.queue_limit.set(settings.max_queue)
-        self.statistics = Statistics(on_decoded=self._decoded)
-        self.tracer = make_tracer(settings, on_outcome=self.metrics.traced)
-        self.door = Door(
-            TokenSource(settings), rate=settings.rate_limit, is_local=is_loopback(settings.host)
+        self.metrics.built(backend=self.engine.backend, device=self.engine.device)
+        self.metrics.queue_limit.set(self.settings.max_queue)
+        self.statistics = Statistics()
+        self.tracer = make_tracer(self.settings, on_outcome=self.metrics.traced)
+
+    def _guard_doors(self) -> None:
+        """Make what decides who may ask, and what writes down who changed something."""
+        settings = self.settings
+        self.authorizer = Authorizer(
+            TokenSource(settings), rate=settings.rate_limit, is_local=is_for_this_machine(settings)
         )
         self.audit = Audit(settings.audit_log)
-        self.open_store = SameStore(settings.store)
-        self.desk = Desk(self.open_store)
+
+    def _open_inbox(self) -> None:
+        """Make what keeps pictures, and the child that learns from them."""
+        self.inbox_handle = InboxHandle(self.open_store)
         self._writer = self._new_writer()
-        rules = parse_collect_rules(listed(settings.collect))
+        rules = parse_collect(listed(self.settings.collect)).rules
         self.collector = Collector(rules, writer=self._writer) if rules else None
+        self._trainer = self._new_trainer() if self.settings.with_trainer else None
+
+    def _make_pools(self) -> None:
+        """Make the threads and processes that keep long work off the event loop."""
+        settings, fixed = self.settings, self.settings.fixed
         self._decoder = Decoder(
-            threads=settings.fixed.decode_threads,
-            seconds=settings.fixed.decode_seconds,
+            threads=fixed.decode_threads,
+            seconds=fixed.decode_seconds,
             max_pixels=settings.max_pixels,
             max_queue=settings.max_queue,
             max_images=settings.max_images,
         )
-        self._trainer = self._new_trainer() if settings.with_trainer else None
         self.answers = AnswerBuilder()
-        self.readers = StoreThreads("store", threads=STORE_READS, waiting=MAX_WAITING)
+        wait_s = settings.max_wait_seconds
+        self.readers = StoreThreads(
+            "store", threads=STORE_READS, waiting=MAX_WAITING, max_wait_s=wait_s
+        )
+        self.labellers = StoreThreads(
+            "label", threads=STORE_LABELS, waiting=MAX_WAITING, max_wait_s=wait_s
+        )
         self.movers = StoreThreads("move", threads=STORE_MOVES, waiting=MAX_WAITING)
         self.batcher = ImageBatcher(
-            engine.run,
+            self.engine.run,
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
-            workers=engine.workers,
+            workers=self.engine.workers,
             on_batch=self.metrics.ran,
             on_ran=self._ran,
             join=joined,
         )
-        self.trust = settings.read_trust()
-        self._memory = MemoryCheck(lambda: self.residents.manifests, pass_bytes=self._pass_bytes)
-        self.residents = Residents(
-            engine,
+
+    def _hold_versions(self) -> None:
+        """Make what holds versions in memory."""
+        settings = self.settings
+        self._memory = MemoryCheck(lambda: self.loaded.manifests, pass_bytes=self._pass_bytes)
+        self.loaded = LoadedVersions(
+            self.engine,
             batcher=self.batcher,
-            limits=ResidentLimits(
-                spare=settings.max_resident,
+            limits=LoadedLimits(
+                spare=settings.fixed.max_resident,
                 max_bytes=settings.max_model_bytes,
                 idle_s=settings.fixed.idle_seconds,
             ),
             admit=self._admit,
         )
-        self.mover = Mover(self.open_store, residents=self.residents, channel=settings.channel)
+        tried = parse_canary(listed(settings.canary))
+        self.canary_and_shadow = CanaryAndShadow(
+            tried.canary,
+            tried.shadow,
+            loaded=self.loaded,
+            compares_canary=self.collector is not None and self.collector.wants_disagreement,
+        )
+
+    def _follow_channel(self) -> None:
+        """Make what follows the channel, and what moves it."""
+        settings = self.settings
+        self.mover = Mover(self.open_store, loaded=self.loaded, channel=settings.channel)
+        guarding = parse_guard(listed(settings.guard))
         self._guard = Guard(
-            lambda: RecordMover(self.mover),
-            rules=parse_rules(listed(settings.guard)),
+            self.mover,
+            rules=guarding.rules,
             channel=settings.channel,
             actor=f"{GUARD}{current_actor()}",
-            window_s=settings.guard_seconds,
+            window_s=guarding.seconds,
             least=settings.fixed.guard_least,
             on_return=self._returned,
         )
-        self.companions = Companions(
-            settings.read_canary(),
-            settings.shadow,
-            residents=self.residents,
-            compares_canary=self.collector is not None and self.collector.wants_disagreement,
-        )
         self.reloader = Reloader(
             self.open_store,
-            residents=self.residents,
+            loaded=self.loaded,
             beside=self._looked,
             channel=settings.channel,
             poll_s=settings.poll_seconds,
@@ -135,37 +177,46 @@ class Serving:
             on_failed_load=self.metrics.failed_loads.inc,
             traces=self.tracer.swaps if self.tracer else None,
         )
-        self.webhooks = Announcer(settings, on_outcome=self.metrics.posted)
+
+    def _announce(self) -> None:
+        """Make what posts events to other programs, and the gauges that are read at a scrape."""
+        self.webhooks = Announcer(self.settings, on_outcome=self.metrics.posted)
         self._news = ChannelNews(
             self.open_store,
             head=lambda: self.reloader.head,
             failed=self._not_loaded,
             announce=self.webhooks.announce,
-            tick_s=settings.poll_seconds,
-            look_every_s=(GLANCES + 1) * settings.poll_seconds,
+            tick_s=self.settings.poll_seconds,
+            look_every_s=(NEXT_POLLS + 1) * self.settings.poll_seconds,
             inbox=self._inbox_news(),
-        )
-        self.predictor = Predictor(
-            self.open_store,
-            residents=self.residents,
-            companions=self.companions,
-            batcher=self.batcher,
-            decoder=self._decoder,
-            guard=self._guard,
-            statistics=self.statistics,
-            max_wait_s=settings.max_wait_seconds,
-            wants_tokens=self.collector is not None,
-            on_answered=self.metrics.answered,
-            on_compared=self.metrics.compared,
-            counts=self.metrics.answers,
         )
         self.metrics.watch(
             queue=lambda: self.batcher.depth,
-            residents=lambda: self.residents.count,
-            model_bytes=lambda: self.residents.bytes,
-            following=lambda: self.residents.served is not None and self.error is None,
+            residents=lambda: self.loaded.count,
+            model_bytes=lambda: self.loaded.bytes,
+            following=lambda: self.loaded.served is not None and self.error is None,
             fallback=lambda: self.reloader.fallback,
             channel_version=lambda: self.reloader.head.target if self.reloader.head else 0,
+        )
+
+    def _answer(self) -> None:
+        """Make what answers requests. Every subscriber of its events is called for each of them."""
+        answered = (
+            self.statistics.answered,
+            self.metrics.answered,
+            self.metrics.answers.answered,
+            self._guard.answered,
+            note_answered,
+        )
+        self.predictor = Predictor(
+            self.open_store,
+            loaded=self.loaded,
+            canary_and_shadow=self.canary_and_shadow,
+            batcher=self.batcher,
+            decoder=self._decoder,
+            events=Events(on_answered=answered, on_compared=(self.metrics.compared,)),
+            max_wait_s=self.settings.max_wait_seconds,
+            wants_tokens=self.collector is not None,
         )
 
     def start(self) -> None:
@@ -189,6 +240,7 @@ class Serving:
         self._writer.stop()
         self.reloader.stop()
         self.readers.stop(wait=False)
+        self.labellers.stop(wait=False)
         self.movers.stop(wait=True)
         self.predictor.stop()
         self._decoder.stop()
@@ -206,46 +258,68 @@ class Serving:
         self.drains = True
 
     @property
+    def is_held(self) -> bool:
+        """Return whether the store has not answered requests that were under way at the stop."""
+        return self.readers.is_busy or self.labellers.is_busy
+
+    @property
     def error(self) -> str | None:
         """Tell why the channel's head is not served, in a sentence that may leave this machine."""
         if self.reloader.withdrawn:
             return "the model was unloaded; loading it or moving the channel brings it back"
         failure = self.reloader.failure
-        return tell(failure.error) if failure else None
+        return public_message(failure.error) if failure else None
+
+    def activity(self) -> ActivityAnswer:
+        """Sum up what the server does now."""
+        served = self.loaded.served
+        now = Now(
+            version=served.version if served else None,
+            channel=self.settings.channel,
+            queue=self.batcher.depth,
+            queue_limit=self.settings.max_queue,
+            canary=self.canary_and_shadow.ready("canary"),
+            shadow=self.canary_and_shadow.ready("shadow"),
+        )
+        return snapshot(self.metrics, now)
 
     def _inbox_news(self) -> InboxNews | None:
-        if self.settings.webhook_inbox is None:
+        webhook = self.settings.webhook
+        bound = parse_webhook(webhook).inbox if webhook is not None else None
+        if bound is None:
             return None
         return InboxNews(
-            lambda: self.desk.index,
-            bound=self.settings.webhook_inbox,
+            lambda: self.inbox_handle.index,
+            bound=bound,
             announce=self.webhooks.announce,
             recent_s=RECENT_S,
         )
 
-    def _new_writer(self) -> Writer:
+    def _new_writer(self) -> InboxWriter:
         """Make the writer of the inbox, whose process gives way to all others."""
         process = DecodeProcess(
             seconds=self.settings.fixed.decode_seconds,
             max_pixels=self.settings.max_pixels,
             niceness=WRITER_NICENESS,
         )
-        caps = Caps(
-            per_hour=self.settings.collect_per_hour,
-            total=self.settings.collect_total,
-            days=self.settings.collect_days,
+        asked = parse_collect(listed(self.settings.collect)).limits
+        limits = CollectLimits(
+            per_hour=asked.per_hour,
+            total=asked.total,
+            days=asked.days,
+            free_bytes=asked.free_bytes,
         )
-        return Writer(
-            self.desk,
+        return InboxWriter(
+            self.inbox_handle,
             process=process,
             channel=self.settings.channel,
-            caps=caps,
+            limits=limits,
             on_outcome=self.metrics.settled,
         )
 
     def _new_trainer(self) -> TrainerChild:
-        command = worker_command(store=self.settings.store, channel=self.settings.channel)
-        return TrainerChild(command, environment=worker_environment(os.environ))
+        command = worker_command_of(self.settings)
+        return TrainerChild(command, environment=worker_environment(os.environ, secrets=SECRETS))
 
     def _pass_bytes(self, spec: NetworkSpec) -> int:
         """Bytes of the machine's own memory that passes over the largest batches take."""
@@ -260,16 +334,9 @@ class Serving:
 
     def _admit(self, manifest: Manifest) -> None:
         """Refuse a version before any byte of it is read."""
-        if self.trust is not None:
-            self.trust.check(manifest)
+        if self.keys.trust is not None:
+            self.open_store().keys.check_version(manifest)
         self._memory.check(manifest)
-
-    def _decoded(self, began_ns: int, ended_ns: int) -> None:
-        """Count the decoding of a request for Prometheus and its trace."""
-        self.metrics.decode_seconds.observe((ended_ns - began_ns) / 1e9)
-        trace = CURRENT.get()
-        if trace is not None:
-            trace.decoded(began_ns, ended_ns)
 
     def _ran(self, tickets: Sequence[ImageTicket], began_ns: int, ended_ns: int) -> None:
         """Count a batch for the Open Inference Protocol, for Prometheus and for traces."""
@@ -284,7 +351,7 @@ class Serving:
         """Note that the head is served, and load what is tried beside it."""
         if self.error is None and not self.reloader.fallback:
             self.metrics.followed.set_to_current_time()
-        self.companions.load(self.open_store)
+        self.canary_and_shadow.load(self.open_store)
 
     def _swapped(self, version: int) -> None:
         self.metrics.swapped(version)
@@ -299,12 +366,12 @@ class Serving:
 
     def _not_loaded(self) -> NotLoaded | None:
         """Describe a head that failed to load twice: a single fault of the network is no news."""
-        failure, served = self.reloader.failure, self.residents.served
+        failure, served = self.reloader.failure, self.loaded.served
         if failure is None or failure.record is None or failure.times < 2:
             return None
         return NotLoaded(
             record=failure.record,
-            error=tell(failure.error),
+            error=public_message(failure.error),
             serving=served.version if served else None,
         )
 
@@ -314,7 +381,7 @@ class Serving:
             self.reloader.follow()
         except Exception as error:
             raise NotServed(
-                f"channel {self.settings.channel} cannot be followed: {tell(error)}"
+                f"channel {self.settings.channel} cannot be followed: {public_message(error)}"
             ) from error
 
     def withdraw(self) -> None:
@@ -326,18 +393,26 @@ class Serving:
         """Take up the version that a new record of the channel names."""
         record = moved.record
         try:
-            self.reloader.follow(loaded=moved.resident)
+            self.reloader.follow(in_memory=moved.resident)
         except Exception as error:
             raise NotServed(
                 f"{record.channel} names version {record.target} now, "
-                f"and this server cannot follow it: {tell(error)}"
+                f"and this server cannot follow it: {public_message(error)}"
             ) from error
 
     async def until_served(self, record: ChannelRecord) -> int:
         """Await the moment of a record that was taken up, and return the version that is served
         then. A newer record may have come meanwhile."""
-        waiting = self.reloader.settling.until_served(record)
+        waiting = self.reloader.cutover.until_served(record)
         if waiting is not None:
             await asyncio.shield(asyncio.wrap_future(waiting))
-        served = self.residents.served
+        served = self.loaded.served
         return served.version if served else record.target
+
+
+def worker_command_of(settings: Settings) -> list[str]:
+    """Make the command of the worker, which signs where the server requires signatures."""
+    command = worker_command(store=settings.store, channel=settings.channel)
+    if settings.require_signatures:
+        command += [f"--sign={settings.sign_key}", f"--trust={settings.trust}"]
+    return command

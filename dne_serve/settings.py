@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +19,23 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from dne_serve.rules.collect import parse_collect_rules
-from dne_serve.rules.guard import parse_rules
-from dne_serve.rules.webhooks import check_endpoint, check_urls
+from dne_serve.setting_values import (
+    check_endpoint,
+    check_webhook,
+    parse_canary,
+    parse_collect,
+    parse_guard,
+)
 from model_store.errors import WrongUsage
-from model_store.machine import usable_cores
+from model_store.host.machine import usable_cores
 from model_store.precision import Asked
 from model_store.records.channel import ChannelName
-from model_store.records.fields import MAX_VERSION, first_reason
-from model_store.records.signing import Trust, load_trust
+from model_store.records.fields import first_reason
+from model_store.records.signing import NO_KEYS, Keys, load_signer, load_trust
 
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
+LOG_LEVEL = r"^(debug|info|warning|error)(,(text|json))?$"
 
 
 def _not_stats(name: str) -> str:
@@ -41,25 +47,6 @@ def _not_stats(name: str) -> str:
 ModelName = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), AfterValidator(_not_stats)
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Canary:
-    """A version that answers a share of the requests."""
-
-    version: int
-    share: float
-
-    @classmethod
-    def parse(cls, text: str) -> Canary:
-        """Read `7=5%`: version 7 answers five of a hundred requests."""
-        found = re.fullmatch(r"([0-9]{1,10})=([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text, re.ASCII)
-        if found is None:
-            raise WrongUsage(f"canary {text!r} is not of the form VERSION=SHARE%, such as 7=5%")
-        version, percent = int(found[1]), float(found[2])
-        if not 1 <= version <= MAX_VERSION or not 0 < percent <= 100:
-            raise WrongUsage(f"canary {text!r} names no version, or no share of the requests")
-        return cls(version=version, share=percent / 100)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +73,10 @@ class FixedLimits:
     """Time after which a version that nobody asks for leaves the memory."""
     guard_least: int = 50
     """Requests, or images, before the guard judges their share."""
+    max_connections: int = 1000
+    """Open connections; the slowest makes room for a new one."""
+    max_resident: int = 4
+    """Versions in memory besides the served one. They share their experts."""
 
 
 class Settings(BaseSettings):
@@ -120,19 +111,15 @@ class Settings(BaseSettings):
     )
     max_batch: Positive = Field(16, description="images in a batch at most")
     max_queue: Positive = Field(256, description="images that may wait; more are answered with 503")
-    max_resident: Annotated[int, Field(ge=1, le=1000)] = Field(
-        4, description="versions kept in memory besides the served one; they share their experts"
-    )
     max_model_bytes: Positive | None = Field(
         None,
         description="bytes of experts and classifiers in memory at most; the version used least "
         "leaves, and a version that cannot fit is answered with 503 (default: no limit)",
     )
-    canary: str | None = Field(
-        None, description="VERSION=SHARE%: a version that answers a share of the requests"
-    )
-    shadow: Annotated[int, Field(ge=1, le=MAX_VERSION)] | None = Field(
-        None, description="a version that is compared with the served one, and answers nobody"
+    canary: str = Field(
+        "",
+        description="versions beside the served one: VERSION=SHARE% answers a share of the "
+        "requests, shadow=VERSION is compared and answers nobody; one or both, separated by commas",
     )
     poll_seconds: Seconds = Field(
         0.25, description="time between two looks at the channel; object storage bills each of them"
@@ -150,16 +137,16 @@ class Settings(BaseSettings):
         description="time between SIGTERM, from which on GET /readyz is 503, and the end of taking "
         "requests; longer than a load balancer needs to notice",
     )
-    max_body_bytes: Positive = Field(32 << 20, description="bytes of a request body at most")
+    max_body_bytes: Positive = Field(
+        32 << 20,
+        description="bytes of a request body at most; bodies without images have smaller limits",
+    )
     max_images: Positive = Field(64, description="images in a request at most")
     max_pixels: Positive = Field(40_000_000, description="pixels of an image at most")
-    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        1000, description="open connections at most; the slowest makes room for a new one"
-    )
     max_wait_seconds: Seconds = Field(
         10.0,
-        description="time that a request may wait for the engine, or for a version to be loaded; "
-        "then 503",
+        description="time that a request may wait for the engine, for a version to be loaded, or "
+        "for its turn at the store; then 503",
     )
     admin_token: SecretStr | None = Field(
         None,
@@ -180,84 +167,70 @@ class Settings(BaseSettings):
     allowed_hosts: str = Field(
         "",
         description="names besides localhost and this machine's own that requests may be sent to, "
-        "separated by commas; *.example.org and * are names too",
-    )
-    allowed_origins: str = Field(
-        "",
-        description="web pages besides this server's own that may ask, as https://name, "
-        "separated by commas",
+        "separated by commas; *.example.org and * are names too; https://name lets web pages of "
+        "that site ask",
     )
     tls_cert: Path | None = Field(None, description="certificate chain (PEM), to speak HTTPS")
     tls_key: Path | None = Field(None, description="private key (PEM) of that certificate")
     audit_log: Path | None = Field(
-        None, description="file that gets a line for every admin request, besides the log"
+        None,
+        description="file that gets a line for every request that changes something, besides the "
+        "log",
     )
     guard: str = Field(
         "",
         description="roll the channel back when a version does badly after its promotion: "
-        "errors>1% or unknown>30%, or both separated by commas",
-    )
-    guard_seconds: Annotated[float, Field(gt=0, le=7 * 86400)] = Field(
-        600.0, description="time after a promotion for which the guard watches"
+        "errors>1% or unknown>30%, or both separated by commas; seconds=600 is the time for which "
+        "a version is watched",
     )
     collect: str = Field(
         "",
         description="keep pictures in the store's inbox, to be labelled: unknown, score<0.6, "
         "margin<0.1, disagrees (a shadow or canary gives another label), sample=1%, or several "
-        "separated by commas; without it no picture is kept",
-    )
-    collect_per_hour: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        200, description="pictures that this server keeps in an hour at most"
-    )
-    collect_total: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
-        10_000, description="pictures in the inbox at which this server keeps no more"
-    )
-    collect_days: Annotated[float, Field(gt=0, le=3650)] = Field(
-        30.0,
-        description="days after which this server deletes a picture of the inbox; one with a "
-        "label that no version has used stays",
+        "separated by commas; without a rule no picture is kept. Limits stand beside the rules: "
+        "per-hour=200 pictures of this server, total=10000 in the inbox, free-bytes=536870912 on "
+        "the disk of the store, and days=30 after which a picture is deleted",
     )
     with_trainer: bool = Field(
         False,
         description="run `dne-train worker` beside the server, for the jobs that the label page "
         "asks for; it gives way to the server, and ends with it",
     )
-    webhook: Annotated[SecretStr, AfterValidator(check_urls)] | None = Field(
+    webhook: Annotated[SecretStr, AfterValidator(check_webhook)] | None = Field(
         None,
         description="URL that gets a post when a version is promoted, refused, rolled back or "
-        "cannot be loaded; several are separated by commas",
+        "cannot be loaded; several are separated by commas, and so are secret-file=PATH, which "
+        "signs the posts (else DNE_WEBHOOK_SECRET), and inbox=50, which posts when so many "
+        "pictures wait",
     )
     webhook_secret: SecretStr | None = Field(
         None,
         description="signs these posts: whsec_ and base64; not an option, as arguments are for all "
         "to see",
     )
-    webhook_secret_file: Path | None = Field(
-        None, description="file that holds that secret; wins over DNE_WEBHOOK_SECRET"
-    )
-    webhook_inbox: Positive | None = Field(
-        None, description="post to --webhook too when so many pictures wait in the inbox"
-    )
     require_signatures: bool = Field(
-        False, description="serve only versions signed by someone whom the trust file names"
+        False,
+        description="serve only versions that someone whom the trust file names has signed, and "
+        "follow only channel records that are signed so",
     )
     trust: Path | None = Field(None, description="file that names who may publish, for the above")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least level of the log; debug has a line for every request"
+    sign_key: Path | None = Field(
+        None,
+        description="private key that signs moves of the channel, jobs, and versions of "
+        "--with-trainer where signatures are required",
     )
-    log_format: Literal["text", "json"] = Field(
-        "text", description="form of the log: lines for people, or a JSON object a line"
+    log_level: Annotated[str, Field(pattern=LOG_LEVEL)] = Field(
+        "info",
+        description="least level of the log: debug, info, warning or error; debug has a line for "
+        "every request. info,json writes a JSON object a line instead of lines for people",
     )
 
     otlp_endpoint: Annotated[SecretStr, AfterValidator(check_endpoint)] | None = Field(
         None,
         description="URL of an OpenTelemetry collector that gets traces by OTLP over HTTP, such as "
-        "http://127.0.0.1:4318; needs the extra otel (default: no traces)",
-    )
-    otlp_sample: Annotated[float, Field(ge=0, le=1)] = Field(
-        1.0,
-        description="share of the requests that are traced; a client's traceparent decides for its "
-        "own requests",
+        "http://127.0.0.1:4318, or http://127.0.0.1:4318,sample=0.1 for one request of ten; a "
+        "client's traceparent decides for its own requests; needs the extra otel (default: no "
+        "traces)",
     )
 
     _fixed: FixedLimits = PrivateAttr(default_factory=FixedLimits)
@@ -282,22 +255,42 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _somebody_hears_of_the_inbox(self) -> Self:
-        if self.webhook_inbox is not None and self.webhook is None:
-            raise ValueError("webhook_inbox needs webhook: the URL that gets the post")
+    def _what_writes_can_sign(self) -> Self:
+        writers = [name for name in ("guard", "with_trainer") if getattr(self, name)]
+        if self.require_signatures and self.sign_key is None and writers:
+            raise ValueError(
+                f"{writers[0]} writes records, and require_signatures refuses those without a "
+                "signature; give sign_key too"
+            )
         return self
 
     @field_validator("guard")
     @classmethod
     def _guards_make_sense(cls, guard: str) -> str:
-        parse_rules(listed(guard))
+        parse_guard(listed(guard))
         return guard
 
     @field_validator("collect")
     @classmethod
     def _rules_make_sense(cls, collect: str) -> str:
-        parse_collect_rules(listed(collect))
+        parse_collect(listed(collect))
         return collect
+
+    @field_validator("canary")
+    @classmethod
+    def _versions_make_sense(cls, canary: str) -> str:
+        parse_canary(listed(canary))
+        return canary
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Return the web pages of other sites that may ask."""
+        return tuple(name for name in listed(self.allowed_hosts) if "://" in name)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Return the names besides the usual ones that requests may be sent to."""
+        return tuple(name for name in listed(self.allowed_hosts) if "://" not in name)
 
     def read_admin_token(self) -> str | None:
         """Read the admin token, or None; WrongUsage for one that no client could send."""
@@ -308,12 +301,13 @@ class Settings(BaseSettings):
             raise WrongUsage("the admin token must be ASCII text without spaces")
         return token
 
-    def read_canary(self) -> Canary | None:
-        return Canary.parse(self.canary) if self.canary is not None else None
-
-    def read_trust(self) -> Trust | None:
-        """Read who may publish; None when anybody may. A change counts from the next start."""
-        return load_trust(self.trust) if self.require_signatures else None
+    def read_keys(self) -> Keys:
+        """Read who may publish and the key that signs; none of both where signatures are not
+        required. A change counts from the next start."""
+        if not self.require_signatures:
+            return NO_KEYS
+        signer = load_signer(self.sign_key) if self.sign_key else None
+        return Keys(signer=signer, trust=load_trust(self.trust))
 
     def _token_from_file(self) -> str | None:
         if self.admin_token_file is None:
@@ -331,8 +325,35 @@ def listed(text: str) -> tuple[str, ...]:
     return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
+MOVED = {
+    "allowed_origins": "allowed_hosts takes https://name too",
+    "collect_days": "write days=30 into collect",
+    "collect_free_bytes": "write free-bytes=0 into collect",
+    "collect_per_hour": "write per-hour=200 into collect",
+    "collect_total": "write total=10000 into collect",
+    "guard_seconds": "write seconds=600 into guard",
+    "max_connections": "the limit is fixed",
+    "max_resident": "the limit is fixed; max_model_bytes limits the memory",
+    "log_format": "write json into log_level, as in info,json",
+    "otlp_sample": "write ,sample=0.1 after the URL of otlp_endpoint",
+    "shadow": "write shadow=8 into canary",
+    "webhook_inbox": "write inbox=50 into webhook",
+    "webhook_secret_file": "write secret-file=PATH into webhook",
+}
+"""Settings of earlier versions, and what stands in their place."""
+
+
+SECRETS = frozenset(
+    name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)
+)
+"""Names of the settings that nobody else may see."""
+
+
 def load_settings(**given: Any) -> Settings:
-    """Take `given`, else the environment, else the defaults; WrongUsage names the wrong one."""
+    """Take `given`, else the environment, else the defaults. WrongUsage names the wrong one."""
+    for name, instead in MOVED.items():
+        if name in given or os.environ.get(f"DNE_{name.upper()}"):
+            raise WrongUsage(f"the setting {name} does not exist any more: {instead}")
     try:
         return Settings(**given)
     except ValidationError as error:

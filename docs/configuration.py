@@ -14,11 +14,11 @@ from dne_client.predicting import parser as client_parser
 from dne_serve.cli import build_parser as server_parser
 from dne_serve.settings import Settings
 from model_store.cli.main import build_parser as store_parser
-from trainer.cli import parser as trainer_parser
+from trainer.cli import build_parser as trainer_parser
 
 PAGE = Path(__file__).with_name("configuration.md")
 COMMON = frozenset({"--store", "--json", "--channel", "--help"})
-"""Options of most commands, told once or not at all."""
+"""Options of most commands, described in the opening or not at all."""
 
 OPENING = """\
 # Configuration
@@ -33,7 +33,9 @@ or move a channel take `--channel` (`production` by default).
 |---|---|---|
 | `DNE_STORE` | `./models` | the store: a directory or `s3://bucket/prefix`; `--store` wins |
 | `DNE_CACHE` | `$XDG_CACHE_HOME/dne-serve`, else `~/.cache/dne-serve` | folder for shards of \
-[object storage](object-storage.md), checkpoints, and what was found out about the machine |
+[object storage](object-storage.md), checkpoints, and measurements of the machine |
+| `DNE_STATE` | `$XDG_STATE_HOME/dne-serve`, else `~/.local/state/dne-serve` | folder for the key \
+that seals tokens and checkpoints in the cache |
 | `DNE_CACHE_BYTES` | 8 GiB | size of cached shards at most; 0 turns this cache off |
 | `DNE_TRUST` | – | the [trust file](signatures.md); `--trust` wins |
 | `DNE_SIGN_KEY` | – | private key that signs what is published; `--sign` wins |
@@ -43,8 +45,8 @@ or move a channel take `--channel` (`production` by default).
 
 ## `dne-serve`
 Each setting is an option and an environment variable. The option wins. An empty variable counts \
-as not set. A switch is turned on by `true` and off by `false`; as an option, by its name and by \
-`--no-` before its name."""
+as not set. A switch takes `true` or `false` as a variable, and its name or `--no-` and its name \
+as an option."""
 
 CLIENT_VARIABLES = """\
 | variable | default | meaning |
@@ -59,12 +61,7 @@ def page() -> str:
     """Return the whole page."""
     trainer, store, client = trainer_parser(), store_parser(), client_parser()
     parts = [OPENING, _table(("option", "variable", "default", "meaning"), _settings())]
-    for name, command in _leaves(trainer):
-        parts += [
-            f"## `{trainer.prog} {name}`",
-            command.description or "",
-            _table(("option", "meaning"), _options(command)),
-        ]
+    parts += _commands_with_options(trainer)
     parts += [
         f"## `{store.prog}`",
         _table(("command", "options", "meaning"), _commands(store)),
@@ -74,6 +71,24 @@ def page() -> str:
         _table(("option", "meaning"), _options(client)),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _commands_with_options(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Write a section a command, and one table of the options that several commands share."""
+    options = {name: [*_options(command)] for name, command in _leaves(parser)}
+    users: dict[tuple[str, str], list[str]] = {}
+    for name, rows in options.items():
+        for row in rows:
+            users.setdefault(row, []).append(name)
+    shared = [(row[0], ", ".join(names), row[1]) for row, names in users.items() if len(names) > 1]
+    yield f"## `{parser.prog}`"
+    yield "Options of several commands:"
+    yield _table(("option", "commands", "meaning"), shared)
+    for name, command in _leaves(parser):
+        yield f"### `{parser.prog} {name}`"
+        yield command.description or ""
+        own = [row for row in options[name] if len(users[row]) == 1]
+        yield from [_table(("option", "meaning"), own)] if own else []
 
 
 def _settings() -> Iterator[Sequence[str]]:
@@ -108,7 +123,7 @@ def _leaves(
         yield " ".join(above), parser
 
 
-def _options(command: argparse.ArgumentParser) -> Iterator[Sequence[str]]:
+def _options(command: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     for action in command._actions:
         if not COMMON & set(action.option_strings):
             yield f"`{_spelt(action)}`", (action.help or "") % vars(action)
@@ -131,8 +146,8 @@ def _spelt(action: argparse.Action) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_cell(one) for one in line)} |" for line in lines)
+    lines = [f"| {' | '.join(_cell(one) for one in line)} |" for line in [head, *rows]]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def _cell(text: str) -> str:

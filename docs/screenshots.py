@@ -25,7 +25,7 @@ import httpx
 from PIL import Image
 from playwright.sync_api import Browser
 
-from dne_serve.access.tokens import new_token
+from dne_serve.access.permission import new_token
 from tests.chromium import chromium
 from tests.e2e.scenes import MANY, SCENES, Scene, Stage
 from tests.live_server import TOKEN, wait_for

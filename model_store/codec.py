@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from model_store.errors import RecordInvalid
+from model_store.errors import KeptTooLarge, RecordInvalid
 from model_store.inference.doubt import Doubt
 from model_store.network.expert import Expert
 from model_store.network.network import Network
-from model_store.records.manifest import Draft, ShardRef
+from model_store.records.manifest import ClassImages, Draft, ShardRef
 from model_store.store.shard import check_shard, expected_tensors, image_bounds, read_layout
 
 ReadShard = Callable[[ShardRef], bytes]
+MAX_KEPT_BYTES = 64 << 20
+"""The largest shard of a class's images that is read to show a few of them."""
 
 
 class ShardWeights(Mapping[str, Tensor]):
@@ -120,6 +122,15 @@ def decode_images(data: bytes, *, count: int) -> list[bytes]:
     if count > len(bounds):
         raise RecordInvalid("the manifest", f"it names {count} images of a shard of {len(bounds)}")
     return [data[start:end] for start, end in bounds[:count]]
+
+
+def read_kept(read: ReadShard, entry: ClassImages) -> list[bytes]:
+    """Read the kept images of a class. Raise KeptTooLarge where they are too large to be shown."""
+    if entry.shard.bytes > MAX_KEPT_BYTES:
+        raise KeptTooLarge(f"the kept images of {entry.class_name!r} are too large to be shown")
+    data = read(entry.shard)
+    check_shard(entry.shard, data, expected=None)
+    return decode_images(data, count=entry.count)
 
 
 def _encode(network: Network, *, prefix: str) -> bytes:

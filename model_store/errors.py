@@ -12,6 +12,8 @@ DneError
 │   └── ImageTooLarge        more pixels than allowed
 ├── Interrupted              the user stopped the run; the message tells what was published
 ├── JobCancelled             somebody does not want the job any more
+├── NotPrivate               a folder or a file that others own or may write
+├── PicturesGone             pictures that a run has learnt from were deleted meanwhile
 └── StoreError
     ├── StoreNotFound        there is no store at that location
     ├── StoreUnsupported     another format number, or a backend without create-if-absent
@@ -21,17 +23,20 @@ DneError
     ├── CopyRefused          two stores that were filled separately
     ├── ItemNotFound         an item that is not in the inbox
     ├── LabelConflict        someone else labelled the item first
+    ├── LabelsFull           an item with as many label records as it may have
     ├── JobNotFound          there is no such job
     ├── JobUnderWay          a job of the channel has not ended
     ├── ClaimLost            the job has ended, or another worker has it
     ├── ChannelNotFound      a channel that names nothing
     ├── ChannelMoved         someone else moved the channel first
     ├── NothingToRollBack    the channel has no earlier version, or was never rolled back
+    ├── KeyMissing           a record that has to be signed, and no key to sign it with
     ├── RecordInvalid        a manifest, channel record or store.json that cannot be trusted
-    │   ├── SignatureRefused a version that nobody we trust has signed
+    │   ├── SignatureRefused a version or record that nobody we trust has signed for this store
     │   └── ChannelBroken    a head after a gap that is no record, or that no record can follow
     ├── ShardMissing         a manifest names a shard that is not there
     │   └── ShardForgotten   images that someone asked to forget
+    ├── KeptTooLarge         the kept images of a class take too much memory to show a few
     ├── ShardCorrupt         bytes that are not what the manifest says
     └── WriteFailed          the backend refused a write (disk full, I/O error)
         └── OutcomeUnknown   the backend did not say whether the write happened
@@ -86,6 +91,15 @@ class JobCancelled(DneError):
         self.job = job
 
 
+class NotPrivate(DneError):
+    def __init__(self, path: object, reason: str, next_step: str) -> None:
+        super().__init__(f"{path} is not used, because {reason}; {next_step}")
+
+
+class PicturesGone(DneError):
+    pass
+
+
 class StoreError(DneError):
     pass
 
@@ -138,6 +152,15 @@ class LabelConflict(StoreError):
         self.actor = actor
 
 
+class LabelsFull(StoreError):
+    def __init__(self, item: str, *, most: int) -> None:
+        super().__init__(
+            f"item {item} has {most} label records, and an item may have no more: its newest label "
+            "stands; delete the item to be rid of it"
+        )
+        self.item = item
+
+
 class JobNotFound(StoreError):
     def __init__(self, job: str) -> None:
         super().__init__(f"there is no job {job!r}")
@@ -168,6 +191,15 @@ class NothingToRollBack(StoreError):
     pass
 
 
+class KeyMissing(StoreError):
+    def __init__(self) -> None:
+        super().__init__(
+            "nothing was written: a server that requires signatures signs channel records and "
+            "jobs, and this one has no key; start it with --sign-key KEYFILE, or move the channel "
+            "with `dne-store` and --sign KEYFILE where the key is"
+        )
+
+
 class RecordInvalid(StoreError):
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} cannot be trusted: {reason}")
@@ -196,6 +228,10 @@ class ShardForgotten(ShardMissing):
     def __init__(self, sha256: str, *, class_name: str) -> None:
         StoreError.__init__(self, f"shard {sha256} was forgotten: it held images of {class_name}")
         self.sha256 = sha256
+
+
+class KeptTooLarge(StoreError):
+    pass
 
 
 class ShardCorrupt(StoreError):

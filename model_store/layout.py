@@ -20,7 +20,7 @@ INBOX = "inbox"
 JOBS = "jobs"
 ADVICE = "advice"
 ITEM_ID = r"[0-9]{8}t[0-9]{9}-[0-9a-f]{12}"
-"""The form of an item's id; `model_store.inbox.naming` has the names of its objects."""
+"""The form of an item's id; `model_store.loop.item_names` has the names of its objects."""
 
 # ASCII digits, and `fullmatch` below: `\d` and `$` let through more than is meant.
 _SHARD = re.compile(r"shards/([0-9a-f]{2})/(\1[0-9a-f]{62})\.safetensors")
@@ -28,7 +28,9 @@ _VERSION = re.compile(r"versions/([0-9]{8})\.json")
 _RECORD = re.compile(r"channels/([a-z0-9][a-z0-9_-]{0,62})/([0-9]{8})\.json")
 _DELETED = re.compile(r"deleted/([0-9]{8})\.json")
 _FORGOTTEN = re.compile(r"forgotten/([0-9a-f]{64})\.json")
-_BEAT = re.compile(rf"jobs/{ITEM_ID}/beat\.[0-9]{{8}}\.[0-9]{{8}}\.json")
+_HEARTBEAT = re.compile(
+    rf"jobs/{ITEM_ID}/(beat\.[0-9]{{8}}|doubt\.[0-9]{{8}}\.[0-9]{{8}})\.[0-9a-f]{{8,32}}\.json"
+)
 _RUN = re.compile(r"runs/([0-9a-f]{32})(?:-([0-9]{1,4}))?\.json")
 
 
@@ -101,6 +103,6 @@ def run_of(name: str) -> str | None:
     return match[1] if match else None
 
 
-def is_beat(name: str) -> bool:
-    """Tell whether this is the name of a beat, which is of use while its job runs."""
-    return _BEAT.fullmatch(name) is not None
+def is_heartbeat(name: str) -> bool:
+    """Return whether this names a heartbeat or a doubt, which matter only while a job runs."""
+    return _HEARTBEAT.fullmatch(name) is not None

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Literal
 
 from model_store.errors import WrongUsage
-from model_store.machine import UNREADABLE, machine_digest, read_remembered, remember
+from model_store.host.children import last_line, last_words, signal_name
+from model_store.host.machine import UNREADABLE, machine_digest, read_remembered, remember
 from model_store.records.quality import Reduced
 from model_store.store.cache import cache_folder
 from model_store.tables import percent
@@ -145,7 +146,12 @@ def try_in_child(command: Sequence[str], *, timeout_s: float = TRIAL_S) -> Trial
     """Run a command that prints the speed-up on its last line. Its death is a result, no error."""
     try:
         ended = subprocess.run(
-            command, capture_output=True, text=True, timeout=timeout_s, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return Trial(runs=False, reason=f"it took longer than {timeout_s:g} s", lasting=False)
@@ -153,21 +159,15 @@ def try_in_child(command: Sequence[str], *, timeout_s: float = TRIAL_S) -> Trial
         return Trial(runs=False, reason=f"it cannot be tried: {error.strerror}", lasting=False)
     if ended.returncode < 0:
         number = -ended.returncode
-        reason = f"the processor or the system ended it ({_signal_name(number)})"
+        reason = f"the processor or the system ended it ({signal_name(number)})"
         return Trial(runs=False, reason=reason, lasting=number == signal.SIGILL)
     try:
         speedup = float(ended.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        told = ended.stderr.strip().splitlines() or ["it said nothing"]
-        return Trial(runs=False, reason=told[-1][:200], lasting=False)
+        log.warning("a trial of a precision failed: %s", last_words(ended.stderr))
+        reason = last_line(ended.stderr) or "it said nothing"
+        return Trial(runs=False, reason=reason, lasting=False)
     return Trial(runs=True, speedup=round(speedup, 3))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 Known = Mapping[str, Mapping[str, Trial]]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from model_store.errors import ImageRejected, ImageTooLarge
+from model_store.records.inbox import MediaType
 from model_store.records.manifest import Preprocessing
 
 PNG_LEVEL = 2
@@ -25,6 +26,12 @@ PNG_LEVEL = 2
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 40_000_000
 ROWS_AT_ONCE = 64
+THUMBNAIL_SIDE = 96
+MAX_KEPT_PIXELS = 4096 * 4096
+"""The largest image that a network takes; a store keeps images at the network's size."""
+LOSSLESS_SIDE = 64
+"""The longest side of a thumbnail that is a PNG: JPEG would change it visibly and save nothing."""
+QUALITY = 85
 INTERPOLATION = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
@@ -58,6 +65,25 @@ def read_picture(data: bytes, *, max_side: int, max_pixels: int = MAX_PIXELS) ->
         picture.load()
         picture.info.clear()  # Pillow would write comments and profiles into the next file
         return picture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thumbnail:
+    """A small picture with no byte of the file that it was made from."""
+
+    data: bytes
+    type: MediaType
+
+    @classmethod
+    def of(cls, image: bytes) -> Thumbnail:
+        """Scale an image down. Raise ImageRejected where it cannot be decoded."""
+        picture = read_picture(image, max_side=THUMBNAIL_SIDE, max_pixels=MAX_KEPT_PIXELS)
+        written = io.BytesIO()
+        if max(picture.size) <= LOSSLESS_SIDE:
+            picture.save(written, format="PNG")
+            return cls(data=written.getvalue(), type="image/png")
+        picture.save(written, format="JPEG", quality=QUALITY)
+        return cls(data=written.getvalue(), type="image/jpeg")
 
 
 @contextmanager

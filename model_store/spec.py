@@ -32,6 +32,7 @@ MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask f
 MAX_DEPTH = 1024
 MAX_PATCHES = 1 << 16  # of an image: the time of a pass grows with their square
 MAX_REGISTERS = 1024
+MAX_GRID = 16  # cells a side of a readout
 MAX_TASKS = 1000
 MAX_PARAMETERS = 1 << 31  # of one network
 MAX_PLACES = 1 << 28  # of one network: the folded form keeps a weight for each pair of patches
@@ -83,6 +84,39 @@ class Backbone:
 
 
 PLAIN = Backbone()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readout:
+    """The features of earlier blocks in the slice of a pre-trained first expert.
+
+    The output rows of each block are normalised without scale and bias. The slice holds the token's
+    row, where the token is in the sequence, and the mean of the patches.
+    """
+
+    blocks: tuple[int, ...]
+    """Numbers of blocks, counted from 1, in rising order."""
+    grid_block: int = 0
+    """The block of which the slice holds the means of the cells of a grid too; 0: none."""
+    grid: int = 0
+    """Cells of a side of the grid."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        if not self.blocks or list(self.blocks) != sorted({*self.blocks}):
+            raise SpecInvalid("the blocks of a readout must be distinct numbers in rising order")
+        if not self.blocks[0] >= 1 or self.blocks[-1] > MAX_DEPTH:
+            raise SpecInvalid(f"a block of a readout must be between 1 and {MAX_DEPTH}")
+        if not 0 <= self.grid <= MAX_GRID:
+            raise SpecInvalid(f"the grid of a readout must be between 0 and {MAX_GRID}")
+        if bool(self.grid) != bool(self.grid_block):
+            raise SpecInvalid("a readout has both grid and grid_block, or neither")
+        if self.grid and self.grid_block not in self.blocks:
+            raise SpecInvalid(f"grid_block {self.grid_block} is not one of the readout's blocks")
+
+    def cells_of(self, block: int) -> int:
+        """Count the cells of the grid that the slice holds of a block."""
+        return self.grid**2 if block == self.grid_block else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +203,8 @@ class NetworkSpec:
     attention: Attention = "plain"
     backbone: Backbone | None = None
     """None: the first expert is a plain transformer."""
+    readout: Readout | None = None
+    """None: the first expert's slice is of its last block alone."""
     tasks: tuple[TaskSpec, ...] = ()
 
     def __post_init__(self) -> None:
@@ -195,6 +231,7 @@ class NetworkSpec:
         self._check_attention()
         self._check_experts()
         self._check_backbone()
+        self._check_readout()
         _check_distinct("class", self.classes)
         _check_distinct("task", (task.name for task in self.tasks))
         if self.parameters > MAX_PARAMETERS:
@@ -237,6 +274,19 @@ class NetworkSpec:
             raise SpecInvalid("rotary attention heads have an even number of channels")
         if self.tasks and self.backbone.hidden_norm > self.width_of(0) * self.mlp_ratio:
             raise SpecInvalid("hidden_norm is more than the hidden channels")
+
+    def _check_readout(self) -> None:
+        if self.readout is None:
+            return
+        if not self.is_pretrained:
+            raise SpecInvalid("only a pre-trained first expert has a readout of several blocks")
+        if self.readout.blocks[-1] >= self.depth:
+            raise SpecInvalid(
+                f"a readout of block {self.readout.blocks[-1]} does not go with a depth of "
+                f"{self.depth}: the last block is read anyway"
+            )
+        if self.readout.grid > self.image_size // self.patch_size:
+            raise SpecInvalid("the grid of a readout has more cells a side than there are patches")
 
     @property
     def first(self) -> Backbone:
@@ -318,8 +368,23 @@ class NetworkSpec:
 
     def slice_width(self, index: int) -> int:
         """Count the channels of an expert's slice of the token."""
-        doubled = index == 0 and self.first.pooling == "token-and-mean"
-        return self.width_of(index) * (2 if doubled else 1)
+        return self.width_of(index) if index else self.narrow_width + self.readout_width
+
+    @property
+    def narrow_width(self) -> int:
+        """Count the first channels of the token, which are of the first expert's last block."""
+        return self.width_of(0) * (2 if self.first.pooling == "token-and-mean" else 1)
+
+    @property
+    def readout_width(self) -> int:
+        """Count the channels of earlier blocks, which come next."""
+        blocks = self.readout.blocks if self.readout else ()
+        return self.width_of(0) * sum(self.readout_rows(block) for block in blocks)
+
+    def readout_rows(self, block: int) -> int:
+        """Count the rows, of the first expert's width, that the slice holds of an earlier block."""
+        cells = self.readout.cells_of(block) if self.readout else 0
+        return int(self.token == "in-sequence") + 1 + cells
 
     def source_heads(self, index: int) -> int:
         """Count the heads that expert `index` reads: those of all older experts and its own."""
@@ -411,8 +476,8 @@ class NetworkSpec:
 
     @property
     def doubt_width(self) -> int:
-        """Count the channels that doubt is judged by: those of the oldest expert's slice."""
-        return self.slice_width(0)
+        """Count the channels that doubt is judged by: those of the oldest expert's last block."""
+        return self.narrow_width
 
     def doubt_tensors(self) -> dict[str, Shape]:
         """Give the name and shape of every tensor in a doubt shard."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, TextIO
 
 from model_store.names import JOINERS
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+FORMULAS = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
+"""Characters that begin a formula, also in the full width of East Asian scripts."""
+CONTROLS = frozenset("\t\r\n")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
@@ -60,8 +64,31 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
+class Shown:
+    """A stream of text to a terminal. Names come from stores and servers of strangers, so nothing
+    but line ends and printable characters passes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        shown = text if text.isprintable() else "\n".join(map(printable, text.split("\n")))
+        self._stream.write(shown)
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def csv_cell(text: str) -> str:
+    """Write a text for CSV, so that it is a text for spreadsheets too and never a formula: one that
+    begins as a formula does gets an apostrophe."""
+    shown = printable(text)
+    return f"'{shown}" if text[:1] in CONTROLS or text.lstrip()[:1] in FORMULAS else shown
+
+
 def printable(text: str) -> str:
-    """Replace characters that could move the cursor or colour the terminal."""
+    """Replace characters that could move the cursor, colour the terminal or turn the line round."""
     if text.isprintable():
         return text
     shown = (char if char.isprintable() or char in JOINERS else REPLACEMENT for char in text)

@@ -1,4 +1,4 @@
-"""Breaks each contract of the design, in a copy, and sees its test fail: `make test-contracts`.
+"""Break each contract of the design, in a copy, and see its test fail: the suite `contracts`.
 
 A test that passes while the property is broken asserts nothing. The copy is a temporary folder:
 the checkout is not touched.
@@ -32,7 +32,7 @@ BREAKS = (
         "model_store/network/network.py",
         "            expert.freeze()\n",
         "            expert.train()\n",
-        "tests/model_store/test_network.py::"
+        "tests/model_store/network/test_network.py::"
         "test_gradients_agree_with_plain_loops_and_are_zero_for_everything_frozen",
     ),
     Break(
@@ -41,8 +41,37 @@ BREAKS = (
         "    return (x.reshape(-1, x.shape[-1]) @ matrix).view(*x.shape[:-1], -1)",
         "    product = (x.reshape(-1, x.shape[-1]) @ matrix).view(*x.shape[:-1], -1)\n"
         "    return product * (1 + 1e-6 * matrix.requires_grad)",
-        "tests/model_store/test_network.py::"
+        "tests/model_store/network/test_network.py::"
         "test_old_features_are_bit_identical_after_any_number_of_expansions",
+    ),
+    Break(
+        "1 an adapted expert's own weights stay",
+        "trainer/growth/low_rank.py",
+        "    expert.requires_grad_(False)\n    for parent, name, layer in list(_layers(expert)):\n",
+        "    expert.requires_grad_(True)\n    for parent, name, layer in list(_layers(expert)):\n",
+        "tests/trainer/growth/test_low_rank.py::test_the_weights_below_a_change_stay_to_the_bit",
+    ),
+    Break(
+        "2 merged as learnt",
+        "trainer/growth/low_rank.py",
+        "            change = SCALE * self.up.double() @ self.down.double()\n",
+        "            change = self.up.double() @ self.down.double()\n",
+        "tests/trainer/growth/test_low_rank.py::test_merged_weights_answer_as_the_change_did",
+    ),
+    Break(
+        "1 the folded form reads earlier blocks as the reference does",
+        "model_store/inference/forward.py",
+        "        return [read_rows(x_SBPC[0],",
+        "        return [1.0001 * read_rows(x_SBPC[0],",
+        "tests/model_store/network/test_readout.py::test_the_folded_form_reads_the_same",
+    ),
+    Break(
+        "1 a readout of a frozen expert stays",
+        "model_store/network/network.py",
+        "                earlier += self.readout.read(layer + 1, states[0])\n",
+        "                earlier += self.readout.read(layer + 1, states[-1])\n",
+        "tests/model_store/network/test_readout.py::"
+        "test_a_readout_stays_bit_identical_while_the_network_grows",
     ),
     Break(
         "2 save, load, the same logits",
@@ -69,14 +98,14 @@ BREAKS = (
         "        os.link(temporary, name, src_dir_fd=source, dst_dir_fd=target, "
         "follow_symlinks=False)\n",
         "        os.rename(temporary, name, src_dir_fd=source, dst_dir_fd=target)\n",
-        "tests/model_store/test_objects.py",
+        "tests/model_store/backends/test_objects.py",
     ),
     Break(
         "5 bytes are never trusted",
         "model_store/store/shard.py",
         "    if found != ref.sha256:\n",
         "    if False:\n",
-        "tests/model_store/test_store.py",
+        "tests/model_store/store/test_store.py",
     ),
     Break(
         "6 a request has one version",
@@ -85,7 +114,7 @@ BREAKS = (
         "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n",
         "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n"
         "    chosen = await serving.predictor.resolve(version, at_least=at_least_of(request))\n",
-        "tests/dne_serve/test_live_reload.py::test_a_request_keeps_the_version_it_began_with",
+        "tests/dne_serve/rollout/test_live_reload.py::test_a_request_keeps_the_version_it_began_with",
     ),
     Break(
         "6 a request of the Open Inference Protocol has one version",
@@ -93,7 +122,7 @@ BREAKS = (
         "    scored = await serving.predictor.score(chosen, pictures=pictures, since=since)\n",
         "    scored = await serving.predictor.score(chosen, pictures=pictures, since=since)\n"
         "    resident = (await _resolve(serving, version, at_least=None)).resident\n",
-        "tests/dne_serve/test_protocol_v2.py::test_a_request_keeps_the_version_it_began_with",
+        "tests/dne_serve/protocol_v2/test_infer.py::test_a_request_keeps_the_version_it_began_with",
     ),
     Break(
         "7 a failed load keeps the old version",
@@ -101,12 +130,12 @@ BREAKS = (
         "                self._fall_back(store, failure)\n            raise\n",
         "                self._fall_back(store, failure)\n"
         "            self._residents._served = None\n            raise\n",
-        "tests/dne_serve/test_live_reload.py::"
+        "tests/dne_serve/rollout/test_live_reload.py::"
         "test_a_flipped_bit_keeps_the_old_version_serving_and_says_so",
     ),
     Break(
         "8 a rollback stays",
-        "model_store/store/channel_moves.py",
+        "model_store/store/channel.py",
         'head.mode == "pin"',
         'head.mode == "never"',
         "tests/trainer/test_cli.py::"
@@ -117,14 +146,14 @@ BREAKS = (
         "dne_serve/engines/torch_engine.py",
         "needed = manifest.model_shards[len(known) :]",
         "needed = manifest.model_shards",
-        "tests/dne_serve/test_live_reload.py::test_loading_the_next_version_reads_only_the_delta",
+        "tests/dne_serve/rollout/test_live_reload.py::test_loading_the_next_version_reads_only_the_delta",
     ),
     Break(
         "9 publishing costs the delta",
         "model_store/store/publish.py",
         "        if ref.sha256 not in shards and ref not in inherited:\n",
         "        if ref.sha256 not in shards:\n",
-        "tests/model_store/test_publish.py::test_publishing_a_child_touches_only_what_is_new",
+        "tests/model_store/store/test_publish.py::test_publishing_a_child_touches_only_what_is_new",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""Tables of `make test-faults`, `test-abuse` and `test-scale`: one row a campaign."""
+"""Tables of the suites faults, abuse and scale: one row a campaign."""
 
 from __future__ import annotations
 

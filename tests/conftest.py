@@ -28,52 +28,12 @@ settings.load_profile("steady")
 
 NO_GPU = "there is no CUDA device"
 TESTS = Path(__file__).parent
-LONGEST = (
-    "e2e/test_console_versions.py",
-    "trainer/start/test_start.py",
-    "e2e/test_console.py",
-    "e2e/test_console_trained.py",
-    "dne_serve/test_gpu.py",
-    "dne_serve/test_trained_routes.py",
-    "e2e/test_s3_story.py",
-    "packaging/test_readme.py",
-    "trainer/test_checkpoint.py",
-    "e2e/test_label_page.py",
-    "e2e/test_learn_page.py",
-    "trainer/ranks/test_torchrun.py",
-    "trainer/inbox/test_from_inbox.py",
-    "dne_serve/test_draining.py",
-    "lab/test_cell.py",
-    "dne_serve/test_backend.py",
-    "trainer/test_cli.py",
-    "abuse/test_schema.py",
-    "e2e/test_pretrained_story.py",
-    "trainer/test_add_task.py",
-    "dne_serve/test_cli.py",
-    "trainer/test_gate.py",
-    "faults/test_store_survives.py",
-    "model_store/test_folded.py",
-    "model_store/test_onnx.py",
-    "dne_serve/test_onnx_bank.py",
-    "packaging/test_commands.py",
-    "dne_serve/test_decoding.py",
-    "packaging/test_gpu_marker.py",
-    "e2e/test_docs_page.py",
-    "faults/test_s3_faults.py",
-    "dne_serve/test_limits.py",
-    "e2e/test_swaps.py",
-    "e2e/test_soak.py",
-    "model_store/test_object_storage.py",
-)
-"""Files of ten seconds and more. Two workers that begin with these end at the same time."""
-
 
 LONG_FOLDERS = ("e2e", "faults", "abuse")
-"""Whole stories, which `make test` leaves to `make test-long`."""
+"""Whole stories, which `make test` leaves to `make test SUITE=long`."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=_place)
     for item in items:
         if item.path.relative_to(TESTS).parts[0] in LONG_FOLDERS:
             item.add_marker(pytest.mark.long)
@@ -86,11 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
-
-
-def _place(item: pytest.Item) -> int:
-    name = item.path.relative_to(TESTS).as_posix()
-    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -111,6 +66,14 @@ def _no_settings_from_outside(
         monkeypatch.delenv(name)
     # One for all processes of a run: what a machine can do is found out once.
     monkeypatch.setenv("DNE_CACHE", str(run_folder(tmp_path_factory) / "cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the key of the caches outside the home folder of whoever runs the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(run_folder(tmp_path_factory) / "state"))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from dne_serve.engines.base import Engine
 from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.server import Serving
 from dne_serve.settings import FixedLimits, Settings
-from dne_serve.wire.uvicorn_config import server_config
+from dne_serve.wire.server import server_config
 from model_store.records.channel import ChannelRecord
 
 TOKEN = "a-token-for-tests"

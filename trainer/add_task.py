@@ -1,7 +1,7 @@
 """Learn one task, from a folder of images to a version that is promoted.
 
 After a pre-trained start a task is learnt at two speeds: first a version whose delta is a
-classifier, within seconds, and then, if that is asked for, a version with an expert for it.
+classifier, within seconds, and then, if it is asked for or earns it, a version that has grown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 
 from model_store.errors import WrongUsage
 from model_store.names import notes_on_look_alikes
-from model_store.records.manifest import Manifest
+from model_store.records.hierarchy import Hierarchy
+from trainer.adapt import refuse_younger_experts
 from trainer.base import Base, base_of
 from trainer.data.checks import (
     refuse_known_classes,
@@ -24,15 +25,14 @@ from trainer.data.checks import (
 from trainer.data.folders import Listing, note_ignored
 from trainer.data.hierarchy import FOLDERS, merged, read_parents
 from trainer.data.sources.forms import list_data
-from trainer.data.task_data import TaskData, read_again, read_task_data
-from trainer.deepen import deepen_with
-from trainer.learning.student import Student
+from trainer.data.task_data import read_task_data
+from trainer.grow import grow_after, taken_up
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask
 from trainer.start.first_network import refuse_pretrained
 from trainer.start.make_student import make_student
-from trainer.versions.one_version import learn_version
+from trainer.versions.one_version import announced
 from trainer.versions.outcome import Outcome
 
 
@@ -53,18 +53,13 @@ def add_task(
     base = base_of(request)
     _refuse_speed(base, request)
     _refuse_memory(base, request)
-    if base.parent and request.quick is False:
-        again = _learnt_quickly(listing, base=base, request=request, progress=progress)
-        if again is not None:
-            return deepen_with(base, data=again, request=request, progress=progress, ranks=ranks)
-    if base.parent:
-        listing = _checked(listing, base.parent, request)
+    again = taken_up(listing, base=base, request=request, progress=progress, ranks=ranks)
+    if again is not None:
+        return again
+    listing = _checked(listing, base, request)
     notes = _say_look_alikes(listing, base, progress)
-    before = base.parent.hierarchy if base.parent else None
-    known = base.parent.spec.classes if base.parent else ()
-    hierarchy = merged(before, parents, classes=(*known, *listing.names))
-
-    def prepare() -> tuple[Student, TaskData]:
+    hierarchy = _with_groups(base, parents, listing)
+    with announced(base, request=request, progress=progress, ranks=ranks) as run:
         student = make_student(base, request=request, new=listing, progress=progress)
         data = read_task_data(
             listing,
@@ -75,18 +70,15 @@ def add_task(
             progress=progress,
             hierarchy=hierarchy,
         )
-        return student, data
-
-    outcome, data = learn_version(
-        base, request=request, progress=progress, prepare=prepare, ranks=ranks
-    )
+        outcome = run.learn(student, data)
     outcome = replace(outcome, notes=notes, seconds=time.monotonic() - started)
-    lacks_expert = bool(outcome.manifest.spec.tasks_without_expert)
-    if request.quick is not False or outcome.refused or not lacks_expert:
-        return outcome
-    now = replace(base_of(request), parent=outcome.manifest)
-    deeper = deepen_with(now, data=data, request=request, progress=progress, ranks=ranks)
-    return replace(outcome, deeper=deeper)
+    return grow_after(outcome, data=data, request=request, progress=progress, ranks=ranks)
+
+
+def _with_groups(base: Base, parents: Mapping[str, str], listing: Listing) -> Hierarchy | None:
+    before = base.parent.hierarchy if base.parent else None
+    known = base.parent.spec.classes if base.parent else ()
+    return merged(before, parents, classes=(*known, *listing.names))
 
 
 def _on_pretrained(base: Base, request: AddTask) -> bool:
@@ -98,8 +90,8 @@ def _on_pretrained(base: Base, request: AddTask) -> bool:
 def _refuse_memory(base: Base, request: AddTask) -> None:
     if not request.keeps_pictures and not _on_pretrained(base, request):
         raise WrongUsage(
-            "--memory statistics is for a model with a pre-trained start: without one a new expert "
-            "needs pictures of old classes; --memory 0 keeps no exemplars"
+            "`memory=statistics` is for a model with a pre-trained start: without one a new expert "
+            "needs pictures of old classes; `memory=0` keeps no exemplars"
         )
 
 
@@ -117,39 +109,23 @@ def _groups(request: AddTask) -> Mapping[str, str]:
 
 
 def _refuse_speed(base: Base, request: AddTask) -> None:
-    if request.quick is None:
+    if request.quick is None and request.grow in (None, "auto"):
         return
     if not _on_pretrained(base, request):
-        option = "--quick" if request.quick else "--no-quick"
+        setting = f"quick={request.quick}" if request.quick is not None else f"grow={request.grow}"
         raise WrongUsage(
-            f"{option} is for a model with a pre-trained start: without one the expert is what "
-            "knows the new classes, and every task has one"
+            f"`{setting}` is for a model with a pre-trained start: without one the "
+            "expert is what knows the new classes, and every task has one"
         )
+    if request.growth == "adapt" and base.parent is not None:
+        refuse_younger_experts(base.parent)
 
 
-def _learnt_quickly(
-    listing: Listing, *, base: Base, request: AddTask, progress: Progress
-) -> TaskData | None:
-    """Read the images again, if they are those of the newest task, which has no expert yet.
-
-    A run that was stopped after its first version goes on from there.
-    """
-    assert base.parent is not None
-    newest = base.parent.tasks[-1]
-    listing = listing.spelt_as(base.parent.spec.classes)
-    if newest.expert is not None or set(listing.names) != set(newest.classes):
-        return None
-    data = read_again(listing, base=base, request=request, progress=progress)
-    if newest.training.get("data") != data.digest:
-        return None
-    progress.note(
-        f"version {base.parent.version} has these images as task {newest.name}; its expert is next"
-    )
-    return data
-
-
-def _checked(listing: Listing, parent: Manifest, request: AddTask) -> Listing:
+def _checked(listing: Listing, base: Base, request: AddTask) -> Listing:
     """Spell the classes as the parent does, and refuse those that do not fit the request."""
+    parent = base.parent
+    if parent is None:
+        return listing
     refuse_pretrained(request)
     listing = listing.spelt_as(parent.spec.classes)
     refuse_retired_classes(listing, parent.retired)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from model_store.errors import StoreNotFound, WrongUsage
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import ClassImages, ClassTokens, Manifest, ShardRef
+from model_store.records.signing import Keys
 from model_store.store.making import check_location
 from model_store.store.publish import next_version
 from model_store.store.store import Store
@@ -21,6 +22,7 @@ class Base:
     """The channel as it was when training began, and the version that the channel named."""
 
     location: str
+    keys: Keys
     store: Store | None
     """None before the first version: publishing makes the store."""
     head: ChannelRecord | None
@@ -32,12 +34,12 @@ class Base:
 
     def made_store(self) -> Store:
         """Open the store, or make it."""
-        return self.store or Store.create(self.location)
+        return self.store or Store.create(self.location, keys=self.keys)
 
     def store_now(self) -> Store | None:
         """Open the store, which another run may have made meanwhile."""
         try:
-            return self.store or Store.open(self.location)
+            return self.store or Store.open(self.location, keys=self.keys)
         except StoreNotFound:
             return None
 
@@ -65,7 +67,7 @@ class Base:
 
     @property
     def lacks_images(self) -> bool:
-        """Tell whether neither exemplars nor statistics are left of some class that is answered."""
+        """Return whether a class that is answered has neither exemplars nor statistics left."""
         assert self.parent is not None
         kept = {one.class_name for one in self.memory}
         kept |= {one.class_name for one in self.statistics}
@@ -77,15 +79,16 @@ class Base:
 
 
 def base_of(request: Learning) -> Base:
-    """Read the store, if there is one, and the version that its channel names.
+    """Read the store, if there is one, and the version that its channel names. With keys, both the
+    channel's record and the version have to be trusted.
 
     Refuse a place in which no store can be made before the training, not after it.
     """
     try:
-        store = Store.open(request.store)
+        store = Store.open(request.store, keys=request.keys)
     except StoreNotFound:
         check_location(request.store)
-        return Base(location=request.store, store=None, head=None, parent=None)
+        return Base(location=request.store, keys=request.keys, store=None, head=None, parent=None)
     head = store.head(request.channel)
     newest = store.newest()
     if head is None and newest is not None:
@@ -95,4 +98,4 @@ def base_of(request: Learning) -> Base:
         )
     parent = store.resolve(head) if head else None
     next_version(store)  # refuses, before the training, where no number is left
-    return Base(location=request.store, store=store, head=head, parent=parent)
+    return Base(location=request.store, keys=request.keys, store=store, head=head, parent=parent)

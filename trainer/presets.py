@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 from model_store.errors import WrongUsage
 from model_store.spec import MAX_PLACES, MAX_TASKS, NetworkSpec
-from trainer.options import option
 
 HEADS_FROM_IMAGES = ((10_000, 4), (4_000, 2), (0, 1))
 """A later expert's heads, from this many images of its task on; see ADR 26."""
@@ -29,23 +27,20 @@ PRESETS = {
 DEFAULT_PRESET = "small"
 
 
-_size = partial(option, group="the network (fixed by the first task)")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkShape:
-    """The sizes that the command line asks of the network. None: not asked."""
+    """The sizes that are asked of the network. None: not asked."""
 
-    preset: str | None = _size(None, "sizes to start from (small)", choices=list(PRESETS))
-    image_size: int | None = _size(None, "pixels of an image's side", metavar="N")
-    patch_size: int | None = _size(None, "pixels of a patch's side", metavar="N")
-    depth: int | None = _size(None, "patch blocks", metavar="N")
-    head_width: int | None = _size(None, "channels of an attention head", metavar="N")
-    heads: int | None = option(
-        None,
-        "attention heads of the new expert (later tasks: 1, 2 or 4 by the number of images)",
-        metavar="K",
-    )
+    preset: str | None = None
+    image_size: int | None = None
+    """Pixels of an image's side."""
+    patch_size: int | None = None
+    """Pixels of a patch's side."""
+    depth: int | None = None
+    head_width: int | None = None
+    """Channels of an attention head."""
+    heads: int | None = None
+    """Attention heads of the new expert. A later task's are chosen by the number of its images."""
 
     def __post_init__(self) -> None:
         if self.preset is not None and self.preset not in PRESETS:
@@ -65,11 +60,12 @@ class NetworkShape:
         for name, asked in {**preset, **self._given()}.items():
             fixed = getattr(lineage, name)
             if asked != fixed:
-                option = f"--{name.replace('_', '-')} {asked}"
+                setting = f"`{name}={asked}`"
                 if name not in self._given():
-                    option = f"--preset {self.preset} ({option})"
+                    setting = f"`preset={self.preset}` ({setting})"
                 raise WrongUsage(
-                    f"{option} does not fit: the first task has fixed {name} {fixed} for this model"
+                    f"{setting} does not fit: the first task has fixed {name} {fixed} for this "
+                    "model"
                 )
 
     def heads_of_first(self) -> int:

@@ -1,68 +1,56 @@
-"""Describe the requests of `dne-train`: one dataclass a command, whose fields are its options."""
+"""Describe the requests of the trainer as plain data: one dataclass a command.
+
+A sentence names a setting as Python has it, in backticks: `memory=statistics`. The command line
+writes its option there.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from model_store.cli.command import add_sign_option, version_number
 from model_store.errors import WrongUsage
-from model_store.records.manifest import Manifest, Signs
-from trainer.options import described, memory_size, option, points, share
+from model_store.records.manifest import Manifest
+from model_store.records.signing import NO_KEYS, Keys
 from trainer.presets import NetworkShape
 
-DATA = (
-    "a folder of images for each class; or train and val folders, a zip or tar, CSV, JSONL, COCO's "
-    "JSON, or parquet"
-)
-PRETRAINED = "a pre-trained start (first task only)"
-_pretrained = partial(option, group=PRETRAINED)
-_learning = partial(option, group="learning")
-_gate = partial(option, group="the gate")
+Growth = Literal["auto", "quick", "adapt", "expert"]
+"""How far a task may grow the network after its classes were added."""
+Kind = Literal["adapter", "dense"]
+"""What a deepening learns: changes of the first expert, or an expert that reads it."""
+ReadoutChoice = Literal["auto", "narrow", "wide"]
+"""The last block of a pre-trained expert, earlier ones too, or what cross-validation says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainedFile:
     """A pre-trained file to begin with."""
 
-    file: Path = field(
-        metadata=described(
-            "begin with the weights of a vision transformer: safetensors, or their index",
-            name="--pretrained",
-            group=PRETRAINED,
-            metavar="FILE",
-        )
-    )
-    unfreeze_last: int = _pretrained(
-        0, "let the first task change its last N blocks (default: 0, none of it)", metavar="N"
-    )
-    normalise: str | None = _pretrained(
-        None,
-        "what it was trained with: imagenet, half or M,M,M/S,S,S (default: by its files)",
-        metavar="HOW",
-    )
-    attention_heads: int | None = _pretrained(
-        None,
-        "how many it has (default: by config.json, or the custom of its width)",
-        metavar="N",
-    )
+    file: Path
+    unfreeze_last: int = 0
+    """The last blocks that the first task may change."""
+    normalise: str | None = None
+    """The normalisation that it was trained with. None: read from its files."""
+    attention_heads: int | None = None
+    """None: read from its files, or chosen by its width."""
+    readout: ReadoutChoice = "auto"
+    """The part of it that the classifier reads."""
 
     def __post_init__(self) -> None:
         if self.unfreeze_last < 0:
-            raise WrongUsage(f"--unfreeze-last must be 0 or more, not {self.unfreeze_last}")
+            raise WrongUsage(f"`unfreeze_last` must be 0 or more, not {self.unfreeze_last}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """The length and rate of learning. None: chosen from the number of images and the width."""
 
-    epochs: int | None = _learning(None, "default: by the data's size", metavar="N")
-    batch_size: int | None = _learning(None, "images a step", metavar="N")
-    learning_rate: float | None = _learning(None, "default: by the width", metavar="R")
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
 
     def __post_init__(self) -> None:
         _refuse_not_above_0(self, "epochs", "batch_size", "learning_rate")
@@ -72,37 +60,24 @@ class Effort:
 class GateLimits:
     """Limits that a version has to keep. Shares are between 0 and 1; None sets no limit."""
 
-    max_drop: float = _gate(
-        0.02,
-        "how far accuracy on old classes may fall, in points of 100; a fall that may be "
-        "chance is let pass (default: 2)",
-        metavar="POINTS",
-        type=points,
-    )
-    min_new: float | None = _gate(
-        None,
-        "least accuracy on new classes: 0.8 or 80%% (default: better than guessing)",
-        metavar="SHARE",
-        type=share,
-    )
-    min_gain: float = _gate(
-        0.01,
-        "how much better a version with an expert must be than the one without, in points of "
-        "100, beyond chance (default: 1)",
-        metavar="POINTS",
-        type=points,
-    )
-    max_latency_ms: float | None = _gate(
-        None, "for one image, measured on this machine", metavar="MS"
-    )
-    max_bytes: int | None = _gate(None, "size of all experts and the classifier", metavar="N")
-    force: bool = _gate(False, "promote all the same, and record that it was forced")
+    max_drop: float = 0.02
+    """The largest fall of accuracy on old classes."""
+    min_new: float | None = None
+    """The least accuracy on new classes. None: better than guessing."""
+    min_gain: float = 0.01
+    """The least gain of a version with an expert over the one without."""
+    max_latency_ms: float | None = None
+    """For one image on this machine."""
+    max_bytes: int | None = None
+    """Of all experts and the classifier."""
+    force: bool = False
+    """True: promote all the same, and record that it was forced."""
 
     def __post_init__(self) -> None:
         for name in ("max_drop", "min_new", "min_gain"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
-                raise WrongUsage(f"--{name.replace('_', '-')} must be between 0 and 100 %")
+                raise WrongUsage(f"`{name}` must be between 0 and 100 %")
         _refuse_not_above_0(self, "max_latency_ms", "max_bytes")
 
 
@@ -110,20 +85,12 @@ class GateLimits:
 class Learning:
     """The part that requests to learn a version have in common."""
 
-    val_data: Path | None = option(
-        None, "judge by these images, not by held-out ones; forms as of --data", metavar="DATA"
-    )
-    skip_bad: bool = option(False, "go on without unreadable images")
-    promote: bool = option(
-        True, "publish only; the channel does not move", name="--no-promote", action="store_false"
-    )
-    reason: str = option("", "why, for the channel's history", metavar="T")
-    checkpoint: Path | None = option(
-        None,
-        "where the run is kept each epoch, so that the same command goes on after an "
-        "interruption (default: below $XDG_CACHE_HOME/dne-serve)",
-        metavar="DIR",
-    )
+    val_data: Path | None = None
+    """Judge by these images, not by held-out ones."""
+    skip_bad: bool = False
+    promote: bool = True
+    reason: str = ""
+    checkpoint: Path | None = None
     """None: no checkpoint is kept. The command line has a default of its own."""
     tokens: Path | None = None
     """The folder of tokens that were read before; None: none are kept."""
@@ -131,40 +98,22 @@ class Learning:
     """The command line for the record of the version; empty where there was none."""
     measures_threads: bool = False
     """True: the first steps are timed to choose the number of CPU threads."""
+    before_publish: Callable[[], None] | None = None
+    """Called before the version is published and again before it is promoted. PicturesGone from it
+    prevents both."""
     on_published: Callable[[Manifest], None] | None = None
     """Called with the version before it is promoted. An error from it prevents the promotion."""
-    signer: Signs | None = field(default=None, metadata={"add": add_sign_option})
+    keys: Keys = NO_KEYS
     effort: Effort = field(default_factory=Effort)
-    loss: str = _learning(
-        "cross-entropy",
-        "what classification is trained with (default: {default})",
-        choices=["cross-entropy", "binary"],
-    )
-    augment: str = _learning(
-        "auto",
-        "random changes to training images: standard is crop, flip and RandAugment; light is "
-        "crop; auto (the default) is standard, light for images under 32 pixels, and crop and "
-        "flip after a pre-trained start",
-        choices=["auto", "standard", "light", "none"],
-    )
-    flip: bool | None = _learning(
-        None, "mirror images at random, or never (letters, signs); default: by --augment"
-    )
-    memory: int | Literal["statistics"] = _learning(
-        2000,
-        "exemplars kept in all, over all classes; 0 keeps none; `statistics` keeps no picture at "
-        "all, held-out ones included, and needs a pre-trained start (default: {default})",
-        metavar="N",
-        type=memory_size,
-    )
-    seed: int = _learning(0, "makes a run repeatable (default: {default})", metavar="N")
+    loss: str = "cross-entropy"
+    augment: str = "auto"
+    flip: bool | None = None
+    memory: int | Literal["statistics"] = 2000
+    """The exemplars to keep, over all classes. `statistics` keeps no picture at all."""
+    seed: int = 0
     limits: GateLimits = field(default_factory=GateLimits)
-    unknown_rate: float = _gate(
-        0.05,
-        "share of known images that may be answered as unknown: 0.05 or 5%% (the default)",
-        metavar="SHARE",
-        type=share,
-    )
+    unknown_rate: float = 0.05
+    """The share of known images that may be answered as unknown."""
     store: str
     channel: str = "production"
     device: str = "auto"
@@ -172,11 +121,11 @@ class Learning:
 
     def __post_init__(self) -> None:
         if self.exemplars < 0:
-            raise WrongUsage(f"--memory must be 0 or more, not {self.memory}")
+            raise WrongUsage(f"`memory` must be 0 or more, not {self.memory}")
         if not 0 <= self.seed < 2**63:
-            raise WrongUsage(f"--seed must be between 0 and 2^63, not {self.seed}")
+            raise WrongUsage(f"`seed` must be between 0 and 2^63, not {self.seed}")
         if not 0 < self.unknown_rate < 1:
-            raise WrongUsage("--unknown-rate must be between 0 and 100 %, and neither of them")
+            raise WrongUsage("`unknown_rate` must be between 0 and 100 %, and neither of them")
 
     @property
     def exemplars(self) -> int:
@@ -185,7 +134,7 @@ class Learning:
 
     @property
     def keeps_pictures(self) -> bool:
-        """Tell whether held-out images and exemplars may stay in the store."""
+        """Return whether held-out images and exemplars may stay in the store."""
         return self.memory != "statistics"
 
 
@@ -193,96 +142,99 @@ class Learning:
 class AddTask(Learning):
     """A request to learn a task: `dne-train add-task`."""
 
-    data: Path = field(
-        metadata=described(f"{DATA}, unless --from-inbox", metavar="DATA", required=False)
-    )
-    name: str | None = option(None, "the task's name (default: that of DATA)", metavar="N")
-    extend: bool = option(
-        False, "DATA has more images of classes that are known: tune the classifier, add no expert"
-    )
-    hierarchy: str | None = option(
-        None,
-        "groups above the classes, which answer where the class is in doubt: a YAML file with "
-        "lines such as `puma: cat`, or `folders` for folders in folders",
-        metavar="FILE",
-    )
-    quick: bool | None = option(
-        None,
-        "after a pre-trained start: add a classifier only, in seconds (the default), or learn an "
-        "expert after it, which is promoted if it earns its cost",
-    )
+    data: Path
+    name: str | None = None
+    extend: bool = False
+    """True: the data has more images of known classes."""
+    hierarchy: str | None = None
+    """A file of groups above the classes, or `folders`."""
+    groups: Literal["folders"] | None = None
+    """`folders`: images of a folder inside a class folder belong together."""
+    grow: Growth | None = None
+    """How far the network may grow after a version in seconds; None: auto."""
+    quick: bool | None = None
+    """True: `grow` is quick. False: it is expert."""
+    grows_by_itself: bool = True
+    """False: `auto` is quick."""
     shape: NetworkShape = field(default_factory=NetworkShape)
     pretrained: PretrainedFile | None = None
 
+    @property
+    def growth(self) -> Growth:
+        """Return how far the task may grow the network; `quick` is another way to say it."""
+        if self.quick is not None:
+            return "quick" if self.quick else "expert"
+        if self.grow in (None, "auto") and not self.grows_by_itself:
+            return "quick"
+        return self.grow or "auto"
+
     def __post_init__(self) -> None:
         Learning.__post_init__(self)
+        if self.groups is not None and self.hierarchy == "folders":
+            raise WrongUsage(
+                "`hierarchy=folders` takes folders in folders for groups of classes, and "
+                "`groups=folders` for groups of images: give one of the two"
+            )
+        if self.quick is not None and self.grow not in (None, self.growth):
+            raise WrongUsage(
+                f"`quick={self.quick}` is `grow={self.growth}`: `grow={self.grow}` does not fit it"
+            )
         if self.extend and self.quick is not None:
-            raise WrongUsage("--extend adds no task: --quick and --no-quick do not fit it")
+            raise WrongUsage("`extend` adds no task: `quick=True` and `quick=False` do not fit it")
+        if self.extend and self.grow is not None:
+            raise WrongUsage("`extend` adds no task: `grow` does not fit it")
         if self.quick and self.shape.heads is not None and self.pretrained is None:
-            raise WrongUsage("--quick adds no expert: --heads does not fit it")
+            raise WrongUsage("`quick` adds no expert: `heads` does not fit it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deepen(Learning):
-    """A request to learn an expert for tasks that have none: `dne-train deepen`."""
+    """A request to grow the network for tasks that are there: `dne-train deepen`."""
 
-    heads: int | None = option(
-        None,
-        "attention heads of the expert (default: 1, 2 or 4 by the number of images)",
-        metavar="K",
-    )
-    if_needed: bool = option(
-        False,
-        "end with 0 if no task lacks an expert, or if this expert was learnt before and was not "
-        "promoted: for commands that run by the clock",
-    )
+    kind: Kind | None = None
+    """None: an adapter, as long as no younger expert reads the first one."""
+    heads: int | None = None
+    if_needed: bool = False
+
+    def __post_init__(self) -> None:
+        Learning.__post_init__(self)
+        if self.kind == "adapter" and self.heads is not None:
+            raise WrongUsage("`kind=adapter` adds no expert: `heads` does not fit it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """A request to run jobs: `dne-train worker`."""
 
-    once: bool = option(False, "run the jobs that wait, and end (default: wait for more)")
-    poll_seconds: float = option(
-        1.0, "time between two looks for a job (default: {default})", metavar="S"
-    )
-    until_stdin_closes: bool = option(
-        False, "end when standard input is closed, as it is when the parent process dies"
-    )
-    checkpoint: Path | None = option(
-        None,
-        "where a run is kept each epoch, so that the next worker on this machine goes on "
-        "(default: below $XDG_CACHE_HOME/dne-serve)",
-        metavar="DIR",
-    )
-    memory: int | Literal["statistics"] = _learning(
-        2000, "as of add-task (default: {default})", metavar="N", type=memory_size
-    )
+    once: bool = False
+    poll_seconds: float = 1.0
+    until_stdin_closes: bool = False
+    checkpoint: Path | None = None
+    memory: int | Literal["statistics"] = 2000
     limits: GateLimits = field(default_factory=GateLimits)
-    sign: Path | None = field(default=None, metadata={"add": add_sign_option})
+    keys: Keys = NO_KEYS
     store: str
     channel: str = "production"
     device: str = "auto"
 
     def __post_init__(self) -> None:
         if not 0 < self.poll_seconds <= 3600:
-            raise WrongUsage(f"--poll-seconds must be between 0 and 3600, not {self.poll_seconds}")
+            raise WrongUsage(f"`poll_seconds` must be between 0 and 3600, not {self.poll_seconds}")
+        if self.keys.signer is not None and self.limits.force:
+            raise WrongUsage(
+                "a worker signs nothing that the gate refused: leave `force` out, and overrule the "
+                "gate with `dne-train add-task --from-inbox --force`"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluate:
     """A request to measure a version: `dne-train evaluate`."""
 
-    data: Path = field(metadata=described(DATA, metavar="DATA"))
-    version: int | None = option(
-        None, "default: what the channel names", metavar="N", type=version_number
-    )
-    unknown_data: Path | None = option(
-        None,
-        "images of no class of the model: how well they are told from those in --data",
-        metavar="DATA",
-    )
-    skip_bad: bool = option(False, "go on without unreadable images")
+    data: Path
+    version: int | None = None
+    unknown_data: Path | None = None
+    skip_bad: bool = False
     tokens: Path | None = None
     """The folder of tokens that were read before; None: none are kept."""
     store: str
@@ -294,12 +246,8 @@ class Evaluate:
 class Report:
     """A request to write a version's report: `dne-train report`."""
 
-    version: int = field(
-        metadata=described(
-            "the number of the version", name="version", metavar="N", type=version_number
-        )
-    )
-    out: Path = field(metadata=described("where to write it", metavar="DIR"))
+    version: int
+    out: Path
     store: str
     device: str = "auto"
 
@@ -308,4 +256,4 @@ def _refuse_not_above_0(asked: Effort | GateLimits, *names: str) -> None:
     for name in names:
         value = getattr(asked, name)
         if value is not None and not 0 < value < math.inf:
-            raise WrongUsage(f"--{name.replace('_', '-')} must be more than 0, not {value}")
+            raise WrongUsage(f"`{name}` must be more than 0, not {value}")

@@ -6,7 +6,6 @@ without one it ends after the story.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import secrets
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dne_client.demo import parser
 from dne_client.demo.data import DIGIT_TASKS, SHAPES, DemoData, images_in, write_demo_data
 from dne_client.demo.processes import (
     DemoFailed,
@@ -58,24 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\nStopped before the end of the story.", file=sys.stderr)
         return 1
     return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
-        prog="dne demo",
-        description="Learns handwritten digits in three tasks, serves them while they appear, "
-        "rolls back and resumes. Takes two to three minutes on two cores.",
-        epilog="Needs scikit-learn, which has the digits: pip install 'dne-serve[demo]'.",
-    )
-    made.add_argument("--port", type=int, default=8000, help="where to serve (default: 8000)")
-    made.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("demo"),
-        metavar="DIR",
-        help="where to keep what is made; a demo's folder is made anew (default: demo)",
-    )
-    return made
 
 
 @dataclass(frozen=True, slots=True)

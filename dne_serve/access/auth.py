@@ -2,17 +2,92 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import math
+import ssl
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dne_serve.access.guesses import Guesses
-from dne_serve.access.permission import Permission, Token, digest_of, find
+from dne_serve.access.permission import MIN_TOKEN, Permission, Token, digest_of, find, is_loopback
 from dne_serve.errors import RateExceeded, TokenMissing, TokenRefused
+from dne_serve.settings import Settings
+from model_store.errors import WrongUsage
+
+MOST = 20
+WINDOW_S = 60.0
+MAX_ADDRESSES = 4096
+MAX_KNOWN = 16
 
 
-class Door:
+@dataclass(slots=True, kw_only=True)
+class _Attempts:
+    """Tokens that an address has presented."""
+
+    left: float
+    at: float
+    known: list[bytes] = field(default_factory=list)
+    """Digests of the last tokens that were right."""
+
+
+class FailedAuthThrottle:
+    """Wrong tokens of all addresses."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._by_address: OrderedDict[str, _Attempts] = OrderedDict()
+
+    def check(self, address: str, digest: bytes) -> None:
+        """Raise RateExceeded for a token that is not to be judged."""
+        one = self._by_address.get(_network(address))
+        if one is None or digest in one.known:
+            return
+        left = self._left(one)
+        if left < 1:
+            raise RateExceeded(
+                "too many wrong tokens have come from this address",
+                retry_after_s=math.ceil((1 - left) * WINDOW_S / MOST),
+            )
+
+    def was_wrong(self, address: str) -> None:
+        one = self._of(address)
+        one.left, one.at = self._left(one) - 1, self._clock()
+
+    def was_right(self, address: str, digest: bytes) -> None:
+        one = self._of(address)
+        if digest not in one.known:
+            one.known = [*one.known[1 - MAX_KNOWN :], digest]
+
+    def _left(self, one: _Attempts) -> float:
+        return min(float(MOST), one.left + (self._clock() - one.at) * MOST / WINDOW_S)
+
+    def _of(self, address: str) -> _Attempts:
+        """Find or make the entry of an address. The entry not used for longest goes."""
+        network = _network(address)
+        one = self._by_address.get(network)
+        if one is None:
+            one = self._by_address[network] = _Attempts(left=float(MOST), at=self._clock())
+            if len(self._by_address) > MAX_ADDRESSES:
+                self._by_address.popitem(last=False)
+        self._by_address.move_to_end(network)
+        return one
+
+
+def _network(address: str) -> str:
+    """Return the /64 network of an IPv6 address, as one host has all of it, or an IPv4 address."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    mapped = found.ipv4_mapped
+    return str(mapped) if mapped else str(int(found) >> 64)
+
+
+class Authorizer:
     """Lets a request in or refuses it. Used on the event loop only."""
 
     def __init__(
@@ -23,39 +98,47 @@ class Door:
         is_local: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_local`: only programs of this machine reach the server."""
+        """`is_local`: the server listens for programs of this machine. `label` is then open to
+        requests that come directly from them, until there is a token."""
         self._tokens = tokens
         self._rate = rate
         self._clock = clock
-        self._guesses = Guesses(clock)
+        self._failures = FailedAuthThrottle(clock)
         self._spent: dict[bytes, Allowance] = {}
         self._closed = {Permission.ADMIN}
         if not is_local:
             self._closed.add(Permission.LABEL)
 
-    def is_closed(self, needed: Permission) -> bool:
-        """Say whether a token is needed. A door that was closed once stays closed while the server
-        runs: a token file is empty for a moment while it is rewritten, and must not open it."""
+    def is_closed(self, needed: Permission, *, is_direct: bool = True) -> bool:
+        """Return whether a token is needed. Requests through a proxy need one for `label`. A door
+        that was closed once stays closed while the server runs: a token file is empty for a moment
+        while it is rewritten, and must not open it."""
         tokens = self._tokens()
         if needed is Permission.LABEL and tokens:  # who may only predict sees no pictures
             self._closed.add(needed)
         if any(needed in token.permissions for token in tokens):
             self._closed.add(needed)
-        return needed in self._closed
+        return needed in self._closed or (needed is Permission.LABEL and not is_direct)
 
-    def why_closed(self, needed: Permission) -> str | None:
+    def why_closed(self, needed: Permission, *, is_direct: bool = True) -> str | None:
         """Say why no client gets through the door, whatever it sends; None where one can."""
-        if not self.is_closed(needed) or any(token.opens(needed) for token in self._tokens()):
+        is_closed = self.is_closed(needed, is_direct=is_direct)
+        if not is_closed or any(token.opens(needed) for token in self._tokens()):
             return None
         return f"this server has no token with the scope {needed.value!r}"
 
     def judge(
-        self, authorization: str | None, *, needs: Permission, address: str = ""
+        self,
+        authorization: str | None,
+        *,
+        needs: Permission,
+        address: str = "",
+        is_direct: bool = True,
     ) -> Token | None:
         """Return the token that opens the door, or None if it stands open."""
-        if not self.is_closed(needs):
+        if not self.is_closed(needs, is_direct=is_direct):
             return None
-        hopeless = self.why_closed(needs)
+        hopeless = self.why_closed(needs, is_direct=is_direct)
         if hopeless is not None:
             raise TokenRefused(hopeless)
         tokens = self._tokens()
@@ -69,12 +152,12 @@ class Door:
         return token
 
     def _find(self, tokens: Sequence[Token], digest: bytes, *, address: str) -> Token:
-        self._guesses.check(address, digest)
+        self._failures.check(address, digest)
         token = find(tokens, digest)
         if token is None:
-            self._guesses.was_wrong(address)
+            self._failures.was_wrong(address)
             raise TokenRefused("that token is not known here")
-        self._guesses.was_right(address, digest)
+        self._failures.was_right(address, digest)
         return token
 
     def _spend(self, token: Token) -> None:
@@ -98,3 +181,63 @@ class Allowance:
 
     left: float
     at: float
+
+
+log = logging.getLogger("dne_serve")
+
+
+def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
+    """Raise WrongUsage if other machines reach the server, there is no token, and --allow-open is
+    not given. Warn of routes that stay open."""
+    warn_of_length(settings)
+    if settings.collect and not tokens:
+        log.warning(
+            "pictures are collected and there is no token: programs of this machine, and clients "
+            "of a proxy that adds no header, see them; make a token (--new-token)"
+        )
+    if is_loopback(settings.host):
+        return
+    if not tokens and not settings.allow_open:
+        raise WrongUsage(
+            f"whoever reaches {settings.host or 'this machine'} could use this server: make a "
+            "token (--new-token), or say that it is meant (--allow-open)"
+        )
+    closed = {one for token in tokens for one in token.permissions}
+    still_open = [one.value for one in (Permission.PREDICT, Permission.READ) if one not in closed]
+    if still_open:
+        log.warning(
+            "the %s routes are open to whoever reaches %s", " and ".join(still_open), settings.host
+        )
+    if settings.tls_cert is None:
+        log.warning("tokens and images travel unencrypted: give --tls-cert, or a proxy with TLS")
+
+
+def is_for_this_machine(settings: Settings) -> bool:
+    """Return whether only programs of this machine are meant to reach the server. Names and origins
+    of others mean that there is a proxy."""
+    return is_loopback(settings.host) and not settings.allowed_hosts
+
+
+def warn_of_length(settings: Settings) -> None:
+    """Warn of a short admin token, which is good enough for programs of this machine only."""
+    token = settings.read_admin_token()
+    if token is not None and len(token) < MIN_TOKEN:
+        log.warning(
+            "the admin token has fewer than %s characters: it is accepted because the server "
+            "listens on %s only, and must be longer behind a proxy",
+            MIN_TOKEN,
+            settings.host,
+        )
+
+
+def check_tls(settings: Settings) -> None:
+    """Raise WrongUsage for a certificate or key that cannot be used."""
+    if settings.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_cert, settings.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise WrongUsage(
+            f"the certificate {settings.tls_cert} and its key cannot be used: "
+            f"{error.strerror or error}"
+        ) from error

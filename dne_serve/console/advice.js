@@ -1,9 +1,9 @@
-// The part of the page at /label that says what would help the version most.
+// Show on the page at /label what would help the version most.
 
 import { ask } from "./ask.js";
 import { $, make, refill } from "./elements.js";
 
-const MAX_PICTURES = 6; // of a line
+const MAX_PICTURES = 6; // beside a line
 
 // On a phone the images come first.
 $("advice-box").open = matchMedia("(min-width: 46rem)").matches;
@@ -16,7 +16,7 @@ export async function showAdvice(version, bearer) {
   if (version === shown) return;
   const { advice } = version === null ? { advice: null } : await ask(`versions/${version}/advice`, { bearer });
   shown = version;
-  addresses.splice(0).forEach((one) => URL.revokeObjectURL(one));
+  addresses.splice(0).forEach((address) => URL.revokeObjectURL(address));
   $("advice").hidden = !advice?.lines.length;
   $("advice-about").textContent = `By the images that version ${version} was learnt from.`;
   refill($("advice-lines"), (advice?.lines ?? []).map((one) => adviceLine(one, bearer)));
@@ -25,7 +25,7 @@ export async function showAdvice(version, bearer) {
 function adviceLine({ text, images }, bearer) {
   const element = make("li");
   element.append(make("bdi", "", text));
-  const items = [...new Set(images.map((one) => one.item).filter(Boolean))].slice(0, MAX_PICTURES);
+  const items = [...new Set(images.map(({ item }) => item).filter(Boolean))].slice(0, MAX_PICTURES);
   if (items.length) {
     const strip = make("div", "strip");
     element.append(strip);

@@ -12,7 +12,10 @@ const TOP = 12;
 const BOTTOM = 36;
 const MOST_LABELS = 8;
 const CELL_WITH_COUNT = 17; // pixels: a smaller cell has no room for its number
-export const SERIES = 6; // colours of report.css; further lines repeat them
+const CELL_WITH_NAME = 12;
+const LETTER = 6.2; // pixels: the width of most letters
+const MOST_LETTERS = 18; // of a name beside a matrix
+const SERIES = 6; // colours of report.css; further lines repeat them
 
 function draw(tag, attributes, text) {
   const element = document.createElementNS(SVG, tag);
@@ -52,12 +55,12 @@ export function lines({ title, series, labels, below, format, top }) {
   svg.append(text(across(0.5), HEIGHT - 4, below));
   series.forEach(({ name, points }, index) => {
     const kind = `s${index % SERIES}`;
-    const found = points.map((point, i) => ({ ...point, x: place(i), there: Boolean(point) })).filter((one) => one.there);
-    svg.append(draw("polyline", { class: `line ${kind}`, points: found.map((one) => `${one.x.toFixed(1)},${up(one.value / top).toFixed(1)}`).join(" ") }));
-    for (const one of found) {
-      if (one.low !== undefined && one.low !== null) svg.append(whisker(one.x, one.low / top, one.high / top, kind));
-      const dot = draw("circle", { class: `dot ${kind}`, cx: one.x, cy: up(one.value / top), r: 4 });
-      dot.append(draw("title", {}, `${name}: ${format(one.value)}`));
+    const drawn = points.map((point, i) => point && { ...point, x: place(i) }).filter(Boolean);
+    svg.append(draw("polyline", { class: `line ${kind}`, points: drawn.map(({ x, value }) => `${x.toFixed(1)},${up(value / top).toFixed(1)}`).join(" ") }));
+    for (const { x, value, low, high } of drawn) {
+      if (low !== undefined && low !== null) svg.append(whisker(x, low / top, high / top, kind));
+      const dot = draw("circle", { class: `dot ${kind}`, cx: x, cy: up(value / top), r: 4 });
+      dot.append(draw("title", {}, `${name}: ${format(value)}`));
       svg.append(dot);
     }
   });
@@ -69,11 +72,11 @@ export function reliability({ title, bins }) {
   const svg = frame(title);
   rules(svg, (share) => percent(share, 0), 1);
   svg.append(draw("line", { class: "ideal", x1: across(0), y1: up(0), x2: across(1), y2: up(1) }));
-  for (const one of bins) {
-    const x = across(one.confidence);
-    const dot = draw("circle", { class: "dot s0", cx: x, cy: up(one.right.share), r: 5 });
-    dot.append(draw("title", {}, `${one.right.images} images: confidence ${percent(one.confidence)}, right ${percent(one.right.share)}`));
-    svg.append(whisker(x, one.right.low, one.right.high, "s0"), dot);
+  for (const { confidence, right } of bins) {
+    const x = across(confidence);
+    const dot = draw("circle", { class: "dot s0", cx: x, cy: up(right.share), r: 5 });
+    dot.append(draw("title", {}, `${right.images} images: confidence ${percent(confidence)}, right ${percent(right.share)}`));
+    svg.append(whisker(x, right.low, right.high, "s0"), dot);
   }
   for (const share of [0, 0.5, 1]) svg.append(text(across(share), HEIGHT - 20, percent(share, 0)));
   svg.append(text(across(0.5), HEIGHT - 4, "confidence"));
@@ -106,12 +109,14 @@ export function histogram({ title, low, high, counts, threshold }) {
 export function matrix({ title, counts, names }) {
   const cell = Math.max(8, Math.min(30, 300 / Math.max(1, names.length)));
   const side = cell * names.length;
-  const margin = 24;
+  const named = cell >= CELL_WITH_NAME;
+  const longest = Math.max(0, ...names.map((name) => shortened(name).length));
+  const margin = named ? 12 + LETTER * longest : 24;
   const svg = frame(title, { width: side + margin + 4, height: side + margin + 4 });
   svg.classList.add("matrix");
   svg.append(draw("rect", { class: "empty", x: margin, y: margin, width: side, height: side }));
-  svg.append(text(margin + side / 2, 14, "answer"));
-  svg.append(draw("text", { transform: `translate(14 ${margin + side / 2}) rotate(-90)`, "text-anchor": "middle" }, "class"));
+  if (named) svg.append(...names.flatMap((name, i) => namesOf(name, margin, margin + cell * (i + 0.5) + 4)));
+  else svg.append(text(margin + side / 2, 14, "answer"), sideways(14, margin + side / 2, "class", "middle"));
   counts.forEach((row, r) => {
     const total = row.reduce((sum, count) => sum + count, 0);
     row.forEach((count, c) => {
@@ -126,6 +131,14 @@ export function matrix({ title, counts, names }) {
   });
   return svg;
 }
+
+/** Write a class before its row and above its column. */
+const namesOf = (name, margin, at) => [text(margin - 5, at, shortened(name), "end"), sideways(at, margin - 5, shortened(name), "start")];
+const sideways = (x, y, said, anchor) => draw("text", { transform: `translate(${x} ${y}) rotate(-90)`, "text-anchor": anchor }, said);
+const shortened = (name) => {
+  const letters = [...name];
+  return letters.length <= MOST_LETTERS ? name : `${letters.slice(0, MOST_LETTERS - 1).join("")}…`;
+};
 
 /** List the names of lines beside their colours. */
 export function key(names) {

@@ -1,4 +1,5 @@
-// The page at /versions/N/report: what is known of one version. report_parts.js has the sections.
+// Show the report of one version: at /versions/N/report, and in the file that dne-train report
+// writes, which has the facts inside. report_parts.js makes the sections.
 
 import { ADMIN_TOKEN, READ_TOKEN, ask, keepToken, token } from "./ask.js";
 import { $, make, show, when } from "./elements.js";
@@ -12,12 +13,17 @@ async function showReport() {
   try {
     const report = await ask("report.json", { bearer: bearer() });
     $("door").hidden = true;
-    tellHeading(report);
-    $("report").replaceChildren(...sections(report));
-    await loadPictures(report, bearer);
+    showFacts(report);
+    linkParent(report);
+    await loadPictures(bearer);
   } catch (error) {
     tellFailure(error);
   }
+}
+
+function showFacts(report) {
+  tellHeading(report);
+  $("report").replaceChildren(...sections(report));
 }
 
 function tellHeading(report) {
@@ -25,6 +31,9 @@ function tellHeading(report) {
   $("title").textContent = `Version ${report.version}`;
   const parts = [`Made ${when(report.created)}`, report.parent === null ? "the first version" : `on top of version ${report.parent}`];
   $("state").textContent = parts.join(" · ");
+}
+
+function linkParent(report) {
   $("parent").hidden = report.parent === null;
   if (report.parent === null) return;
   $("parent").href = `../${report.parent}/report`;
@@ -45,9 +54,14 @@ function tellFailure(error) {
   $("door-token").focus();
 }
 
-$("door").addEventListener("submit", (event) => {
-  event.preventDefault();
-  keepToken(READ_TOKEN, $("door-token").value);
+const inside = $("facts");
+if (inside) {
+  showFacts(JSON.parse(inside.textContent));
+} else {
+  $("door").addEventListener("submit", (event) => {
+    event.preventDefault();
+    keepToken(READ_TOKEN, $("door-token").value);
+    showReport();
+  });
   showReport();
-});
-showReport();
+}

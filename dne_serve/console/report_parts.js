@@ -1,4 +1,5 @@
-// The sections of a report, made from its JSON. Every name of a class or task is text.
+// The sections of a report, made from its facts. Every name of a class or task is text.
+// `measured_anew`, `levels` and `advice` are in written reports only.
 
 import { count, make, percent, size } from "./elements.js";
 import { histogram, key, lines, matrix, reliability } from "./plots.js";
@@ -11,12 +12,15 @@ const SOURCES = {
   validation: (images) => `Judged by ${count(images, "image", "images")} that were given for it and are not in the store.`,
   none: () => "No images were there to judge by.",
 };
+const FORECASTS = "Forecasts from the images of the run: a classifier on the same features learnt from a quarter, half and all images of a class, and judged the images that were left out.";
+const ANEW = "All shares are measured anew, on the images that the store holds now.";
 
 const dash = "–";
-const share = (one) => (one ? percent(one.share) : dash);
-const interval = (one) => (one?.images ? `${percent(one.low)} to ${percent(one.high)} of ${count(one.images, "image", "images")}` : "");
+const share = (measured) => (measured ? percent(measured.share) : dash);
+const interval = (measured) => (measured?.images ? `${percent(measured.low)} to ${percent(measured.high)} of ${count(measured.images, "image", "images")}` : "");
 const decimal = (value) => (value === null ? dash : value.toFixed(3));
 const million = (value) => `${(value / 1e6).toFixed(2)}\u00a0M`;
+const points = (value) => (value === null ? dash : (100 * value).toFixed(1));
 
 /** Make all sections that have something to tell. */
 export function sections(report) {
@@ -24,11 +28,13 @@ export function sections(report) {
   return [
     summary(report),
     pictures(report),
+    ...(report.advice?.lines.length ? [advice(report.advice)] : []),
     ...(measured ? [tasks(report)] : []),
     growth(report),
     ...(measured ? [classes(report), confusion(report)] : []),
     ...(report.calibration.images ? [calibration(report)] : []),
     ...(report.unknown ? [unknown(report)] : []),
+    ...(report.levels ? [groups(report.levels)] : []),
     training(report),
   ];
 }
@@ -42,25 +48,34 @@ function section(title, says, ...content) {
   return element;
 }
 
+function listOf(className, texts) {
+  const list = make("ul", className);
+  list.append(...texts.map((text) => make("li", "", text)));
+  return list;
+}
+
 function summary(report) {
   const head = make("div", "head");
   head.append(make("span", BADGES[report.gate], report.gate), make("bdi", "", report.change));
-  const notes = make("ul", "notes");
-  notes.append(...report.notes.map((one) => make("li", "", one)));
-  const made = section("Verdict", SOURCES[report.source]?.(report.images) ?? "", head);
+  const says = SOURCES[report.source]?.(report.images) ?? "";
+  const made = section("Verdict", report.measured_anew ? `${says} ${ANEW}` : says, head);
   if (report.reasons.length) made.append(reasons(report));
-  if (report.notes.length) made.append(notes);
+  if (report.gate === "not judged" && report.verdict !== report.gate) made.append(make("p", "plain", `${report.verdict}.`));
+  if (report.notes.length) made.append(listOf("notes", report.notes));
   if (report.got_worse + report.got_better) {
     made.append(make("p", "", `Of the images of old classes ${report.got_worse} got worse and ${report.got_better} got better.`));
+  }
+  if (report.worse.length) {
+    const rows = report.worse.map((change) => [change.class, percent(change.before), percent(change.after), String(change.images)]);
+    made.append(table("Classes that got worse", ["class that got worse", "before", "now", "images"], rows));
   }
   made.append(tiles(report));
   return made;
 }
 
 function reasons(report) {
-  const list = make("ul", "error notes");
+  const list = listOf("error notes", report.reasons);
   list.setAttribute("aria-label", "Why the gate refused this version");
-  list.append(...report.reasons.map((one) => make("li", "", one)));
   return list;
 }
 
@@ -76,6 +91,7 @@ function tiles(report) {
   add("accuracy", share(all), interval(all));
   if (old) add("old classes", share(old), [interval(old), before ? `before: ${share(before)}` : ""].filter(Boolean).join("; "));
   if (fresh) add("new classes", share(fresh), interval(fresh));
+  if (report.forgetting !== null) add("forgetting", points(report.forgetting), "points below the best version, averaged over older tasks");
   add("size", size(newest.total_bytes), newest.delta_bytes ? `new: ${size(newest.delta_bytes)}` : "no new weights");
   add("parameters", million(newest.parameters), `${newest.gflop.toPrecision(3)} GFLOP an image`);
   const { latency } = report;
@@ -88,63 +104,71 @@ function pictures(report) {
   made.append(...pictureLists(report));
   if (report.pictures_note) made.append(make("p", "", report.pictures_note));
   if (report.flipped.length) {
-    const rows = report.flipped.map((one) => [one.class, one.before, one.after, String(one.count)]);
+    const rows = report.flipped.map((flip) => [flip.class, flip.before, flip.after, String(flip.count)]);
     made.append(table("Answers that changed", ["class", "answer before", "answer now", "images"], rows, 3));
   }
   return made;
 }
 
+function advice({ lines: said, classes: forecasts }) {
+  const made = section("What would help most", "", listOf("notes", said.map(({ text }) => text)));
+  const rows = forecasts.map(({ class: name, images, accuracy, more, gain }) => [
+    name, String(images), accuracy === null ? dash : percent(accuracy), gain === null ? dash : String(more), points(gain),
+  ]);
+  if (rows.length) made.append(make("p", "", FORECASTS), table("Forecasts", ["class", "images", "right", "more images", "points gained"], rows));
+  return made;
+}
+
 function tasks(report) {
-  const versions = report.growth.map((one) => `v${one.version}`);
-  const drawn = report.tasks.every((one) => one.accuracy !== null);
-  const rows = report.tasks.map((one) => [one.name, String(one.classes), cell(one.learnt), cell(one.now), forgotten(one)]);
-  const made = section("Tasks", "Accuracy of each task in every version since it was learnt, as it was measured then: later versions have more answers to choose from.");
+  const versions = report.growth.map((grown) => `v${grown.version}`);
+  const drawn = report.tasks.every((task) => task.accuracy !== null);
+  const rows = report.tasks.map((task) => [task.name, String(task.classes), cell(task.learnt), cell(task.now), points(task.forgotten)]);
+  const how = report.measured_anew ? "on the same images" : "as it was measured then";
+  const made = section("Tasks", `Accuracy of each task in every version since it was learnt, ${how}: later versions have more answers to choose from. Points forgotten are those below the best of these versions.`);
   if (drawn) {
-    const series = report.tasks.map((one) => ({ name: one.name, points: one.accuracy.map((value) => (value === null ? null : { value })) }));
-    made.append(lines({ title: "Accuracy of each task over the versions", series, labels: versions, below: "version", format: (one) => percent(one, 0), top: 1 }), key(report.tasks.map((one) => one.name)));
+    const series = report.tasks.map((task) => ({ name: task.name, points: task.accuracy.map((value) => (value === null ? null : { value })) }));
+    made.append(lines({ title: "Accuracy of each task over the versions", series, labels: versions, below: "version", format: (value) => percent(value, 0), top: 1 }), key(report.tasks.map((task) => task.name)));
   }
   made.append(table("Tasks", ["task", "classes", "when learnt", "now", "points forgotten"], rows));
   return made;
 }
 
-const forgotten = ({ learnt, now }) => (learnt && now ? (100 * (learnt.share - now.share)).toFixed(1) : dash);
-
-function cell(one) {
-  if (!one) return dash;
-  const made = make("span", "", percent(one.share));
-  if (one.images) made.append(make("small", "", `${percent(one.low, 0)}–${percent(one.high, 0)} of ${one.images}`));
+function cell(measured) {
+  if (!measured) return dash;
+  const made = make("span", "", percent(measured.share));
+  if (measured.images) made.append(make("small", "", `${(100 * measured.low).toFixed(0)}–${percent(measured.high, 0)} of ${measured.images}`));
   return made;
 }
 
 function growth(report) {
-  const last = new Map(report.growth.map((one) => [one.tasks, one])); // the newest version with so many tasks
-  const points = [...last.values()];
-  const labels = points.map((one) => String(one.tasks));
+  const last = new Map(report.growth.map((grown) => [grown.tasks, grown])); // the newest version with so many tasks
+  const shown = [...last.values()];
+  const labels = shown.map((grown) => String(grown.tasks));
   const plot = (title, value, format, top) => {
     const made = make("div");
-    const series = [{ name: title, points: points.map((one) => value(one)) }];
+    const series = [{ name: title, points: shown.map((grown) => value(grown)) }];
     made.append(make("h3", "", title), lines({ title: `${title} by number of tasks`, series, labels, below: "tasks", format, top }));
     return made;
   };
-  const most = (value) => 1.1 * Math.max(...points.map(value), 1e-12);
+  const most = (value) => 1.1 * Math.max(...shown.map(value), 1e-12);
   const plots = make("div", "side");
-  if (points.some((one) => one.accuracy)) {
-    plots.append(plot("Accuracy", ({ accuracy: one }) => one && { value: one.share, low: one.low, high: one.high }, (one) => percent(one, 0), 1));
+  if (shown.some((grown) => grown.accuracy)) {
+    plots.append(plot("Accuracy", ({ accuracy }) => accuracy && { value: accuracy.share, low: accuracy.low, high: accuracy.high }, (value) => percent(value, 0), 1));
   }
   plots.append(
-    plot("Parameters", (one) => ({ value: one.parameters }), (one) => `${(one / 1e6).toPrecision(2)}\u00a0M`, most((one) => one.parameters)),
-    plot("GFLOP an image", (one) => ({ value: one.gflop }), (one) => one.toPrecision(2), most((one) => one.gflop)),
+    plot("Parameters", ({ parameters }) => ({ value: parameters }), (value) => `${(value / 1e6).toPrecision(2)}\u00a0M`, most((grown) => grown.parameters)),
+    plot("GFLOP an image", ({ gflop }) => ({ value: gflop }), (value) => value.toPrecision(2), most((grown) => grown.gflop)),
   );
-  const rows = report.growth.toReversed().map((one) => [
-    String(one.version), one.change, String(one.tasks), String(one.classes), million(one.parameters),
-    one.gflop.toPrecision(3), size(one.total_bytes), size(one.delta_bytes), cell(one.accuracy),
+  const rows = report.growth.toReversed().map((grown) => [
+    String(grown.version), grown.change, String(grown.tasks), String(grown.classes), million(grown.parameters), grown.gflop.toPrecision(3),
+    size(grown.total_bytes), size(grown.delta_bytes), size(grown.memory_bytes), cell(grown.accuracy),
   ]);
-  const titles = ["version", "what", "tasks", "classes", "parameters", "GFLOP", "size", "new", "accuracy then"];
+  const titles = ["version", "what", "tasks", "classes", "parameters", "GFLOP", "size", "new", "images", "accuracy then"];
   return section("Growth", "The lineage of this version. Accuracy was measured when each version was made; the lines through the dots are 95 % intervals.", plots, table("Growth", titles, rows, 2));
 }
 
 function classes(report) {
-  const rows = report.classes.map((one) => [one.label, one.task, cell(one.right), cell(one.precision)]);
+  const rows = report.classes.map((row) => [row.label, row.task, cell(row.right), cell(row.precision)]);
   const made = section("Classes", "Right: the share of a class's images that were answered with the class. Precision: the share of a class's answers that were right. Below each is its 95 % interval.");
   if (report.classes.length < report.all_classes) made.append(make("p", "", `The ${report.classes.length} worst of ${report.all_classes} classes.`));
   if (report.retired.length) made.append(make("p", "", `Retired, and never answered: ${report.retired.join(", ")}.`));
@@ -154,19 +178,20 @@ function classes(report) {
 
 function confusion(report) {
   const beside = make("div", "side");
-  if (report.matrix) beside.append(matrix({ title: "Confusion matrix: rows are classes, columns are answers", counts: report.matrix, names: report.classes.map((one) => one.label) }));
-  const rows = report.confused.map((one) => [one.label, one.taken_for, String(one.images)]);
+  if (report.matrix) beside.append(matrix({ title: "Confusion matrix: rows are classes, columns are answers", counts: report.matrix, names: report.classes.map((row) => row.label) }));
+  const rows = report.confused.map((pair) => [pair.label, pair.taken_for, String(pair.images)]);
   if (rows.length) beside.append(table("Classes that were confused", ["is", "taken for", "images"], rows, 2));
-  const says = rows.length ? "Rows are the classes of the images and columns the answers, in the order of the classes above." : "No image was taken for another class, as far as it is recorded.";
+  const says = rows.length ? "Rows are the classes of the images, and columns the answers." : "No image was taken for another class, as far as it is recorded.";
   return section("Confusion", says, beside);
 }
 
 function calibration(report) {
   const { temperature, before, after, bins, images } = report.calibration;
-  const says = `How often answers of a confidence are right. On the dashed line the two agree; below it answers are too sure. ${count(images, "image was", "images were")} measured, each with a temperature that was fitted to the others.`;
+  const fitted = report.measured_anew ? "with the temperature that was fitted to them" : "each with a temperature that was fitted to the others";
+  const says = `How often answers of a confidence are right. On the dashed line the two agree; below it answers are too sure. ${count(images, "image was", "images were")} measured, ${fitted}.`;
   const beside = make("div", "side");
   if (bins.length) beside.append(reliability({ title: "Right answers over confidence", bins }));
-  const rows = bins.map((one) => [`${percent(one.low, 0)} to ${percent(one.high, 0)}`, String(one.right.images), percent(one.confidence), cell(one.right)]);
+  const rows = bins.map((bin) => [`${percent(bin.low, 0)} to ${percent(bin.high, 0)}`, String(bin.right.images), percent(bin.confidence), cell(bin.right)]);
   const tables = make("div");
   if (bins.length) tables.append(table("Calibration by confidence", ["confidence", "images", "mean", "right"], rows));
   else tables.append(make("p", "note", "Older software made this version: it recorded no counts."));
@@ -180,6 +205,16 @@ function unknown(report) {
   const says = `An image whose score (${score}) is below ${threshold.toPrecision(3)} is answered as unknown. The threshold was set by ${count(images, "held-out image", "held-out images")} so that about ${percent(rate)} of known images fall below it.`;
   if (!scores) return section("Unknown images", says, make("p", "note", "Older software made this version: it recorded no scores."));
   return section("Unknown images", says, histogram({ title: "Scores of held-out images", threshold, ...scores }));
+}
+
+function groups(levels) {
+  const facts = [
+    ["answered by a group", levels.answered_by_groups],
+    ["right of these", levels.right_of_these],
+    ["right at any level", levels.right_at_any_level],
+  ];
+  const rows = facts.map(([name, value]) => [name, value === null ? dash : percent(value)]);
+  return section("Groups", "Where every class is in doubt and a group of classes is not, the group is the answer.", table("Groups", ["answers", "share"], rows));
 }
 
 function training(report) {
@@ -207,31 +242,34 @@ function table(label, titles, rows, names = 1) {
   box.setAttribute("role", "region");
   box.setAttribute("aria-label", `Table: ${label}`); // the section around it has the name alone
   const made = make("table");
+  const kind = (i) => (i < names ? "name" : "");
   const head = make("tr");
-  head.append(...titles.map((title, i) => make("th", i < names ? "name" : "", title)));
+  head.append(...titles.map((title, i) => make("th", kind(i), title)));
   const body = make("tbody");
-  const line = (row) => {
-    const element = make("tr");
-    element.append(...row.map((part, i) => {
-      const one = make("td", i < names ? "name" : "");
-      one.append(part instanceof Node ? part : make("bdi", "", part));
-      return one;
+  const rowOf = (parts) => {
+    const row = make("tr");
+    row.append(...parts.map((part, i) => {
+      const element = make("td", kind(i));
+      element.append(part instanceof Node ? part : make("bdi", "", part));
+      return element;
     }));
-    return element;
+    return row;
   };
-  body.append(...rows.slice(0, ROWS).map(line));
+  body.append(...rows.slice(0, ROWS).map(rowOf));
   const top = make("thead");
   top.append(head);
   made.append(top, body);
   box.append(made);
-  if (rows.length > ROWS) {
-    const more = make("button", "", `Show all ${rows.length}`);
-    more.type = "button";
-    more.addEventListener("click", () => {
-      body.append(...rows.slice(ROWS).map(line));
-      more.remove();
-    });
-    box.append(more);
-  }
+  if (rows.length > ROWS) box.append(moreButton(rows, (more) => body.append(...more.map(rowOf))));
   return box;
+}
+
+function moreButton(rows, append) {
+  const more = make("button", "", `Show all ${rows.length}`);
+  more.type = "button";
+  more.addEventListener("click", () => {
+    append(rows.slice(ROWS));
+    more.remove();
+  });
+  return more;
 }

@@ -7,40 +7,50 @@ const SMALL = 48; // pixels: a smaller picture is shown with its pixels sharp
 const TRIES = 3; // of a picture that a busy server sends away
 
 const KINDS = [
-  ["worse", "Got worse: right in the version before, wrong in this one.", (one) => one.before === one.label && one.answer !== one.label],
-  ["better", "Got better: wrong in the version before, right in this one.", (one) => one.answer === one.label],
-  ["wrong", "Answered wrongly.", (one) => one.answer !== one.label && one.before !== one.label],
+  ["worse", "Got worse: right in the version before, wrong in this one.", ({ label, answer, before }) => before === label && answer !== label],
+  ["better", "Got better: wrong in the version before, right in this one.", ({ label, answer }) => answer === label],
+  ["wrong", "Answered wrongly.", ({ label, answer, before }) => answer !== label && before !== label],
 ];
 
-/** Make the lists of pictures, each with an empty frame that loadPictures fills. */
+/** Make the lists of pictures. A picture that is not inside the facts gets an empty frame, which
+ * loadPictures fills. */
 export function pictureLists(report) {
   return KINDS.flatMap(([kind, says, belongs]) => {
-    const found = report.pictures.filter(belongs);
-    if (!found.length) return [];
+    const shown = report.pictures.filter(belongs);
+    if (!shown.length) return [];
     const list = make("ul", "pictures");
     list.setAttribute("aria-label", says);
-    list.append(...found.map((one) => tile(one, kind)));
+    list.append(...shown.map((picture) => tile(picture, kind)));
     return [make("p", "", says), list];
   });
 }
 
-function tile(one, kind) {
+function tile(picture, kind) {
   const row = make("li");
   const figure = make("figure", kind);
-  const frame = make("div", "frame", "loading…");
-  frame.dataset.picture = one.number;
-  frame.dataset.alt = `an image of ${one.label}`;
-  const caption = make("figcaption");
-  caption.append(make("bdi", "", one.label), " taken for ", make("bdi", "answer-name", one.answer), ` ${percent(one.confidence)}`);
-  if (one.answer === one.label) caption.replaceChildren(make("bdi", "answer-name", one.label), ` ${percent(one.confidence)}`);
-  if (one.before !== null && one.before !== one.answer && one.before !== one.label) caption.append(", before: ", make("bdi", "", one.before));
-  figure.append(frame, caption);
+  figure.append(frameOf(picture), captionOf(picture));
   row.append(figure);
   return row;
 }
 
-/** Ask for one picture after the other, so that a token's rate and other readers are spared. */
-export async function loadPictures(report, bearer) {
+function frameOf({ number, label, src }) {
+  const frame = make("div", "frame", src === null ? "not kept" : "loading…");
+  const alt = `an image of ${label}`;
+  if (src === undefined) Object.assign(frame.dataset, { picture: number, alt });
+  if (src) imageFrom(src, alt).then((image) => frame.replaceChildren(image));
+  return frame;
+}
+
+function captionOf({ label, answer, before, confidence }) {
+  const caption = make("figcaption");
+  if (answer !== label) caption.append(make("bdi", "", label), " taken for ");
+  caption.append(make("bdi", "answer-name", answer), ` ${percent(confidence)}`);
+  if (before !== null && before !== answer && before !== label) caption.append(", before: ", make("bdi", "", before));
+  return caption;
+}
+
+/** Ask for one picture after the other, to spare a token's rate and other readers. */
+export async function loadPictures(bearer) {
   for (const frame of document.querySelectorAll("[data-picture]")) {
     try {
       frame.replaceChildren(await picture(frame.dataset, bearer()));
@@ -51,11 +61,16 @@ export async function loadPictures(report, bearer) {
 }
 
 async function picture({ picture: number, alt }, bearer) {
+  const src = URL.createObjectURL(await asked(`report/images/${number}`, bearer));
+  const image = await imageFrom(src, alt);
+  URL.revokeObjectURL(src);
+  return image;
+}
+
+async function imageFrom(src, alt) {
   const image = make("img");
-  image.alt = alt;
-  image.src = URL.createObjectURL(await asked(`report/images/${number}`, bearer));
+  Object.assign(image, { alt, src });
   await image.decode();
-  URL.revokeObjectURL(image.src);
   image.classList.toggle("small", image.naturalWidth < SMALL);
   return image;
 }

@@ -1,4 +1,4 @@
-// What the list says of one version: accuracies, sizes, the gate, who promoted it, its report.
+// Make the lines about a version in the list: accuracies, sizes, gate, promotion, and its report.
 
 import { count, line, make, percent, size, when } from "./elements.js";
 

@@ -53,7 +53,7 @@ class Model(Protocol):
     several versions, and a little work for each of them."""
 
     def covers(self, other: Model) -> bool:
-        """Tell whether a pass of this version has all that `other` needs for its logits."""
+        """Return whether a pass of this version has all that `other` needs for its logits."""
 
     def run(self, pixels: Pixels) -> Any:
         """Run a pass over images [N, S, S, 3]."""
@@ -255,7 +255,7 @@ def answer_all(widest: Resident, queries: Sequence[Query]) -> list[Answers | Exc
         answers = _rows(resident, passed, chosen)
         found |= {(resident, row): one for row, one in zip(chosen, answers, strict=True)}
     wanted = [row for row, query in enumerate(queries) if query.wants_token]
-    width = widest.manifest.spec.slice_width(0)
+    width = widest.manifest.spec.doubt_width
     kept = widest.model.tokens(passed, wanted, width=width) if wanted else ()
     tokens = dict(zip(wanted, kept, strict=True))
     return [

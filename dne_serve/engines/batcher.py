@@ -42,6 +42,24 @@ class Call:
     done: Future[Any] = field(default_factory=Future)
 
 
+class QueuePlaces:
+    """Places in the queue for items that are still being prepared. Thread-safe."""
+
+    def __init__(self, count: int, *, give_back: Callable[[int], None]) -> None:
+        self._left = count
+        self._give_back = give_back
+
+    def release_one(self) -> None:
+        """Give one place back."""
+        self._left -= 1
+        self._give_back(1)
+
+    def release(self) -> None:
+        """Give all places back that are left."""
+        count, self._left = self._left, 0
+        self._give_back(count)
+
+
 class Batcher(Generic[Key, Item, Answer]):
     """A queue of tickets, and the threads that answer them."""
 
@@ -72,6 +90,7 @@ class Batcher(Generic[Key, Item, Answer]):
         self._changed = threading.Condition()
         self._stopping = False
         self._under_way = 0
+        self._reserved = 0
         names = ["engine", *(f"engine-{number}" for number in range(2, workers + 1))]
         self._threads = [
             threading.Thread(target=self._loop, name=name, daemon=True) for name in names
@@ -102,14 +121,30 @@ class Batcher(Generic[Key, Item, Answer]):
         tickets: list[Ticket[Key, Item, Answer]] = [Ticket(key=key, item=item) for item in items]
         with self._changed:
             self._refuse_when_stopping()
-            self.check_room(len(tickets))
+            self._check_room(len(tickets), reserved=0)
             self._tickets.extend(tickets)
             self._changed.notify()
         return [ticket.answer for ticket in tickets]
 
-    def check_room(self, count: int) -> None:
-        """Raise QueueFull where the queue cannot take `count` more tickets."""
-        if len(self._tickets) + count > self._max_queue:
+    @property
+    def reserved(self) -> int:
+        """Return the number of places that are reserved."""
+        return self._reserved
+
+    def reserve(self, count: int) -> QueuePlaces:
+        """Reserve places for items that are not ready yet, or raise QueueFull. Reserved places
+        count against other reservations, and not against items that are ready."""
+        with self._changed:
+            self._check_room(count, reserved=self._reserved)
+            self._reserved += count
+        return QueuePlaces(count, give_back=self._unreserve)
+
+    def _unreserve(self, count: int) -> None:
+        with self._changed:
+            self._reserved -= count
+
+    def _check_room(self, count: int, *, reserved: int) -> None:
+        if len(self._tickets) + reserved + count > self._max_queue:
             raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
 
     def call(self, work: Callable[[], Result]) -> Future[Result]:

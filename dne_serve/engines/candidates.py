@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from model_store.machine import UNREADABLE, machine_digest, read_remembered, remember
+from model_store.host.machine import (
+    UNREADABLE,
+    machine_digest,
+    read_remembered,
+    remember,
+    usable_cores,
+)
+from model_store.records.fields import Record
+from model_store.records.manifest import Geometry, spec_of
 from model_store.records.quality import Reduced
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store.cache import cache_folder
 
 Backend = Literal["torch", "onnx"]
@@ -54,11 +64,11 @@ PREFERENCE = (CANDIDATES[2], CANDIDATES[4], CANDIDATES[1], CANDIDATES[3], CANDID
 two that a few seconds find equally fast, the first one is taken."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """All that the child process needs to know, and all that a remembered choice depends on."""
+class Request(Record):
+    """All that a remembered choice depends on. Versions of one shape share a choice."""
 
-    spec: dict[str, Any]
+    network: Geometry
+    experts: tuple[ExpertSpec, ...]
     candidates: tuple[Candidate, ...]
     reduced: tuple[Reduced, ...]
     """Precisions that the candidates of a backend compute in, instead of single precision."""
@@ -67,7 +77,24 @@ class Request:
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+    @property
+    def spec(self) -> NetworkSpec:
+        """Describe a network of this shape, with one class a task."""
+        tasks = (
+            TaskSpec(name=f"{place}", classes=(f"{place}",), expert=expert)
+            for place, expert in enumerate(self.experts)
+        )
+        return spec_of(self.network, tasks=tuple(tasks))
+
+
+class Measurement(Record):
+    """The message to the child process that measures."""
+
+    request: Request
+    seconds: float
+    try_int8: bool
 
 
 def fastest(figures: Figures, candidates: Sequence[Candidate]) -> Candidate:
@@ -119,3 +146,46 @@ def _choices(path: Path) -> dict[str, object]:
 
 def _key(request: Request) -> str:
     return f"{machine_digest()} {request.digest}"
+
+
+USUAL_WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadPlan:
+    """All `threads` for a lone image, and a worker's share of them for a batch. Threads that wait
+    for each other lose much where another program uses the processor; a lone image is answered
+    sooner by many threads."""
+
+    threads: int
+    workers: int
+
+    @classmethod
+    def of(cls, *, threads: int | None, workers: int | None) -> ThreadPlan:
+        """Plan with the given numbers, or by the cores that this process may use."""
+        all_of_them = threads or usable_cores()
+        return cls(threads=all_of_them, workers=workers or min(USUAL_WORKERS, all_of_them))
+
+    @property
+    def share(self) -> int:
+        return max(1, self.threads // self.workers)
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A count of the passes under way."""
+
+    _count: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def one(self) -> Iterator[bool]:
+        """Count a pass, and tell whether it has begun alone."""
+        with self._lock:
+            self._count += 1
+            alone = self._count == 1
+        try:
+            yield alone
+        finally:
+            with self._lock:
+                self._count -= 1

@@ -13,27 +13,27 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from dne_serve.engines.base import Engine
 from dne_serve.engines.candidates import (
     CANDIDATES,
     Candidate,
     Figures,
+    Measurement,
     Request,
+    ThreadPlan,
     fastest,
     remember_choice,
     remembered,
     table,
 )
-from dne_serve.engines.thread_plan import ThreadPlan
 from model_store.errors import DneError
-from model_store.machine import usable_cores
+from model_store.host.children import ending, last_words
+from model_store.host.machine import usable_cores
 from model_store.precision import Asked, Trial, disagreement, remember_trial, remembered_trial
 from model_store.records.manifest import Manifest
 from model_store.records.quality import Reduced
-from model_store.spec import NetworkSpec
 from model_store.store.store import Store
 
 MEASURE_S = 5.0
@@ -83,11 +83,15 @@ class Measuring:
 
     def choice(self) -> Choice:
         """Wait for the child, for MEASURE_S at most."""
+        silent = f"as {MEASURE_S:g} s were too short for it"
         try:
-            said, _ = self.child.communicate(timeout=MEASURE_S)
-            silent = f"as the measurement ended with {self.child.returncode} and no figures"
+            said, errors = self.child.communicate(timeout=MEASURE_S)
         except subprocess.TimeoutExpired:
-            said, silent = self.end(), f"as {MEASURE_S:g} s were too short for it"
+            return _decide(self.request, self.end(), silent=silent)
+        if code := self.child.returncode:
+            silent = f"as the measurement {ending(code, errors)}"
+            told = last_words(errors) or "it said nothing"
+            log.warning("the measurement of engines %s: %s", ending(code), told)
         return _decide(self.request, said, silent=silent)
 
     def end(self) -> str:
@@ -226,7 +230,8 @@ def _request(wanted: Wanted, served: Manifest, candidates: tuple[Candidate, ...]
         one for one in ("int8", "bf16") if _computes_in(one, wanted, served)
     )
     return Request(
-        spec=_shape(served.spec.until(MEASURED_EXPERTS)),
+        network=served.network,
+        experts=served.spec.experts[:MEASURED_EXPERTS],
         candidates=candidates,
         reduced=reduced,
         threads=ThreadPlan.of(threads=wanted.threads, workers=None).threads,
@@ -235,7 +240,7 @@ def _request(wanted: Wanted, served: Manifest, candidates: tuple[Candidate, ...]
 
 
 def _computes_in(precision: Reduced, wanted: Wanted, served: Manifest) -> bool:
-    """Tell whether an engine will compute the version so. 8 bits that nobody has tried here are
+    """Return whether an engine will compute the version so. 8 bits that nobody has tried here are
     tried by the measurement; 16 bits are not, as few processors run them fast."""
     if wanted.precision not in ("auto", precision):
         return False
@@ -247,23 +252,17 @@ def _computes_in(precision: Reduced, wanted: Wanted, served: Manifest) -> bool:
     return trial.runs and (trial.speedup > 1 or wanted.precision == precision)
 
 
-def _shape(spec: NetworkSpec) -> dict[str, Any]:
-    """The geometry and the experts, without names: versions of one shape share a choice."""
-    told = asdict(spec)
-    told["tasks"] = [asdict(expert) for expert in spec.experts]
-    return told
-
-
 def _measure(request: Request) -> subprocess.Popen[str]:
     try_int8 = "int8" in request.reduced and remembered_trial("int8") is None
-    told = {**asdict(request), "seconds": MEASURE_S - MARGIN_S, "try_int8": try_int8}
-    command = [sys.executable, "-m", "dne_serve.engines.measure", json.dumps(told)]
+    asked = Measurement(request=request, seconds=MEASURE_S - MARGIN_S, try_int8=try_int8)
+    command = [sys.executable, "-m", "dne_serve.engines.measure", asked.model_dump_json()]
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         start_new_session=True,  # Ctrl-C is for the server, which ends the child itself
     )
 
@@ -285,7 +284,7 @@ def _decide(request: Request, said: str, *, silent: str) -> Choice:
 
 
 def _is_busy() -> bool:
-    """Tell whether other programs want all cores: figures of such a moment are not kept."""
+    """Return whether other programs want all cores: figures of such a moment are not kept."""
     return os.getloadavg()[0] > usable_cores()
 
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dne_serve.engines.base import (
     Answers,
@@ -16,16 +20,173 @@ from dne_serve.engines.base import (
     Resident,
     Steps,
     answer_all,
+    paths_of,
     read_checked,
+    take_doubt,
     warmed,
 )
-from dne_serve.engines.onnx_bank import ArrayBank
-from dne_serve.engines.thread_plan import ThreadPlan
+from dne_serve.engines.candidates import ThreadPlan, UnderWay
+from model_store.codec import ShardWeights
 from model_store.errors import WrongUsage
-from model_store.onnx.model import OnnxPrecision
+from model_store.inference.doubt import Doubt
+from model_store.onnx.model import OnnxPrecision, Weights, arrays_of_expert, arrays_of_heads
+from model_store.onnx.session import Session
+from model_store.onnx.weights import Arrays
 from model_store.precision import Asked
-from model_store.records.manifest import Manifest
+from model_store.preprocess import Pixels, normalise
+from model_store.records.manifest import Manifest, Preprocessing
 from model_store.records.quality import Reduced
+
+Floats = NDArray[np.float32]
+Key = tuple[object, ...]
+"""The precision, and the path of an expert."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class HeldArrays:
+    """An expert in memory, in one precision."""
+
+    arrays: Arrays
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
+class HeldLineage:
+    """The experts of a version and the sessions that compute its token."""
+
+    experts: tuple[HeldArrays, ...]
+    alone: Session
+    """A session with all threads, for a single image."""
+    beside: Session
+    """A session with a worker's share of the threads; equal to `alone` for one worker."""
+    under_way: UnderWay
+
+    def token(self, images: Floats) -> Floats:
+        """Run a pass. Several images announce others, and the other workers need their threads."""
+        with self.under_way.one() as alone:
+            return (self.alone if alone and len(images) == 1 else self.beside)(images)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OnnxVersion:
+    """A version in memory. It keeps its lineage."""
+
+    lineage: HeldLineage
+    preprocessing: Preprocessing
+    weight_YC: Floats
+    bias_Y: Floats
+    doubt: Doubt | None = None
+
+    def covers(self, other: object) -> bool:
+        """Return whether a pass of this version computes all that `other` reads. The same experts
+        in another precision are other experts."""
+        if not isinstance(other, OnnxVersion):
+            return False
+        own, others = self.lineage.experts, other.lineage.experts
+        return len(others) <= len(own) and own[len(others) - 1] is others[-1]
+
+    def run(self, pixels: Pixels) -> Floats:
+        """Compute the token: [N, channels of all experts]."""
+        return self.lineage.token(normalise(pixels, self.preprocessing))
+
+    def logits(self, passed: Floats, rows: Sequence[int]) -> Floats:
+        token = passed[list(rows), : self.weight_YC.shape[1]]
+        # Not `@`: the library behind it begins threads of its own beside those of the runtime,
+        # and takes longer with them than the product does.
+        found: Floats = np.einsum("nc,yc->ny", token, self.weight_YC)
+        return found + self.bias_Y
+
+    def log_odds(self, passed: Floats, rows: Sequence[int]) -> Floats | None:
+        return None if self.doubt is None else self.doubt.log_odds(passed[list(rows)])
+
+    def tokens(self, passed: Floats, rows: Sequence[int], *, width: int) -> Floats:
+        return passed[list(rows), :width]
+
+
+class ArrayBank:
+    """The experts and lineages in memory, found by their ancestry."""
+
+    def __init__(self, *, device: str, plan: ThreadPlan, pack: bool = False) -> None:
+        self._device = device
+        self._pack = pack
+        self._plan = plan
+        self._under_way = UnderWay()
+        self._experts: WeakValueDictionary[Key, HeldArrays] = WeakValueDictionary()
+        self._lineages: WeakValueDictionary[Key, HeldLineage] = WeakValueDictionary()
+
+    def known(self, manifest: Manifest, *, precision: OnnxPrecision) -> tuple[HeldArrays, ...]:
+        """Find the experts of a version that are in memory, oldest first, up to the first gap. They
+        stay in memory as long as the caller keeps the result."""
+        found: list[HeldArrays] = []
+        for path in paths_of(manifest):
+            held = self._experts.get((precision, *path))
+            if held is None:
+                break
+            found.append(held)
+        return tuple(found)
+
+    def load(
+        self,
+        manifest: Manifest,
+        *,
+        precision: OnnxPrecision,
+        known: Sequence[HeldArrays],
+        shards: MutableMapping[str, bytes],
+    ) -> OnnxVersion:
+        """Build a version. Take the bytes of the experts that are not `known`, of the
+        classifier and of the doubt out of `shards`."""
+        experts, spec = list(known), manifest.spec
+        keys: list[Key] = [(precision, *path) for path in paths_of(manifest)]
+        for index in range(len(known), len(manifest.experts)):
+            data = shards.pop(manifest.experts[index].sha256)
+            weights = ShardWeights(data, prefix=f"experts.{index}.")
+            held = HeldArrays(
+                arrays_of_expert(weights, spec=spec, index=index, precision=precision)
+            )
+            self._experts[keys[index]] = held
+            experts.append(held)
+        heads = ShardWeights(shards.pop(manifest.classifier.sha256), prefix="heads.")
+        classifier = arrays_of_heads(heads, spec=spec)
+        return OnnxVersion(
+            lineage=self._lineage(manifest, key=keys[-1], experts=experts),
+            preprocessing=manifest.preprocessing,
+            weight_YC=np.ascontiguousarray(classifier["weight"].T),
+            bias_Y=classifier["bias"],
+            doubt=take_doubt(manifest, shards),
+        )
+
+    @property
+    def experts(self) -> int:
+        """Count the experts in memory; one in two precisions counts twice."""
+        return len(self._experts)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all experts in memory."""
+        return sum(held.bytes for held in list(self._experts.values()))
+
+    def _lineage(
+        self, manifest: Manifest, *, key: Key, experts: Sequence[HeldArrays]
+    ) -> HeldLineage:
+        found = self._lineages.get(key)
+        if found is None:
+            parts = {f"experts.{index}": held.arrays for index, held in enumerate(experts)}
+            weights = Weights(spec=manifest.spec, parts=parts)
+            alone = self._session(weights, threads=self._plan.threads)
+            beside = alone
+            if self._plan.workers > 1:
+                beside = self._session(weights, threads=self._plan.share)
+            found = HeldLineage(
+                experts=tuple(experts), alone=alone, beside=beside, under_way=self._under_way
+            )
+            self._lineages[key] = found
+        return found
+
+    def _session(self, weights: Weights, *, threads: int) -> Session:
+        return Session(weights, threads=threads, device=self._device, pack=self._pack)
 
 
 class OnnxEngine:

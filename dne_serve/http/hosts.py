@@ -62,7 +62,8 @@ class KnownHosts:
         is_own = host != "" and origin.partition("://")[2] == host
         if origin and origin not in self._origins and not is_own:
             raise OriginRefused(
-                f"pages of {origin[:100]!r} may not ask here; --allowed-origins names others"
+                f"pages of {origin[:100]!r} may not ask here; --allowed-hosts https://NAME lets "
+                "others ask"
             )
 
     def _is_known(self, host: str) -> bool:

@@ -12,17 +12,22 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dne_serve.http.body_room import CLAIM, PIECE_BYTES, Claim, Room
+from dne_serve.http.bodies import (
+    PIECE_BYTES,
+    RESERVATION,
+    MemoryBudget,
+    Reservation,
+    declared_bytes,
+)
 from dne_serve.http.problems import NOTE, Note, problem_of
 from dne_serve.log_lines import FACTS
-from dne_serve.rollout.metrics import Metrics
-from dne_serve.tracing.spans import CURRENT, RequestTrace
-from dne_serve.tracing.tracer import Tracer
+from dne_serve.observe.metrics import Metrics
+from dne_serve.observe.tracer import Tracer
+from dne_serve.observe.traces import CURRENT, RequestTrace
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
@@ -40,29 +45,28 @@ log = logging.getLogger("dne_serve.requests")
 
 
 class BodyLimit:
-    """Middleware that refuses a body whose length is too large, declared or counted while it
-    streams, and any body while all bodies together are too large."""
+    """Middleware that refuses a body that is longer than its route takes, declared or counted
+    while it streams, and any body while all bodies together are too large."""
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int, room: Room) -> None:
+    def __init__(self, app: ASGIApp, *, budget: MemoryBudget) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._room = room
+        self._budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        claim = self._room.claim(scope["client"][0] if scope.get("client") else "")
-        scope[CLAIM] = claim
-        body = _Body(scope, receive, max_bytes=self._max_bytes, claim=claim)
+        reservation = self._budget.reservation(scope["client"][0] if scope.get("client") else "")
+        scope[RESERVATION] = reservation
+        body = _Body(scope, receive, reservation=reservation)
 
         async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start" and body.is_refused:
+            if message["type"] == "http.response.start" and reservation.is_refused:
                 MutableHeaders(scope=message)["Connection"] = "close"
             if message["type"] == "http.response.body" and body.is_unwanted:
                 # The client may read its answer now, and close; we close when it has stopped.
                 await send({**message, "more_body": True})
-                claim.let_go()
+                reservation.let_go()
                 await body.drain()
                 message = {"type": "http.response.body"}
             await send(message)
@@ -70,44 +74,43 @@ class BodyLimit:
         try:
             await self._app(scope, body.receive, answer)
         finally:
-            claim.let_go()
+            reservation.let_go()
 
 
 class _Body:
     """Body of one request, counted as it arrives."""
 
-    def __init__(self, scope: Scope, receive: Receive, *, max_bytes: int, claim: Claim) -> None:
+    def __init__(self, scope: Scope, receive: Receive, *, reservation: Reservation) -> None:
         headers = Headers(scope=scope)
-        declared = headers.get("content-length", "")
-        self._declared = int(declared) if declared.isascii() and declared.isdigit() else 0
+        reservation.declared = declared_bytes(scope)
         self._closes = scope["http_version"] == "1.0" or "close" in headers.get("connection", "")
         self._waits = "expect" in headers
         self._receive = receive
-        self._max_bytes = max_bytes
-        self._claim = claim
+        self._reservation = reservation
         self._counted = 0
-        self._ended = self._declared == 0 and "transfer-encoding" not in headers
-        self.is_refused = False
+        self._ended = reservation.declared == 0 and "transfer-encoding" not in headers
 
     @property
     def is_unwanted(self) -> bool:
-        """Say whether the connection ends after the answer, with bytes still to come.
+        """Return whether the connection ends after the answer, with bytes still to come.
 
         A server that closes with bytes unread resets the connection, and the answer is lost.
         """
-        return not self._ended and not self._waits and (self._closes or self.is_refused)
+        return (
+            not self._ended and not self._waits and (self._closes or self._reservation.is_refused)
+        )
 
     async def receive(self) -> Message:
-        self.is_refused = True  # until it is known to be in order
-        self._check(self._declared)
+        self._reservation.is_refused = True  # until it is known to be in order
+        self._reservation.check_size(self._reservation.declared)
         message = await self._next_unless_evicted()
         arrived = len(message.get("body", b""))
         self._counted += arrived
-        self._check(self._counted)
-        self._claim.is_finished = self._ended
+        self._reservation.check_size(self._counted)
+        self._reservation.is_finished = self._ended
         if message["type"] == "http.request":
-            self._claim.take(arrived + PIECE_BYTES)
-        self.is_refused = False
+            self._reservation.take(arrived + PIECE_BYTES)
+        self._reservation.is_refused = False
         return message
 
     async def drain(self) -> None:
@@ -121,23 +124,18 @@ class _Body:
     async def _next_unless_evicted(self) -> Message:
         try:
             async with asyncio.timeout(None) as clock:
-                self._claim.on_evicted = lambda: clock.reschedule(0)
+                self._reservation.on_evicted = lambda: clock.reschedule(0)
                 return await self._next()
         except TimeoutError:
-            self._claim.check()
+            self._reservation.check()
             raise
         finally:
-            self._claim.on_evicted = None
+            self._reservation.on_evicted = None
 
     async def _next(self) -> Message:
         message = await self._receive()
         self._ended = not message.get("more_body", False)
         return message
-
-    def _check(self, count: int) -> None:
-        if count > self._max_bytes:
-            # Not a DneError: while it reads a JSON body, FastAPI lets only its own kind through.
-            raise HTTPException(413, f"the body has more than {self._max_bytes} bytes")
 
 
 class Packed(GZipMiddleware):

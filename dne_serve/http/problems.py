@@ -67,13 +67,16 @@ ANSWERS: dict[type[DneError], Answer] = {
     store_errors.VersionNotFound: Answer(404),
     store_errors.LabelInvalid: Answer(422),
     store_errors.ItemNotFound: Answer(404),
+    store_errors.KeptTooLarge: Answer(404),
     store_errors.LabelConflict: Answer(409),
+    store_errors.LabelsFull: Answer(409),
     store_errors.JobNotFound: Answer(404),
     store_errors.JobUnderWay: Answer(409),
     store_errors.NothingToLearn: Answer(409),
     store_errors.ChannelNotFound: Answer(404),
     store_errors.ChannelMoved: Answer(409),
     store_errors.NothingToRollBack: Answer(409),
+    store_errors.KeyMissing: Answer(409),
     store_errors.StoreNotFound: Answer(503, retry=True),
     store_errors.StoreError: Answer(503, logged=True),
 }
@@ -142,7 +145,7 @@ def problem_of(error: Exception) -> JSONResponse:
         headers["WWW-Authenticate"] = 'Bearer realm="dne-serve"'
     return problem(
         answer.status,
-        detail=errors.tell(error),
+        detail=errors.public_message(error),
         kind=_kind(error),
         headers=headers,
         cause=error if answer.logged else error.__cause__,

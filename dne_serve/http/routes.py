@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from dne_serve.access.permission import Permission
-from dne_serve.errors import Malformed, NotReady, TypeNotAccepted
+from dne_serve.errors import Malformed, NotReady
 from dne_serve.http import versions
+from dne_serve.http.bodies import IMAGES
 from dne_serve.http.openapi import IMAGES_SCHEMA, problems
 from dne_serve.http.problems import problem
 from dne_serve.http.schemas import (
@@ -28,12 +29,21 @@ from dne_serve.http.schemas import (
     VersionAnswer,
     VersionsAnswer,
 )
-from dne_serve.http.scoped_route import FACTS, Parts, ScopedRoute, actor_of, needing
+from dne_serve.http.scoped_route import (
+    FACTS,
+    Parts,
+    ScopedRoute,
+    actor_of,
+    json_only,
+    needing,
+    taking,
+)
 from dne_serve.http.uploads import FIELD, read_uploads
 from dne_serve.inference.answers import MAX_TOP_K, prediction_json, work_of
-from dne_serve.inference.at_least import AT_LEAST_PARAMETER, at_least_of
-from dne_serve.inference.deadline import ARRIVED
-from dne_serve.rollout.promote import Moved
+from dne_serve.inference.predictor import AT_LEAST_PARAMETER, at_least_of
+from dne_serve.inference.store_threads import ARRIVED
+from dne_serve.observe.live import ActivityAnswer, Stream
+from dne_serve.rollout.channel import Moved
 from dne_serve.server import DRAINS, Serving
 from model_store.records.channel import ChannelRecord
 from model_store.records.fields import MAX_VERSION
@@ -42,6 +52,13 @@ DEFAULT_TOP_K = 5
 DEFAULT_LISTED = 100
 MAX_LISTED = 1000
 JSON = "application/json"
+EVENTS = "text/event-stream"
+LIVE_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+"""A proxy must neither keep the answer nor wait for the end of a stream."""
+LIVE_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {EVENTS: {"schema": {"type": "string"}}}},
+    **problems(503),
+}
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 PREDICT_BODY = {
     "parameters": [AT_LEAST_PARAMETER],
@@ -64,15 +81,6 @@ PREDICT_BODY = {
         },
     },
 }
-
-
-# A coroutine although it waits for nothing: a plain function would cost a trip to the thread pool.
-async def json_only(request: Request) -> None:
-    """Refuse a body of another type before it is read."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    has_body = "content-length" in request.headers or "transfer-encoding" in request.headers
-    if has_body and request.headers.get("content-length") != "0" and kind != "application/json":
-        raise TypeNotAccepted(f"Content-Type {kind[:100]!r} is not accepted: send application/json")
 
 
 AnyVersion = Annotated[
@@ -111,7 +119,7 @@ health = APIRouter(route_class=needing(Permission.OPEN), tags=["health"])
 admin = APIRouter(
     route_class=needing(Permission.ADMIN),
     dependencies=[Depends(json_only)],
-    responses=problems(400, 404, 409, 413, 415, 503),
+    responses=problems(400, 404, 409, 415, 503),
     tags=["admin"],
 )
 ROUTERS = (reading, admin, health)
@@ -121,8 +129,9 @@ ROUTERS = (reading, admin, health)
     "/predict",
     response_model=PredictAnswer,
     openapi_extra=PREDICT_BODY,
-    responses=problems(400, 404, 406, 408, 413, 415, 422, 503),
+    responses=problems(400, 404, 406, 408, 415, 422, 503),
 )
+@taking(IMAGES)
 async def predict(
     request: Request,
     serving: Parts,
@@ -160,7 +169,10 @@ async def predict(
 
 # A coroutine: the door is used on the event loop only.
 async def why_no_moves(serving: Parts) -> str | None:
-    return serving.door.why_closed(Permission.ADMIN)
+    closed = serving.authorizer.why_closed(Permission.ADMIN)
+    if closed is None and not serving.keys.can_write:
+        return "this server requires signatures and has no key to sign with"
+    return closed
 
 
 @reading.get("/versions", responses=problems(400, 503))
@@ -177,7 +189,7 @@ def list_versions(
     ] = DEFAULT_LISTED,
 ) -> VersionsAnswer:
     """List versions, the served one, and the newest records of the channel."""
-    served, record = serving.residents.served, serving.reloader.record
+    served, record = serving.loaded.served, serving.reloader.record
     overviews: versions.Overviews = request.app.state.overviews
     return overviews.page(
         serving.open_store(),
@@ -203,9 +215,9 @@ def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
     """List the classes that a version answers, in the order they were learnt, with their tasks."""
     if version is not None:
         return versions.classes(serving.open_store().manifest(version))
-    if serving.residents.served is None:
+    if serving.loaded.served is None:
         raise NotReady("no version is served yet")
-    return versions.classes(serving.residents.served.manifest)
+    return versions.classes(serving.loaded.served.manifest)
 
 
 async def _move(request: Request, serving: Serving, move: Callable[[], Moved]) -> Response:
@@ -263,13 +275,13 @@ async def healthz() -> HealthAnswer:
 async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
     """Say whether a version is served, and the server takes new clients. `error` says why the
     version is not the channel's head."""
-    served, record = serving.residents.served, serving.reloader.record
+    served, record = serving.loaded.served, serving.reloader.record
     if serving.drains:
         return problem(503, detail=DRAINS, kind="draining", headers={"Retry-After": "1"})
     if served is None:
         detail = serving.error or f"channel {serving.settings.channel} names no version yet"
         return problem(503, detail=detail, kind="not-ready", headers={"Retry-After": "1"})
-    settling = serving.reloader.settling.newest
+    settling = serving.reloader.cutover.newest
     return ReadyAnswer(
         version=served.version,
         channel=serving.settings.channel,
@@ -281,8 +293,8 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
         backend=serving.engine.backend,
         engine=serving.engine.choice,
         device=serving.engine.device,
-        canary=serving.companions.ready("canary"),
-        shadow=serving.companions.ready("shadow"),
+        canary=serving.canary_and_shadow.ready("canary"),
+        shadow=serving.canary_and_shadow.ready("shadow"),
         error=serving.error,
     )
 
@@ -291,3 +303,21 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
 async def metrics(serving: Parts) -> Response:
     """Return the metrics in the format of Prometheus."""
     return Response(serving.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+def new_stream(serving: Serving) -> Stream:
+    """Make the stream of a server. It ends when the server leaves its load balancer."""
+    return Stream(lambda: serving.activity().model_dump(), ends=lambda: serving.drains)
+
+
+@reading.get("/live", response_model=ActivityAnswer, responses=LIVE_ANSWERS)
+async def look(request: Request, serving: Parts) -> Response:
+    """Tell what the server does now. With `Accept: text/event-stream` the answer is a stream of
+    server-sent events: the first has all members, and each later one those that have changed."""
+    if EVENTS not in request.headers.get("accept", ""):
+        answer = serving.activity().model_dump_json()
+        return Response(answer, media_type=JSON, headers=LIVE_HEADERS)
+    stream: Stream = request.app.state.live
+    client = actor_of(request)
+    stream.check_room(client)
+    return StreamingResponse(stream.events(client), media_type=EVENTS, headers=LIVE_HEADERS)

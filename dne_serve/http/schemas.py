@@ -138,6 +138,8 @@ class VersionAnswer(BaseModel):
     """Classes that got more images in this version, which then has no new task."""
     deepened: list[str]
     """Tasks that an expert was learnt for in this version, which then has no new task."""
+    adapted: bool
+    """True: the first expert was changed in this version, which then has no new task."""
     shards: list[ShardRef]
     metrics: Metrics
     verdict: str

@@ -1,35 +1,52 @@
-"""Make routes that say which permission they need. A token is judged before the body is read.
+"""Make routes that say which permission they need, and which kind of body they take.
 
-A route without a permission cannot be served: the server does not start with one. Requests to
-routes that need `admin` are audited.
+A token is judged before the body is read. A body is small unless the route says otherwise, and
+JSON is parsed within its limits, on a thread where it is long. A route without a permission cannot
+be served: the server does not start with one. Requests that change something are audited.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Set
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.types import Message, Receive, Scope, Send
 
-from dne_serve.access.permission import Permission, Token
+from dne_serve.access.permission import Permission, Token, is_direct
+from dne_serve.errors import TypeNotAccepted
+from dne_serve.http.bodies import (
+    AT_ONCE_BYTES,
+    RESERVATION,
+    SMALL_BODY,
+    BodyKind,
+    Reservation,
+    check_json,
+)
 from dne_serve.http.openapi import BEARER, problems
 from dne_serve.http.problems import answer_to
+from dne_serve.inference.store_threads import CLIENT_GONE, IS_GONE
 from dne_serve.server import Serving
 
 TOKEN = "dne.token"
 """Key of an ASGI scope: the token that opened the route."""
 FACTS = "dne.audit"
 """Key of an ASGI scope: facts of a change for the audit log (`to`, `reason`, `record`)."""
+READING = frozenset({"GET", "HEAD"})
+TAKES, ONLY_READS = "dne_takes", "dne_only_reads"
+"""Attributes of an endpoint that `taking` and `only_reading` set."""
 WITH_TOKEN: dict[str, list[str]] = {BEARER: []}
 SECURITY: dict[Permission, list[dict[str, list[str]]]] = {
     Permission.PREDICT: [{}, WITH_TOKEN],
@@ -48,38 +65,89 @@ async def serving_of(request: Request) -> Serving:
 Parts = Annotated[Serving, Depends(serving_of)]
 
 
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+def taking(kind: BodyKind) -> Callable[[Endpoint], Endpoint]:
+    """Make the decorator of an endpoint that takes another kind of body than a small one."""
+    return functools.partial(_with, name=TAKES, value=kind)
+
+
+def only_reading(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint of the scope `label` that takes a body, and changes nothing by it."""
+    return _with(endpoint, name=ONLY_READS, value=True)
+
+
+def _with(endpoint: Endpoint, *, name: str, value: object) -> Endpoint:
+    setattr(endpoint, name, value)
+    return endpoint
+
+
 class RouteWithoutPermission(Exception):
     """A fault of the code that added the route; no user can do anything about it."""
 
 
 class ScopedRoute(APIRoute):
-    """A route that needs a permission."""
+    """A route that needs a permission, and takes bodies of one kind."""
 
     needs: ClassVar[Permission]
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        self.takes: BodyKind = getattr(endpoint, TAKES, SMALL_BODY)
+        methods = frozenset(options.get("methods") or {"GET"})
+        self.changes = _changes(endpoint, needs=self.needs, methods=methods)
         if self.needs is not Permission.OPEN:
             extra = {"security": SECURITY[self.needs], **(options.get("openapi_extra") or {})}
             answers = {**problems(401, 403, 429), **(options.get("responses") or {})}
+            if "POST" in methods:
+                answers[413] = self.takes.described(like=answers.get(413, answers[401]))
             options |= {"openapi_extra": extra, "responses": answers}
-        super().__init__(path, on_store_threads(endpoint, needs=self.needs), **options)
+        run = on_store_threads(endpoint, needs=self.needs, changes=self.changes)
+        super().__init__(path, run, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Make the handler of a request. FastAPI itself would parse JSON of any size and shape on
+        the event loop."""
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        adapter: TypeAdapter[Any] = TypeAdapter(self.body_field.field_info.annotation or Any)
+
+        async def read_and_handle(request: Request) -> Response:
+            await json_only(request)
+            if body := await request.body():
+                parsed = await _parse(body, adapter, kind=self.takes)
+                request = _Parsed(request, body=body, parsed=parsed)
+            return await handle(request)
+
+        return read_and_handle
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.methods and scope["method"] not in self.methods:
             # Said to everybody, token or not.
             raise HTTPException(405, headers={"Allow": ", ".join(self._methods_here(scope))})
-        if self.needs is Permission.ADMIN:
+        if self.changes:
             async with audited(scope, send, route=self.path) as watched:
-                self._judge(scope)
-                await self._answer(scope, receive, watched)
+                await self._admit(scope, receive, watched)
         else:
-            self._judge(scope)
-            await self._answer(scope, receive, send)
+            await self._admit(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Judge the token and the announced length before any byte of the body is read."""
+        self._judge(scope)
+        CLIENT_GONE.set(scope.get(IS_GONE, _never))
+        serving: Serving = scope["app"].state.serving
+        reservation: Reservation = scope[RESERVATION]
+        reservation.limit(self.takes.most_bytes(serving.settings.max_body_bytes))
+        await self._answer(scope, receive, send)
 
     def _judge(self, scope: Scope) -> None:
         serving: Serving = scope["app"].state.serving
-        scope[TOKEN] = serving.door.judge(
-            self._authorization(scope), needs=self.needs, address=_address(scope) or ""
+        scope[TOKEN] = serving.authorizer.judge(
+            self._authorization(scope),
+            needs=self.needs,
+            address=_address(scope) or "",
+            is_direct=self.needs is not Permission.LABEL or is_direct(scope),
         )
 
     def _authorization(self, scope: Scope) -> str | None:
@@ -105,10 +173,56 @@ def needing(permission: Permission) -> type[ScopedRoute]:
     return type(f"{permission.value.title()}Route", (ScopedRoute,), {"needs": permission})
 
 
-def on_store_threads(endpoint: Callable[..., Any], *, needs: Permission) -> Callable[..., Any]:
+# A coroutine although it waits for nothing: a plain function would cost a trip to the thread pool.
+async def json_only(request: Request) -> None:
+    """Refuse a body of another type before it is read."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    reservation: Reservation = request.scope[RESERVATION]
+    has_body = reservation.declared or "transfer-encoding" in request.headers
+    if has_body and kind != "application/json":
+        raise TypeNotAccepted(f"Content-Type {kind[:100]!r} is not accepted: send application/json")
+
+
+class _Parsed(Request):
+    """A request whose JSON is validated already. FastAPI takes the object as it is."""
+
+    def __init__(self, request: Request, *, body: bytes, parsed: object) -> None:
+        super().__init__(request.scope, request.receive)
+        self._bytes, self._parsed = body, parsed
+
+    async def body(self) -> bytes:
+        return self._bytes
+
+    async def json(self) -> Any:
+        return self._parsed
+
+
+async def _parse(body: bytes, adapter: TypeAdapter[Any], *, kind: BodyKind) -> object:
+    def parse() -> object:
+        check_json(body, max_values=kind.max_json_values)
+        try:
+            return adapter.validate_json(body)
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False, include_context=False)
+            said = [{**one, "loc": ("body", *one["loc"])} for one in found]
+            raise RequestValidationError(said) from None
+
+    return parse() if len(body) <= AT_ONCE_BYTES else await run_in_threadpool(parse)
+
+
+def _changes(endpoint: Callable[..., Any], *, needs: Permission, methods: Set[str]) -> bool:
+    """Return whether requests change something: labels, or what is served."""
+    if needs is Permission.LABEL:
+        return not (methods <= READING or hasattr(endpoint, ONLY_READS))
+    return needs is Permission.ADMIN
+
+
+def on_store_threads(
+    endpoint: Callable[..., Any], *, needs: Permission, changes: bool
+) -> Callable[..., Any]:
     """Make a plain function that takes `serving` a coroutine on the server's store threads: the
-    framework would run it on the threads that all share. Moves do not wait behind reads. The JSON
-    is written on the same thread."""
+    framework would run it on the threads that all share. Moves, labels and reads do not wait behind
+    each other. The JSON is written on the same thread."""
     parameters = inspect.signature(endpoint).parameters
     if inspect.iscoroutinefunction(endpoint) or "serving" not in parameters:
         return endpoint
@@ -116,7 +230,9 @@ def on_store_threads(endpoint: Callable[..., Any], *, needs: Permission) -> Call
     @functools.wraps(endpoint)
     async def run(**given: Any) -> Any:
         serving: Serving = given["serving"]
-        threads = serving.movers if needs is Permission.ADMIN else serving.readers
+        threads = serving.readers
+        if changes:
+            threads = serving.movers if needs is Permission.ADMIN else serving.labellers
         return await threads.run(lambda: _written(endpoint(**given)))
 
     return run
@@ -126,6 +242,10 @@ def _written(answer: object) -> object:
     if not isinstance(answer, BaseModel):
         return answer
     return Response(answer.model_dump_json(by_alias=True), media_type="application/json")
+
+
+def _never() -> bool:
+    return False
 
 
 def _address(scope: Scope) -> str | None:
@@ -154,13 +274,17 @@ async def audited(scope: Scope, send: Send, *, route: str) -> AsyncIterator[Send
     facts: dict[str, Any] = scope.setdefault(FACTS, {})
     try:
         yield watched
+    except ClientDisconnect:
+        raise  # without a status: the client was told nothing
     except Exception as error:
         status = status or answer_to(error).status
         raise
     finally:
         serving: Serving = scope["app"].state.serving
         token: Token | None = scope.get(TOKEN)
-        note = serving.audit.note if token else serving.audit.note_refused
+        # Where no token is needed, anybody can send any number of requests that come to nothing.
+        is_done = TOKEN in scope and status is not None and status < 400
+        note = serving.audit.note if token or is_done else serving.audit.note_refused
         note(
             f"{scope['method']} {route}",
             who=token.name if token else None,

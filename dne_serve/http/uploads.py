@@ -14,6 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from dne_serve.errors import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
+from dne_serve.http.bodies import AT_ONCE_BYTES, check_json
 from dne_serve.http.schemas import JsonImage, JsonImages
 from dne_serve.inference.decoding import Decoder
 from model_store.preprocess import Pixels
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 FIELD = "files"
-AT_ONCE_BYTES = 64 << 10  # JSON that is larger is read in a thread
-COMMAS_AN_IMAGE = 64
+VALUES_AN_IMAGE = 64
 SPACES = b" \t\n\r\v\f"
 JSON_RANGES = frozenset({"application/json", "application/*", "*/*"})
 REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
@@ -90,8 +90,13 @@ def _from_json(pieces: list[bytes], *, max_images: int) -> list[Upload]:
     body = b"".join(pieces)
     pieces.clear()
     # Three bytes can be an element of a list that takes fifty in memory. Base64 has no commas.
-    if body.count(b",") > COMMAS_AN_IMAGE * (max_images + 1):
+    most = VALUES_AN_IMAGE * (max_images + 1)
+    if body.count(b",") > most:
         raise TooLarge(f"more than {max_images} images in one request, or much that is none")
+    try:
+        check_json(body, max_values=2 * most)
+    except TooLarge as error:
+        raise Malformed(f"the JSON body cannot be used: {error}") from error
     try:
         images = JsonImages.model_validate_json(body).images
     except ValidationError as error:

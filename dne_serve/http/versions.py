@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from dne_serve.errors import tell
+from dne_serve.errors import public_message
 from dne_serve.http.schemas import (
     ClassAnswer,
     ClassesAnswer,
@@ -18,9 +18,8 @@ from model_store.errors import StoreError
 from model_store.records.channel import ChannelRecord, Mode
 from model_store.records.describe import details, summary
 from model_store.records.manifest import Manifest
-from model_store.store.keep import Keep
 from model_store.store.store import Store
-from model_store.store.summaries import Row, key_of, read_page
+from model_store.store.summaries import Keep, Row, key_of, read_page
 from model_store.tables import likely_range
 
 SHOWN_RECORDS = 100
@@ -70,7 +69,7 @@ class Overviews:
             try:
                 history.append(self._record(store, channel, number, entry))
             except StoreError as error:
-                problems.append(tell(error))
+                problems.append(public_message(error))
         return history, problems
 
     def _record(self, store: Store, channel: str, number: int, entry: Entry) -> ChannelRecord:
@@ -108,7 +107,7 @@ def _interval(share: float | None, images: int) -> tuple[float, float] | None:
 
 def _summary(number: int, row: Row | StoreError) -> VersionSummary:
     if isinstance(row, StoreError):
-        return VersionSummary(version=number, error=tell(row))
+        return VersionSummary(version=number, error=public_message(row))
     # Through JSON: a strict record does not take a list for its tuples otherwise.
     return VersionSummary.model_validate_json(json.dumps(row))
 

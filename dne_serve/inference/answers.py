@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic_core import to_json
 
-from dne_serve.engines.base import Answer, Floats, Resident
+from dne_serve.engines.base import Resident
+from dne_serve.engines.scored import Scored
 from dne_serve.errors import QueueFull
-from model_store.inference.doubt import none_of_these
 from model_store.records.hierarchy import Higher
 
 MAX_TOP_K = 1000
@@ -39,31 +38,6 @@ values takes ten times as long as a partition."""
 Built = TypeVar("Built")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Scored:
-    """The logits of one image, and whether it is like none of the version's classes."""
-
-    logits: Floats
-    is_unknown: bool
-    unknown_score: float | None
-    """The probability that the image is of none of the classes; None if the version has no
-    doubt shard."""
-    token: Floats | None = None
-    """The slice of the oldest expert, while the server collects images."""
-
-    @classmethod
-    def of(cls, resident: Resident, answer: Answer) -> Scored:
-        """Judge the image by the rule that the version's trainer fitted."""
-        detector, odds = resident.manifest.unknown, answer.log_odds
-        score = float(answer.logits.max()) if odds is None else odds
-        return cls(
-            logits=answer.logits,
-            is_unknown=detector is not None and score < detector.threshold,
-            unknown_score=None if odds is None else none_of_these(odds),
-            token=answer.token,
-        )
-
-
 class Listed(TypedDict):
     """A class that an answer names."""
 
@@ -71,9 +45,9 @@ class Listed(TypedDict):
     score: float
 
 
-Identify = Callable[[int, Resident, Scored, NDArray[np.float64], Sequence[Listed]], str]
-"""Called with the place of an image in its request, the version, the probabilities of all classes
-and the classes that the answer names, the likeliest first."""
+Identify = Callable[[int, Resident, Scored, Sequence[Listed]], str]
+"""Called with the place of an image in its request, the version, its scores, and the classes that
+the answer names, the likeliest first."""
 
 
 class AnswerBuilder:
@@ -119,11 +93,10 @@ def prediction_json(
     its id, if pictures are collected."""
     head = to_json({"version": resident.version, "canary": canary})
     predictions = []
-    for place, (name, one) in enumerate(zip(filenames, scored, strict=True)):
-        scores = probabilities_of(resident, one.logits)
-        made = _prediction(resident, filename=name, scored=one, scores=scores, top_k=top_k)
+    for place, (name, image) in enumerate(zip(filenames, scored, strict=True)):
+        made = _prediction(resident, filename=name, scored=image, top_k=top_k)
         if identify is not None:
-            made["id"] = identify(place, resident, one, scores, made["top"])
+            made["id"] = identify(place, resident, image, made["top"])
         predictions.append(to_json(made, inf_nan_mode="null"))
     return b"".join((head[:-1], b',"predictions":[', b",".join(predictions), b"]}"))
 
@@ -148,15 +121,6 @@ def best_of(values: NDArray[Any], count: int) -> NDArray[np.intp]:
     return candidates[np.argsort(lowered[candidates], kind="stable")[:count]]
 
 
-def probabilities_of(resident: Resident, logits: Floats) -> NDArray[np.float64]:
-    """Compute calibrated probabilities of the version's classes. The maximum is subtracted before
-    the division by the temperature, so that every result is finite."""
-    below = logits.astype(np.float64) - float(logits.max())
-    with np.errstate(over="ignore"):  # minus infinity, and e to its power is 0
-        weights = np.exp(below / resident.manifest.calibration.temperature)
-    return np.asarray(weights / weights.sum(), dtype=np.float64)
-
-
 def _higher(resident: Resident, scores: NDArray[np.float64], *, best: float) -> Higher | None:
     """Find the group that answers instead of a class in doubt."""
     levels = resident.levels
@@ -168,10 +132,10 @@ def _prediction(
     *,
     filename: str | None,
     scored: Scored,
-    scores: NDArray[np.float64],
     top_k: int,
 ) -> dict[str, Any]:
     """Name the classes of one image, with the fields of `Prediction` in their order."""
+    scores = scored.probabilities
     order = best_of(scores, top_k)
     indexes: list[int] = order.tolist()
     values: list[float] = scores[order].tolist()

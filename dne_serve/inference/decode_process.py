@@ -9,9 +9,7 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
-from typing import IO
 
 import numpy as np
 
@@ -20,11 +18,11 @@ from dne_serve.inference import decode_worker
 from dne_serve.inference.decode_worker import ANSWERED, ASKED, PIXELS, READY, REENCODE, TOO_LARGE
 from dne_serve.inference.reencoding import Reencoded
 from model_store.errors import DneError, ImageRejected, ImageTooLarge
+from model_store.host.children import StderrTail, ending, last_words
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Preprocessing
 
 START_S = 60.0
-KEPT_BYTES = 2000
 # The server's own environment also holds tokens and keys of the object store.
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR")
 # The memory that numpy reserves for each thread counts against the limit of the process.
@@ -48,7 +46,7 @@ class DecodeProcess:
         self._seconds = seconds
         self._arguments = [str(max_pixels), str(seconds), str(niceness)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._said = Said()
+        self._said = StderrTail(None)
 
     def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
         """Decode an image, or raise ImageRejected, ImageTooLarge, ImageTooSlow or
@@ -94,7 +92,9 @@ class DecodeProcess:
         except OSError as error:
             log.error("no process to decode images can be started: %s", error)
             raise _unavailable("cannot be started") from error
-        self._said = Said(process)
+        # Taken away from `communicate`, which would read the stream too.
+        stream, process.stderr = process.stderr, None
+        self._said = StderrTail(stream)
         try:
             ready = _read(process, len(READY), until=_in(START_S)) == READY
         except (TimeoutError, EOFError):
@@ -103,9 +103,7 @@ class DecodeProcess:
             process.kill()
             code = process.wait()
             self.stop()
-            log.error(
-                "a process to decode images ended at its start (%s): %s", code, self._said.end
-            )
+            self._log(logging.ERROR, "a process to decode images %s at its start: %s", code)
             raise _unavailable("cannot be started")
 
     def _verdict(self) -> DneError:
@@ -114,42 +112,18 @@ class DecodeProcess:
         if code == -signal.SIGXCPU:
             return self._too_slow()
         if -code in CRASHES:
-            log.warning("an image ended the process that decoded it (%s)", code)
+            self._log(
+                logging.WARNING, "an image ended the process that decoded it, which %s: %s", code
+            )
             return ImageRejected("an image that cannot be decoded")
-        log.error("a process that decoded an image was ended (%s): %s", code, self._said.end)
+        self._log(logging.ERROR, "a process that decoded an image %s: %s", code)
         return _unavailable("was ended by the system")
+
+    def _log(self, level: int, message: str, code: int) -> None:
+        log.log(level, message, ending(code), last_words(self._said.kept) or "it said nothing")
 
     def _too_slow(self) -> ImageTooSlow:
         return ImageTooSlow(f"an image that takes more than {self._seconds:g} s to decode")
-
-
-class Said(threading.Thread):
-    """Reader of a process's stderr, to which libraries complain of every tag of a hostile file. The
-    process never waits, and the server logs only the end, if the process dies."""
-
-    def __init__(self, process: subprocess.Popen[bytes] | None = None) -> None:
-        super().__init__(name="decode-said", daemon=True)
-        self._kept = b""
-        if process is not None:
-            # Taken away from `communicate`, which would read the stream too.
-            self._stream, process.stderr = process.stderr, None
-            self.start()
-
-    @property
-    def end(self) -> str:
-        """Quote the last words on one line."""
-        return repr(self._kept.decode(errors="replace").strip())
-
-    def run(self) -> None:
-        stream: IO[bytes] | None = self._stream
-        while stream is not None and (piece := os.read(stream.fileno(), 1 << 16)):
-            self._kept = (self._kept + piece)[-KEPT_BYTES:]
-        if stream is not None:
-            stream.close()
-
-    def join(self, timeout: float | None = None) -> None:
-        if self.ident is not None:
-            super().join(timeout)
 
 
 def _unavailable(why: str) -> DecoderUnavailable:

@@ -55,8 +55,8 @@ class Decoder:
                 for _ in range(threads)
             ]
 
-        self.large = Lane("large", processes(0), room=max(max_images, max_queue // 2))
-        self.odd = Lane("odd", processes(ODD_NICENESS), room=max(max_images, max_queue // 4))
+        self.large = DecodePool("large", processes(0), room=max(max_images, max_queue // 2))
+        self.odd = DecodePool("odd", processes(ODD_NICENESS), room=max(max_images, max_queue // 4))
         self._max_pixels = max_pixels
 
     async def read(self, data: bytes, preprocessing: Preprocessing) -> Pixels:
@@ -64,7 +64,7 @@ class Decoder:
         a bad image; QueueFull or DecoderUnavailable if the client should try again."""
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._small, self._read_small, data, preprocessing)
-        return await found.read(data, preprocessing) if isinstance(found, Lane) else found
+        return await found.read(data, preprocessing) if isinstance(found, DecodePool) else found
 
     async def fit(self, pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:
         """Scale an image that came as pixels."""
@@ -78,7 +78,7 @@ class Decoder:
         self.large.stop()
         self.odd.stop()
 
-    def _read_small(self, data: bytes, preprocessing: Preprocessing) -> Pixels | Lane:
+    def _read_small(self, data: bytes, preprocessing: Preprocessing) -> Pixels | DecodePool:
         """Decode a cheap image, or choose the lane of another. Refuse one that is too large."""
         outline = read_outline(data)
         self._check_pixels(outline.width, outline.height)
@@ -97,7 +97,7 @@ class Decoder:
 
 
 def is_cheap(outline: Outline, *, size_bytes: int) -> bool:
-    """Say whether a thread may decode the image."""
+    """Return whether a thread may decode the image."""
     return (
         outline.is_plain
         and size_bytes <= SMALL_BYTES
@@ -106,7 +106,7 @@ def is_cheap(outline: Outline, *, size_bytes: int) -> bool:
     )
 
 
-class Lane:
+class DecodePool:
     """Processes for images of one kind, each with a thread that waits for it. Used on the event
     loop."""
 

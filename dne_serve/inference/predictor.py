@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from dne_serve.engines.base import Answer, Answers, Query, Resident, Watch, joined
+from fastapi import Request
+
+from dne_serve.engines.base import Answer, Answers, Query, Resident, joined
+from dne_serve.engines.scored import Scored
 from dne_serve.errors import Malformed, NotReady, TooOld
-from dne_serve.inference.answers import Scored
-from dne_serve.inference.deadline import Deadline
 from dne_serve.inference.decoding import Decoder, Picture
-from dne_serve.inference.store_threads import Loads
-from dne_serve.rollout.answer_counts import AnswerCounts
-from dne_serve.rollout.canary import By, Chosen, Companions
-from dne_serve.rollout.guard import Guard
-from dne_serve.rollout.residents import ImageBatcher, Residents
-from dne_serve.rollout.statistics import Statistics
-from dne_serve.tracing.spans import CURRENT
+from dne_serve.inference.store_threads import Deadline, Loads
+from dne_serve.observe.events import Answered, Compared, Events, Times
+from dne_serve.observe.traces import CURRENT
+from dne_serve.rollout.canary import CanaryAndShadow, Chosen
+from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedVersions
 from model_store.errors import DneError, ImageRejected
 from model_store.preprocess import Pixels
+from model_store.records.fields import MAX_VERSION
 from model_store.store.store import Store
+
+HEADER = "Dne-At-Least"
+AT_LEAST_PARAMETER: dict[str, Any] = {
+    "name": HEADER,
+    "in": "header",
+    "required": False,
+    "schema": {"type": "integer", "minimum": 1, "maximum": MAX_VERSION},
+    "description": "The oldest version that may answer. A server that serves an older one answers "
+    "503, and the client asks again or asks another server.",
+}
+
+
+def at_least_of(request: Request) -> int | None:
+    """Return the oldest version that may answer a request; None: any."""
+    text = request.headers.get(HEADER)
+    if text is None:
+        return None
+    is_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_VERSION))
+    if not is_number or not 1 <= int(text) <= MAX_VERSION:
+        raise Malformed(f"{HEADER} is the number of a version, not {text[:100]!r}")
+    return int(text)
+
 
 log = logging.getLogger("dne_serve.predictor")
 
@@ -36,39 +59,30 @@ class Predictor:
         self,
         open_store: Callable[[], Store],
         *,
-        residents: Residents,
-        companions: Companions,
+        loaded: LoadedVersions,
+        canary_and_shadow: CanaryAndShadow,
         batcher: ImageBatcher,
         decoder: Decoder,
-        guard: Guard,
-        statistics: Statistics,
+        events: Events,
         max_wait_s: float,
         wants_tokens: bool = False,
-        on_answered: Callable[[By, int], None] = lambda by, images: None,
-        on_compared: Callable[[By, int, int], None] = lambda by, same, other: None,
-        counts: AnswerCounts | None = None,
     ) -> None:
         self._open_store = open_store
-        self._residents = residents
-        self._companions = companions
+        self._loaded = loaded
+        self._canary_and_shadow = canary_and_shadow
         self._batcher = batcher
         self._decoder = decoder
-        self._loads = Loads(self._load)
-        self._guard = guard
-        self._statistics = statistics
+        self._events = events
         self._max_wait_s = max_wait_s
         self._wants_tokens = wants_tokens
-        self._on_answered = on_answered
-        self._on_compared = on_compared
-        self._counts = AnswerCounts() if counts is None else counts
+        self._loads = Loads(self._load)
         self._comparing: set[asyncio.Task[None]] = set()
-        self._decoding = 0  # touched on the event loop only
 
     async def resolve(self, version: int | None, *, at_least: int | None = None) -> Chosen:
-        """Choose the one version that answers a request, whatever the channel does meanwhile.
-        `at_least` is the oldest that may."""
+        """Choose the one version that answers a request, whatever the channel does meanwhile. No
+        version older than `at_least` may answer."""
         if version is None:
-            served = self._residents.served
+            served = self._loaded.served
             if served is None:
                 raise NotReady("no version is served yet")
             if at_least is not None and served.version < at_least:
@@ -76,17 +90,17 @@ class Predictor:
                     f"version {served.version} is served here, and version {at_least} or a younger "
                     "one was asked for"
                 )
-            return self._companions.choose(served, at_least=at_least or 0)
+            return self._canary_and_shadow.choose(served, at_least=at_least or 0)
         if at_least is not None and version < at_least:
             raise Malformed(f"version {version} was asked for, and at least version {at_least}")
-        found = self._residents.find_version(version)
-        if found is None:
-            found = await self._loads.get(version, deadline=Deadline(self._max_wait_s))
-        return Chosen(resident=found, by="asked")
+        resident = self._loaded.find_version(version)
+        if resident is None:
+            resident = await self._loads.get(version, deadline=Deadline(self._max_wait_s))
+        return Chosen(resident=resident, by="asked")
 
     async def load(self, version: int) -> None:
         """Load a version into memory, without a deadline."""
-        if self._residents.find_version(version) is None:
+        if self._loaded.find_version(version) is None:
             await self._loads.get(version)
 
     def stop(self) -> None:
@@ -94,9 +108,9 @@ class Predictor:
         self._loads.stop()
 
     def expect_room(self) -> None:
-        """Raise QueueFull where not even one image would be taken. Call it before a body is read,
-        so that a refusal costs little."""
-        self._check_room(1)
+        """Raise QueueFull if the queue has no place for a single image. Call it before a body is
+        read, so that a refusal costs little."""
+        self._batcher.reserve(1).release()
 
     async def score(
         self,
@@ -107,28 +121,39 @@ class Predictor:
         on_compared: OnCompared | None = None,
         is_traffic: bool = True,
     ) -> list[Scored]:
-        """Compute the logits and the doubt of the version that answers, for each picture in order.
-        `since`: the moment when the request had arrived, if that was earlier. `on_compared` gets
-        the version that the answers are compared with, now or later, and its label for each picture
-        if it is another one. `is_traffic` is false for pictures that were chosen because they are
-        doubtful: the guard and the counts of answers leave them out."""
-        resident, version = chosen.resident, chosen.resident.version
-        trace = CURRENT.get()
-        if trace is not None:
-            trace.answers(version, images=len(pictures))
-        with self._statistics.request(version, images=len(pictures)):
+        """Score each picture in order by the version that answers, and emit `Answered`.
+
+        `since` is the moment when the request arrived, if that was earlier. `on_compared` gets the
+        version that the answers are compared with, now or later, and its label for each picture if
+        it is another one. `is_traffic` is false for pictures that were chosen because they are
+        doubtful: the guard and the counts of answers leave them out.
+        """
+        began_ns = time.perf_counter_ns()
+        decoding: Times | None = None
+
+        def emit(*, scored: Sequence[Scored] = (), error: Exception | None = None) -> None:
+            event = Answered(
+                resident=chosen.resident,
+                by=chosen.by,
+                images=len(pictures),
+                times=_since(began_ns),
+                decoding=decoding,
+                scored=tuple(scored),
+                error=error,
+                is_traffic=is_traffic,
+            )
+            self._events.answered(event)
+
+        try:
             deadline = Deadline(self._max_wait_s, since=since)
-            with self._statistics.decoding(version):
-                pixels = await deadline.result(self._decode(resident, pictures))
-            with self._guard.request(version):  # decoding is no work of the version's
-                answers = await self._ask(chosen, pixels, deadline, on_compared)
-        scored = [Scored.of(resident, one) for one in answers]
-        if not is_traffic:
-            return scored
-        unknown = sum(one.is_unknown for one in scored)
-        self._guard.answered(version, images=len(scored), unknown=unknown)
-        self._on_answered(chosen.by, len(scored))
-        self._counts.count(resident, logits=[one.logits for one in scored], unknown=unknown)
+            pixels = await deadline.result(self._decode(chosen.resident, pictures))
+            decoding = _since(began_ns)
+            answers = await self._ask(chosen, pixels, deadline, on_compared)
+        except Exception as error:
+            emit(error=error)
+            raise
+        scored = [Scored.of(chosen.resident, answer) for answer in answers]
+        emit(scored=scored)
         return scored
 
     async def _ask(
@@ -138,23 +163,23 @@ class Predictor:
         deadline: Deadline,
         on_compared: OnCompared | None,
     ) -> list[Answer]:
-        """Compute the answers of the version that answers. A shadow of the same lineage is computed
-        in the same pass, any other shadow in a pass after the answer."""
+        """Compute the answers of the chosen version. A shadow of the same lineage is computed in
+        the same pass. Any other shadow is computed in a pass after the answer."""
         resident, shadow = chosen.resident, chosen.shadow
         wider = joined(resident, shadow) if shadow else None
         if shadow and wider:
-            tickets = self._submit(wider, pixels, (resident, shadow), watch=CURRENT.get())
+            tickets = self._submit(wider, pixels, (resident, shadow))
             both = await deadline.answers(tickets)
             answers = [_given(own) for own, _ in both]
             self._compare(chosen, answers, [other for _, other in both], on_compared)
             return answers
-        own = self._submit(resident, pixels, (resident,), watch=CURRENT.get())
+        own = self._submit(resident, pixels, (resident,))
         alone = await deadline.answers(own)
         answers = [_given(own) for (own,) in alone]
         if shadow:
             apart = self._ask_apart(chosen, shadow, answers, pixels, on_compared)
             task = asyncio.create_task(apart)
-            self._comparing.add(task)  # the event loop itself holds on to no task
+            self._comparing.add(task)  # the event loop keeps no reference to a task
             task.add_done_callback(self._comparing.discard)
         return answers
 
@@ -164,11 +189,12 @@ class Predictor:
         pixels: Sequence[Pixels],
         residents: tuple[Resident, ...],
         *,
-        watch: Watch | None = None,
+        is_traced: bool = True,
     ) -> list[Future[Answers]]:
+        watch = CURRENT.get() if is_traced else None
         queries = [
-            Query(pixels=one, residents=residents, wants_token=self._wants_tokens, watch=watch)
-            for one in pixels
+            Query(pixels=image, residents=residents, wants_token=self._wants_tokens, watch=watch)
+            for image in pixels
         ]
         return self._batcher.submit(widest, items=queries)
 
@@ -181,12 +207,12 @@ class Predictor:
         on_compared: OnCompared | None,
     ) -> None:
         try:
-            tickets = self._submit(shadow, pixels, (shadow,))
+            tickets = self._submit(shadow, pixels, (shadow,), is_traced=False)
             others = await asyncio.gather(*map(asyncio.wrap_future, tickets))
-        except DneError as error:  # nobody waits for it
+        except DneError as error:  # no client waits for the shadow
             log.debug("the shadow was not asked: %s", error)
             return
-        self._compare(chosen, answers, [one for (one,) in others], on_compared)
+        self._compare(chosen, answers, [answer for (answer,) in others], on_compared)
 
     def _compare(
         self,
@@ -196,53 +222,50 @@ class Predictor:
         on_compared: OnCompared | None,
     ) -> None:
         resident, shadow = chosen.resident, chosen.shadow
-        assert shadow is not None  # nobody else compares
+        assert shadow is not None  # only requests with a shadow compare
         pairs = [
             (_label(resident, own), None if other is None else _label(shadow, other))
             for own, other in zip(answers, others, strict=True)
         ]
         same = sum(own == other for own, other in pairs)
-        self._on_compared(chosen.by, same, len(answers) - same)
+        self._events.compared(Compared(by=chosen.by, same=same, other=len(answers) - same))
         if on_compared is not None:
             on_compared(shadow.version, [None if own == other else other for own, other in pairs])
 
     def _load(self, version: int) -> Resident:
         store = self._open_store()
-        return self._residents.load(store.read_manifest(version), shards=store)
-
-    def _check_room(self, images: int) -> None:
-        self._batcher.check_room(self._decoding + images)  # images in decoding count
+        return self._loaded.load(store.read_manifest(version), shards=store)
 
     async def _decode(self, resident: Resident, pictures: Sequence[Picture]) -> list[Pixels]:
-        """Decode all images, or raise the first error. An image in decoding counts as queued and
-        gives up its place when decoded, so that slow images do not hold the places of fast ones."""
-        self._check_room(len(pictures))
-        self._decoding += len(pictures)
-        held = len(pictures)
+        """Decode all images, or raise the first error. An image has a place in the queue until it
+        is decoded, so that slow images do not hold the places of fast ones."""
+        places = self._batcher.reserve(len(pictures))
 
         async def read(picture: Picture) -> Pixels:
-            nonlocal held
             try:
                 return await picture.read(self._decoder, resident.manifest.preprocessing)
             finally:
-                held -= 1
-                self._decoding -= 1
+                places.release_one()
 
         try:
             results = await _outcomes([read(picture) for picture in pictures])
         finally:
-            self._decoding -= held  # of images whose reading was cancelled before it began
+            places.release()  # of images whose reading was cancelled before it began
         return [
             _checked(result, place=place, of=len(pictures), filename=picture.filename)
             for place, (picture, result) in enumerate(zip(pictures, results, strict=True), start=1)
         ]
 
 
+def _since(began_ns: int) -> Times:
+    return Times(began_ns=began_ns, ended_ns=time.perf_counter_ns())
+
+
 async def _outcomes(
     reading: Sequence[Coroutine[Any, Any, Pixels]],
 ) -> Sequence[Pixels | BaseException]:
     if len(reading) == 1:
-        try:  # without a task of its own
+        try:  # one image needs no task of its own
             return [await reading[0]]
         except Exception as error:
             return [error]

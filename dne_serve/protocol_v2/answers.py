@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.engines.base import Floats, Resident
+from dne_serve.engines.scored import Scored
 from dne_serve.errors import Malformed
-from dne_serve.inference.answers import Scored, best_of, probabilities_of
+from dne_serve.inference.answers import best_of
 from dne_serve.protocol_v2.schemas import MAX_JSON_VALUES, Datatype, RequestOutput
 from dne_serve.protocol_v2.tensors import Output
 
@@ -26,11 +27,11 @@ class Answers:
 
     @cached_property
     def logits_NC(self) -> Floats:
-        return np.stack([one.logits for one in self._scored]).astype(np.float32, copy=False)
+        return np.stack([image.logits for image in self._scored]).astype(np.float32, copy=False)
 
     @cached_property
     def exact_NC(self) -> NDArray[np.float64]:
-        return np.stack([probabilities_of(self.resident, one.logits) for one in self._scored])
+        return np.stack([image.probabilities for image in self._scored])
 
     @property
     def probabilities_NC(self) -> Floats:
@@ -54,13 +55,13 @@ class Answers:
 
     @property
     def unknown_N(self) -> NDArray[np.bool_]:
-        return np.array([one.is_unknown for one in self._scored], dtype=np.bool_)
+        return np.array([image.is_unknown for image in self._scored], dtype=np.bool_)
 
     @property
     def unknown_scores_N(self) -> Floats:
         """Not a number where the version tells no probability."""
-        scores = [one.unknown_score for one in self._scored]
-        return np.array([np.nan if one is None else one for one in scores], dtype=np.float32)
+        scores = [image.unknown_score for image in self._scored]
+        return np.array([np.nan if p is None else p for p in scores], dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,7 @@ def check_requested(outputs: Sequence[RequestOutput]) -> None:
 
 
 def is_binary(output: RequestOutput, *, otherwise: bool) -> bool:
-    """Say whether an output travels as binary; `otherwise` is the word of the whole request."""
+    """Return whether an output travels as binary; `otherwise` is the word of the whole request."""
     given = output.parameters.binary_data
     return otherwise if given is None else given
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
 from dne_serve.errors import Malformed, TooLarge
+from dne_serve.http.bodies import check_json
 from dne_serve.inference.answers import list_json
 from dne_serve.protocol_v2.schemas import (
     MAX_JSON_VALUES,
@@ -54,11 +55,11 @@ def unpack(body: bytes, *, header_length: str | None) -> Asked:
 
 
 def parse(text: bytes, model: type[Model]) -> Model:
-    """Parse a JSON text. Refuse one of too many values before it is parsed."""
-    if sum(map(text.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
-        raise TooLarge(
-            f"the JSON holds more than {MAX_JSON_VALUES} values: send large tensors as binary data"
-        )
+    """Parse a JSON text. Refuse one that is too much before it is parsed."""
+    try:
+        check_json(text, max_values=MAX_JSON_VALUES)
+    except TooLarge as error:
+        raise TooLarge(f"{error}: send large tensors as binary data") from error
     try:
         return model.model_validate_json(text)
     except ValidationError as error:

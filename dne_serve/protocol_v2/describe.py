@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from dne_serve.errors import NotInMemory, NotReady, tell
+from dne_serve.errors import NotInMemory, NotReady, public_message
+from dne_serve.observe.statistics import Duration
 from dne_serve.protocol_v2.answers import OUTPUTS
 from dne_serve.protocol_v2.images import ANY, INPUTS
 from dne_serve.protocol_v2.schemas import (
@@ -23,7 +24,6 @@ from dne_serve.protocol_v2.schemas import (
     ServerAnswer,
     TensorAnswer,
 )
-from dne_serve.rollout.statistics import Duration
 from dne_serve.server import DRAINS, Serving
 from model_store import __version__
 from model_store.errors import DneError
@@ -62,9 +62,9 @@ def manifest_of(serving: Serving, version: int | None) -> Manifest:
     """Return the manifest of any version in the store, or of the served one."""
     if version is not None:
         return serving.open_store().manifest(version)
-    if serving.residents.served is None:
+    if serving.loaded.served is None:
         raise why_not_ready(serving)
-    return serving.residents.served.manifest
+    return serving.loaded.served.manifest
 
 
 def model(serving: Serving, manifest: Manifest) -> ModelAnswer:
@@ -144,7 +144,7 @@ def _row(serving: Serving, store: Store, version: int) -> IndexRow:
     try:
         _check_askable(serving, store, version)
     except DneError as error:
-        reason = tell(error)
+        reason = public_message(error)
     return IndexRow(
         name=serving.settings.model_name,
         version=str(version),
@@ -158,9 +158,9 @@ def check_ready(serving: Serving, version: int | None) -> None:
     ask, as often as they like, and learns nothing of the store."""
     if serving.drains:
         raise NotReady(DRAINS)
-    if serving.reloader.withdrawn or (version is None and serving.residents.served is None):
+    if serving.reloader.withdrawn or (version is None and serving.loaded.served is None):
         raise why_not_ready(serving)
-    if version is None or any(one.version == version for one in serving.residents.manifests):
+    if version is None or any(one.version == version for one in serving.loaded.manifests):
         return
     _check_not_failed(serving, version)
     raise NotInMemory(
@@ -173,16 +173,14 @@ def _check_askable(serving: Serving, store: Store, version: int) -> None:
     known without loading. Reads the store."""
     if serving.reloader.withdrawn:
         raise why_not_ready(serving)
-    manifest = store.manifest(version)
-    if serving.trust is not None:
-        serving.trust.check(manifest)
+    store.keys.check_version(store.manifest(version))
     _check_not_failed(serving, version)
 
 
 def _check_not_failed(serving: Serving, version: int) -> None:
     failure = serving.reloader.failure
     if failure is not None and failure.record is not None and failure.record.target == version:
-        raise NotReady(tell(failure.error))
+        raise NotReady(public_message(failure.error))
 
 
 def statistics(serving: Serving, version: int) -> ModelStatistics:

@@ -12,11 +12,13 @@ from starlette.responses import Response
 
 from dne_serve.access.permission import Permission
 from dne_serve.engines.base import Resident
-from dne_serve.http.scoped_route import Parts
-from dne_serve.inference.answers import SCORE_WORK, Scored, work_of
-from dne_serve.inference.at_least import at_least_of
-from dne_serve.inference.deadline import ARRIVED
+from dne_serve.engines.scored import Scored
+from dne_serve.http.bodies import AT_ONCE_BYTES, IMAGES
+from dne_serve.http.scoped_route import Parts, taking
+from dne_serve.inference.answers import SCORE_WORK, work_of
 from dne_serve.inference.decoding import Picture
+from dne_serve.inference.predictor import at_least_of
+from dne_serve.inference.store_threads import ARRIVED
 from dne_serve.protocol_v2 import describe
 from dne_serve.protocol_v2.answers import (
     EVERY_OUTPUT,
@@ -28,16 +30,19 @@ from dne_serve.protocol_v2.answers import (
 )
 from dne_serve.protocol_v2.body import HEADER_LENGTH, Asked, pack, unpack
 from dne_serve.protocol_v2.images import pictures_of
-from dne_serve.protocol_v2.openapi import INFER_ANSWER, INFER_BODY, refusals
-from dne_serve.protocol_v2.routers import ThisModel, Version, router
+from dne_serve.protocol_v2.openapi import (
+    INFER_ANSWER,
+    INFER_BODY,
+    ThisModel,
+    Version,
+    refusals,
+    router,
+)
 from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
 from dne_serve.protocol_v2.tensors import encode
 from dne_serve.rollout.canary import Chosen
 from dne_serve.server import Serving
 from model_store.records.manifest import Preprocessing
-
-SMALL_BYTES = 32 << 10
-"""A body up to this size is read on the event loop: a trip to a thread would take longer."""
 
 predicting = router(Permission.PREDICT)
 
@@ -46,8 +51,9 @@ predicting = router(Permission.PREDICT)
     "/models/{model}/infer",
     dependencies=[ThisModel],
     openapi_extra=INFER_BODY,
-    responses={**INFER_ANSWER, **refusals(400, 404, 413, 415, 422, 503)},
+    responses={**INFER_ANSWER, **refusals(400, 404, 415, 422, 503)},
 )
+@taking(IMAGES)
 async def infer(request: Request, serving: Parts) -> Response:
     """Classify one or many images by the served version."""
     return await _infer(request, serving, version=None)
@@ -57,8 +63,9 @@ async def infer(request: Request, serving: Parts) -> Response:
     "/models/{model}/versions/{version}/infer",
     dependencies=[ThisModel],
     openapi_extra=INFER_BODY,
-    responses={**INFER_ANSWER, **refusals(400, 404, 413, 415, 422, 503)},
+    responses={**INFER_ANSWER, **refusals(400, 404, 415, 422, 503)},
 )
+@taking(IMAGES)
 async def infer_by_version(request: Request, serving: Parts, version: Version) -> Response:
     """Classify one or many images by any version in the store."""
     return await _infer(request, serving, version=version)
@@ -101,7 +108,7 @@ async def _infer(request: Request, serving: Serving, *, version: int | None) -> 
 
 
 async def _resolve(serving: Serving, version: int | None, *, at_least: int | None) -> Chosen:
-    if serving.reloader.withdrawn or (version is None and serving.residents.served is None):
+    if serving.reloader.withdrawn or (version is None and serving.loaded.served is None):
         raise describe.why_not_ready(serving)
     return await serving.predictor.resolve(version, at_least=at_least)
 
@@ -112,7 +119,7 @@ async def _read(
     def read() -> tuple[Asked, list[Picture]]:
         return body.read(preprocessing, max_images=serving.settings.max_images)
 
-    return read() if len(body.data) <= SMALL_BYTES else await run_in_threadpool(read)
+    return read() if len(body.data) <= AT_ONCE_BYTES else await run_in_threadpool(read)
 
 
 def _answer(

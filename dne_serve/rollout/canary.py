@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from dne_serve.engines.base import Resident, joined
-from dne_serve.rollout.residents import Residents
-from dne_serve.settings import Canary
+from dne_serve.observe.events import By
+from dne_serve.rollout.loaded_versions import LoadedVersions
+from dne_serve.setting_values import Canary
 from model_store.records.manifest import Manifest, ShardRef
 
 RETRY_S = 30.0
 
 log = logging.getLogger("dne_serve.companions")
-
-By = Literal["served", "canary", "asked"]
 
 
 class VersionReader(Protocol):
@@ -41,7 +40,7 @@ class Chosen:
 
 
 @dataclass(slots=True)
-class _Companion:
+class _Beside:
     """A version that is wanted beside the served one."""
 
     name: str
@@ -51,23 +50,23 @@ class _Companion:
 
 
 @dataclass(slots=True)
-class Companions:
+class CanaryAndShadow:
     """The canary and the shadow of a server."""
 
     canary: Canary | None
     shadow: int | None
-    residents: Residents
+    loaded: LoadedVersions
     clock: Callable[[], float] = time.monotonic
     compares_canary: bool = False
     """Compare the canary's answers with those of the served version, whatever it costs. Where the
     canary's own pass answers for the served version too, they are always compared."""
-    _canary: _Companion | None = field(init=False)
-    _shadow: _Companion | None = field(init=False)
+    _canary: _Beside | None = field(init=False)
+    _shadow: _Beside | None = field(init=False)
     _due: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        self._canary = _Companion("canary", self.canary.version) if self.canary else None
-        self._shadow = _Companion("shadow", self.shadow) if self.shadow is not None else None
+        self._canary = _Beside("canary", self.canary.version) if self.canary else None
+        self._shadow = _Beside("shadow", self.shadow) if self.shadow is not None else None
 
     def load(self, open_store: Callable[[], VersionReader]) -> None:
         """Load the companions that are not in memory; blocks. A failure is logged, and tried again
@@ -77,8 +76,8 @@ class Companions:
                 continue
             try:
                 store = open_store()
-                one.resident = self.residents.load(store.read_manifest(one.version), shards=store)
-                self.residents.stand_beside(self._loaded())
+                one.resident = self.loaded.load(store.read_manifest(one.version), shards=store)
+                self.loaded.stand_beside(self._loaded())
                 log.info("version %s stands by as %s", one.version, one.name)
             except Exception as error:
                 one.retry_at = self.clock() + RETRY_S

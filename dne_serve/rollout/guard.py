@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from dne_serve.errors import ModelUnusable
-from dne_serve.rollout.settling import age_s
-from dne_serve.rules.guard import Rule
-from model_store.errors import ChannelMoved, DneError, NothingToRollBack
+from dne_serve.observe.events import Answered
+from dne_serve.rollout.channel import Moved
+from dne_serve.rollout.cutover import age_s
+from dne_serve.setting_values import GuardRule
+from model_store.errors import ChannelMoved, DneError, KeyMissing, NothingToRollBack
 from model_store.records.channel import ChannelRecord
 from model_store.tables import percent
 
@@ -27,16 +28,14 @@ MAX_RETRY_S = 60.0
 log = logging.getLogger("dne_serve.guard")
 
 
-class ChannelMover(Protocol):
-    """The part of a store that a rollback needs."""
+class RollsBack(Protocol):
+    """The part of a `Mover` that the guard needs."""
 
-    def rollback(
-        self, *, channel: str, to: int | None, actor: str, reason: str, after: int | None = None
-    ) -> ChannelRecord: ...
+    def rollback(self, *, to: int | None, actor: str, reason: str, after: int | None) -> Moved: ...
 
 
 @dataclass(slots=True)
-class Watch:
+class Watched:
     """Counts for one version since this server began to serve it."""
 
     record: ChannelRecord
@@ -48,7 +47,7 @@ class Watch:
     unknown: int = 0
 
     def seen(self, what: str) -> tuple[int, int]:
-        """Return the bad ones and the total, in requests or images."""
+        """Return the number of bad requests or images, and of all of them."""
         if what == "errors":
             return self.errors, self.requests
         return self.unknown, self.images
@@ -56,13 +55,13 @@ class Watch:
 
 class Guard:
     """A watch over the served version. The event loop and the reloader's thread report to it. A
-    rollback runs on a thread of its own, as the store may be slow or away."""
+    rollback runs on a thread of its own, because the store may be slow or away."""
 
     def __init__(
         self,
-        open_store: Callable[[], ChannelMover],
+        mover: RollsBack,
         *,
-        rules: Sequence[Rule],
+        rules: Sequence[GuardRule],
         channel: str,
         actor: str,
         window_s: float,
@@ -70,9 +69,9 @@ class Guard:
         on_return: Callable[[ChannelRecord, str], None] = lambda record, rule: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Judge a share only of at least `least` requests or images. `on_return` gets the record
-        of the rollback and the broken rule."""
-        self._open_store = open_store
+        """Judge a share only if there are at least `least` requests or images. `on_return` gets
+        the record of the rollback and the broken rule."""
+        self._mover = mover
         self._rules = rules
         self._channel = channel
         self._actor = actor
@@ -81,35 +80,29 @@ class Guard:
         self._on_return = on_return
         self._clock = clock
         self._table = threading.Lock()
-        self._watch: Watch | None = None
+        self._watch: Watched | None = None
         self._is_first = True
         self._stopping = threading.Event()
         self._returning: threading.Thread | None = None
 
     def serving(self, record: ChannelRecord) -> None:
         """Begin to watch the version that `record` names, which this server has begun to serve."""
-        # The record found at the start may be old.
+        # The first record may be old.
         old_s = max(0.0, age_s(record, now=time.time())) if self._is_first else 0.0
         self._is_first = False
         with self._table:
             self._watch = None
             if self._rules and record.mode == "follow" and old_s < self._window_s:
                 now = self._clock()
-                self._watch = Watch(record=record, since=now, until=now + self._window_s - old_s)
+                self._watch = Watched(record=record, since=now, until=now + self._window_s - old_s)
 
-    @contextmanager
-    def request(self, version: int) -> Iterator[None]:
-        """Count the engine's work for one request that this version answers."""
-        try:
-            yield
-        except Exception as error:
-            if is_fault_of_version(error):
-                self._note(version, requests=1, errors=1)
-            raise
-        self._note(version, requests=1)
-
-    def answered(self, version: int, *, images: int, unknown: int) -> None:
-        self._note(version, images=images, unknown=unknown)
+    def answered(self, event: Answered) -> None:
+        """Count a request that the watched version has answered, or failed to answer."""
+        if event.error is None:
+            images = event.images if event.is_traffic else 0
+            self._note(event.version, requests=1, images=images, unknown=_unknown(event))
+        elif event.decoding is not None and is_fault_of_version(event.error):
+            self._note(event.version, requests=1, errors=1)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -126,31 +119,27 @@ class Guard:
             broken = next((rule for rule in self._rules if self._is_broken(watch, rule)), None)
             if broken is None:
                 return
-            self._watch = None  # once is enough
+            self._watch = None  # one rollback is enough
             reason = _reason(watch, broken, now=self._clock())
         self._returning = threading.Thread(
             target=self._return, args=(watch.record, broken, reason), name="guard", daemon=True
         )
         self._returning.start()
 
-    def _is_broken(self, watch: Watch, rule: Rule) -> bool:
+    def _is_broken(self, watch: Watched, rule: GuardRule) -> bool:
         bad, of = watch.seen(rule.what)
         return of >= self._least and bad > rule.share * of
 
-    def _return(self, record: ChannelRecord, rule: Rule, reason: str) -> None:
-        """Roll back, and retry until it is done or the channel has moved otherwise."""
+    def _return(self, record: ChannelRecord, rule: GuardRule, reason: str) -> None:
+        """Roll back. Retry until it succeeds or the channel has moved otherwise."""
         log.warning("version %s does badly: %s", record.target, reason)
         wait_s = RETRY_S
         while not self._stopping.is_set():
             try:
-                moved = self._open_store().rollback(
-                    channel=self._channel,
-                    to=None,
-                    actor=self._actor,
-                    reason=reason,
-                    after=record.number,
-                )
-            except (ChannelMoved, NothingToRollBack) as error:
+                moved = self._mover.rollback(
+                    to=None, actor=self._actor, reason=reason, after=record.number
+                ).record
+            except (ChannelMoved, KeyMissing, NothingToRollBack) as error:
                 log.warning("the guard leaves channel %s alone: %s", self._channel, error)
                 return
             except (DneError, OSError) as error:
@@ -163,13 +152,17 @@ class Guard:
                 return
 
 
+def _unknown(event: Answered) -> int:
+    return event.unknown if event.is_traffic else 0
+
+
 def is_fault_of_version(error: Exception) -> bool:
-    """Say whether the engine failed on a version. The store, the decoder, a full queue and bad
+    """Return whether the engine failed on a version. The store, the decoder, a full queue and bad
     requests raise domain errors of their own, which do not count against the version."""
     return isinstance(error, ModelUnusable) or not isinstance(error, DneError)
 
 
-def _reason(watch: Watch, rule: Rule, *, now: float) -> str:
+def _reason(watch: Watched, rule: GuardRule, *, now: float) -> str:
     bad, of = watch.seen(rule.what)
     noun = "requests failed" if rule.what == "errors" else "images were unknown"
     return (

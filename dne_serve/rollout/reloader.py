@@ -17,21 +17,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dne_serve.engines.base import Resident
-from dne_serve.errors import tell
-from dne_serve.rollout.followed_store import (
+from dne_serve.errors import public_message
+from dne_serve.observe.events import Times
+from dne_serve.observe.traces import SwapTraces
+from dne_serve.rollout.channel import (
     ChannelReader,
     check_onward,
     earlier_records,
     earlier_targets,
 )
-from dne_serve.rollout.residents import Residents
-from dne_serve.rollout.settling import Settling
-from dne_serve.tracing.swaps import SwapTraces, Times
+from dne_serve.rollout.cutover import ScheduledCutover
+from dne_serve.rollout.loaded_versions import LoadedVersions
 from model_store.errors import DneError, StoreError, StoreNotFound
 from model_store.records.channel import ChannelRecord
 
 MAX_BACKOFF_S = 30.0
-GLANCES = 30
+NEXT_POLLS = 30
 """Polls that only ask for the next record, between two that look at the whole channel."""
 LEAST_WAIT = 0.75
 """The least share of the poll time between two polls: a fleet must not ask in step."""
@@ -59,7 +60,7 @@ class Reloader:
         self,
         open_store: Callable[[], ChannelReader],
         *,
-        residents: Residents,
+        loaded: LoadedVersions,
         channel: str,
         poll_s: float,
         settle_s: float = 0.0,
@@ -72,7 +73,7 @@ class Reloader:
     ) -> None:
         """Call `beside` after each look at the channel, to load the canary and the shadow."""
         self._open_store = open_store
-        self._residents = residents
+        self._loaded = loaded
         self._channel = channel
         self._poll_s = poll_s
         self._beside = beside
@@ -80,12 +81,12 @@ class Reloader:
         self._on_failed_load = on_failed_load
         self._traces = traces
         self._clock = clock
-        self.settling = Settling(
-            self._serve, keeper=residents, settle_s=settle_s, clock=clock, wall=wall
+        self.cutover = ScheduledCutover(
+            self._serve, keeper=loaded, settle_s=settle_s, clock=clock, wall=wall
         )
         self._fall_back_at = 0.0
         self._followed: ChannelReader | None = None
-        self._glances_left = 0
+        self._next_polls_left = 0
         self._jitter = random.Random()
         self._following = threading.Lock()
         self._stop = threading.Event()
@@ -102,12 +103,12 @@ class Reloader:
 
     def start(self) -> None:
         self._thread.start()
-        self.settling.start()
+        self.cutover.start()
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
-        self.settling.stop()
+        self.cutover.stop()
 
     def poll(self) -> None:
         """Look at the channel once. An error ends up in `failure`."""
@@ -115,26 +116,26 @@ class Reloader:
             if self.withdrawn:
                 return
             try:
-                if not self._glance():
+                if not self._poll_next():
                     self._follow(asked=False)
             except Exception as error:  # a loop that ends would leave the server deaf for ever
                 log.debug("cannot follow channel %s", self._channel, exc_info=error)
 
-    def follow(self, *, loaded: Resident | None = None) -> ChannelRecord | None:
+    def follow(self, *, in_memory: Resident | None = None) -> ChannelRecord | None:
         """Take up the version that the channel names, or raise the error that prevents it.
-        `loaded`: a version in memory that may have left the residents since."""
+        `in_memory` is a version that may have left the loaded versions meanwhile."""
         with self._following:
             self.withdrawn = False
-            self._follow(asked=True, loaded=loaded)
+            self._follow(asked=True, in_memory=in_memory)
             return self.record
 
     def withdraw(self) -> None:
         """Serve nothing until `follow`. Requests under way keep the version they began with."""
         with self._following:
             self.withdrawn = True
-            self.settling.clear()
+            self.cutover.clear()
             self.record, self.fallback = None, False
-            self._residents.clear()
+            self._loaded.clear()
 
     def _loop(self) -> None:
         _step_back()
@@ -146,67 +147,67 @@ class Reloader:
     def _care(self) -> None:
         """Load the versions beside the served one, and let go of those that may leave."""
         try:
-            if self._residents.served is not None:
+            if self._loaded.served is not None:
                 self._beside()
-            self._residents.sweep()
+            self._loaded.sweep()
         except Exception as error:  # it is tried again, and the loop must not end
             log.error("the versions in memory could not be cared for: %s", error, exc_info=error)
 
-    def _glance(self) -> bool:
+    def _poll_next(self) -> bool:
         """Return True if the head is taken up and no record follows it. This takes one request of
         the store, where a look at the channel takes three. A store that has vanished, was replaced
         or has lost records is found by the next look."""
         head = self.head
         if head is None or head != self._newest or self.failure is not None or self.fallback:
             return False
-        if self._followed is None or not self._glances_left:
+        if self._followed is None or not self._next_polls_left:
             return False
-        self._glances_left -= 1
+        self._next_polls_left -= 1
         try:
             return not self._followed.has_record(self._channel, head.number + 1)
         except StoreError:
             return False  # the look that follows says what is wrong
 
-    def _follow(self, *, asked: bool, loaded: Resident | None = None) -> None:
+    def _follow(self, *, asked: bool, in_memory: Resident | None = None) -> None:
         store: ChannelReader | None = None
         head: ChannelRecord | None = None
         try:
             store = self._open_store()
-            head = self._look(store, asked=asked)
+            head = self._poll_all(store, asked=asked)
             if head is not None and head != self._newest:
                 if not asked and self._should_wait(head):
                     return
                 self._serve_before(head, store)
-                resident = self._traced_load(head, store, loaded=loaded)
-                at_once = self._residents.served is None or self.fallback
-                self.settling.take_up(resident, head, at_once=at_once)
+                resident = self._traced_load(head, store, in_memory=in_memory)
+                at_once = self._loaded.served is None or self.fallback
+                self.cutover.take_up(resident, head, at_once=at_once)
         except Exception as error:
             failure = self._remember(head, error)
-            if store is not None and self._residents.served is None:
+            if store is not None and self._loaded.served is None:
                 self._fall_back(store, failure)
             raise
         self._recover()
-        self._followed, self._glances_left = store, GLANCES
+        self._followed, self._next_polls_left = store, NEXT_POLLS
 
     @property
     def _newest(self) -> ChannelRecord | None:
         """The newest record that was taken up: its version is served, or waits for its moment."""
-        return self.settling.newest or self.record
+        return self.cutover.newest or self.record
 
     def _serve_before(self, head: ChannelRecord, store: ChannelReader) -> None:
         """At the start, serve as other servers do until the head's moment comes. If that cannot be
         done, the head is served at once."""
-        if self._residents.served is not None or not self.settling.wait_s(head):
+        if self._loaded.served is not None or not self.cutover.wait_s(head):
             return
         try:
             past = earlier_records(store, self._channel, head)
-            before = next((one for one in past if not self.settling.wait_s(one)), None)
+            before = next((one for one in past if not self.cutover.wait_s(one)), None)
             if before is not None:
                 self._serve(self._load(before, store), before)
         except Exception as error:
             log.warning("version %s does not wait for its moment: %s", head.target, error)
 
-    def _look(self, store: ChannelReader, *, asked: bool) -> ChannelRecord | None:
+    def _poll_all(self, store: ChannelReader, *, asked: bool) -> ChannelRecord | None:
         seen = self.head or self.record
         head = store.head(self._channel, since=seen.number if seen else 1)
         check_onward(self._channel, seen=seen, head=head, asked=asked)
@@ -214,32 +215,32 @@ class Reloader:
         return head
 
     def _traced_load(
-        self, record: ChannelRecord, store: ChannelReader, *, loaded: Resident | None
+        self, record: ChannelRecord, store: ChannelReader, *, in_memory: Resident | None
     ) -> Resident:
         began_ns = time.perf_counter_ns()
         try:
-            resident = self._load(record, store, loaded=loaded)
+            resident = self._load(record, store, in_memory=in_memory)
         except Exception as error:
             if self._traces is not None:
-                self._traces.not_loaded(record, _since(began_ns), tell(error))
+                self._traces.not_loaded(record, _since(began_ns), public_message(error))
             raise
         if self._traces is not None:
             self._traces.loaded(record, _since(began_ns))
         return resident
 
     def _load(
-        self, record: ChannelRecord, store: ChannelReader, *, loaded: Resident | None = None
+        self, record: ChannelRecord, store: ChannelReader, *, in_memory: Resident | None = None
     ) -> Resident:
-        if loaded is not None and loaded.manifest.digest == record.target_digest:
-            return loaded
-        found = self._residents.find(record.target_digest)
+        if in_memory is not None and in_memory.manifest.digest == record.target_digest:
+            return in_memory
+        found = self._loaded.find(record.target_digest)
         if found is not None:
             return found
-        return self._residents.load(store.resolve(record), shards=store, needed=True)
+        return self._loaded.load(store.resolve(record), shards=store, needed=True)
 
     def _serve(self, resident: Resident, record: ChannelRecord, *, fallback: bool = False) -> None:
-        before, began_ns = self._residents.served, time.perf_counter_ns()
-        self._residents.serve(resident)
+        before, began_ns = self._loaded.served, time.perf_counter_ns()
+        self._loaded.serve(resident)
         self.record, self.fallback = record, fallback
         if before is not resident:
             self._on_swap(resident.version)

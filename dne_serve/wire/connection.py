@@ -8,18 +8,112 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from dne_serve.http.problems import document, new_instance
-from dne_serve.inference.deadline import ARRIVED
-from dne_serve.wire.byte_count import Tally
-from dne_serve.wire.held_flow import HeldFlow
-from dne_serve.wire.refusal import as_bytes
-from dne_serve.wire.request_head import head_without_upgrade, origin_form
+from dne_serve.http.bodies import DECLARED
+from dne_serve.http.problems import MEDIA_TYPE, document, new_instance
+from dne_serve.inference.store_threads import ARRIVED, IS_GONE
+
+ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
+
+RawHeaders = Iterable[tuple[bytes, bytes]]
+
+
+def origin_form(target: bytes, *, host: bytes) -> bytes | None:
+    """Return path and query of a target, or None if it names another host than the Host header.
+
+    `http://localhost:8000/healthz` becomes `/healthz`. The name in such a target equals the Host
+    header, so that the check of that header holds for both.
+    """
+    if target.startswith(b"/") or target == b"*":
+        return target
+    found = ABSOLUTE.fullmatch(target.partition(b"#")[0])
+    if found is None or found[1].lower() != host.lower():
+        return None
+    return found[2] if found[2].startswith(b"/") else b"/" + found[2]
+
+
+def head_without_upgrade(
+    method: bytes, target: bytes, *, version: str, headers: RawHeaders
+) -> bytes:
+    """Write the head of a request again, without its wish for another protocol."""
+    lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
+    for name, value in headers:
+        if name == b"connection":
+            words = [word.strip() for word in value.split(b",")]
+            value = b", ".join(word for word in words if word.lower() != b"upgrade")
+        if name != b"upgrade":
+            lines.append(b"%s: %s" % (name, value))
+    return b"\r\n".join([*lines, b"", b""])
+
+
+@dataclass(slots=True)
+class Tally:
+    """Count of one request at a time. `limit` holds for its headers and trailers; the sizes and
+    extensions of chunks may take as many bytes as the body besides."""
+
+    limit: int
+    _body: int = 0
+    _other: int = 0
+    _without_body: int = 0
+    """Bytes in a row of which none was of the body: an extension or a trailer of any length."""
+    _body_here: int = 0
+    _is_shared: bool = False
+
+    def begin_request(self, *, is_shared: bool) -> None:
+        """Begin to count a request. A piece that also ends an earlier request (`is_shared`) does
+        not count: the parser does not tell which part of it belongs to this one."""
+        self._body = self._other = self._without_body = self._body_here = 0
+        self._is_shared = is_shared
+
+    def add_body(self, count: int) -> None:
+        self._body += count
+        self._body_here += count
+
+    def add_piece(self, count: int) -> None:
+        """Count a piece after it was parsed, so that `add_body` has been told of its body."""
+        other = 0 if self._is_shared else count - self._body_here
+        self._other += other
+        self._without_body = 0 if self._body_here else self._without_body + other
+        self._body_here, self._is_shared = 0, False
+
+    @property
+    def is_over(self) -> bool:
+        return self._other > self.limit + self._body or self._without_body > self.limit
+
+
+class HeldFlow(FlowControl):
+    """Flow control that reads no more while it is held, even if uvicorn resumes it."""
+
+    _is_held = False
+
+    def hold(self, held: bool) -> None:
+        if held:
+            self.pause_reading()
+        is_over, self._is_held = self._is_held and not held, held
+        if is_over:
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self._is_held:
+            super().resume_reading()
+
+
+def as_bytes(problem: dict[str, Any]) -> bytes:
+    status = problem["status"]
+    headers = {"Connection": "close", **({"Retry-After": "1"} if status == 503 else {})}
+    answer = JSONResponse(problem, status, media_type=MEDIA_TYPE, headers=headers)
+    lines = [name + b": " + value + b"\r\n" for name, value in answer.raw_headers]
+    return b"".join([STATUS_LINE[status], *lines, b"\r\n", bytes(answer.body)])
+
 
 YOUNG_S = 1.0  # a connection that has owed a request for less is not a slow one
 LINGER_S = 2.0
@@ -111,9 +205,11 @@ class Connection(HttpToolsProtocol):
             self._check_request_line()
         if self._refused:
             raise ConnectionAbortedError  # so that the parser goes no further
+        self._body_left = int(length)  # of digits only, or the parser would have refused it
+        scope = cast(dict[str, Any], self.scope)
+        scope[IS_GONE], scope[DECLARED] = self.transport.is_closing, self._body_left
         super().on_headers_complete()
         self._in_headers = False
-        self._body_left = int(length)  # of digits only, or the parser would have refused it
         self._since = self.loop.time()
         self._time(self.limits.body_s)
 

@@ -19,21 +19,35 @@ from lab.report.tables import Table, Tables
 from lab.results import Line
 from model_store.errors import WriteFailed
 from model_store.tables import counted
-from trainer.report.html import POLICY, STYLE
 
 TITLE = "Comparisons"
 NOTES_TITLE = "Where the order differs from the paper's"
-STYLE_HERE = """
-ul{margin:.3rem 0 .6rem;padding-left:1.2rem;color:var(--soft);max-width:52rem}
-p{max-width:52rem}strong{color:var(--text)}
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+STYLE = """
+:root{color-scheme:light dark;--page:#f6f7f5;--card:#fff;--line:#d9ddd7;--text:#1c211e;
+--soft:#5b645e}
+@media(prefers-color-scheme:dark){:root{--page:#131715;--card:#1c211f;--line:#343b37;
+--text:#e8ece9;--soft:#a3aea8}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--text);font:16px/1.5 system-ui,sans-serif}
+main{max-width:80rem;margin:0 auto;padding:1.5rem 1.25rem 3rem}
+h1{margin:0;font-size:1.5rem}h2{margin:0 0 .2rem;font-size:1.1rem}
 h3{margin:1.1rem 0 .3rem;font-size:1rem}
-code{font-size:.92em;overflow-wrap:anywhere}
-main{max-width:80rem}th,td{padding:.3rem .5rem}
-.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
-.plot{max-width:44rem}main .plot .page{fill:none}
+p{margin:.2rem 0 .8rem;color:var(--soft);max-width:52rem;overflow-wrap:anywhere}
+ul{margin:.3rem 0 .6rem;padding-left:1.2rem;color:var(--soft);max-width:52rem}
+strong{color:var(--text)}code{font-size:.92em;overflow-wrap:anywhere}
+section{background:var(--card);border:1px solid var(--line);border-radius:.6rem;
+padding:1.1rem 1.25rem;margin-top:1rem;overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums;font-size:.93rem}
+th{color:var(--soft);font-weight:500;vertical-align:bottom}
+th,td{text-align:right;padding:.3rem .5rem;border-bottom:1px solid var(--line)}
+td{white-space:nowrap}
 th:first-child,td:first-child{position:sticky;left:0;background:var(--card);text-align:left}
 td:first-child{min-width:6.5rem;white-space:normal}
-th{vertical-align:bottom;white-space:normal}
+tr:last-child td{border-bottom:0}
+svg{display:block;width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:var(--soft)}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
+.plot{max-width:44rem}main .plot .page{fill:none}
 @media(max-width:40rem){main{padding:1rem .6rem 2rem}section{padding:.9rem .8rem}}
 """
 
@@ -159,7 +173,10 @@ def _missing(courses: Sequence[Course], plan: Sequence[Step]) -> Iterator[str]:
         if one.state in ("missing", "unknown"):
             lacking.setdefault(one.planned.title, []).append(str(one.seed))
     if lacking:
-        rows = "\n".join(f"- {title}: seed {', '.join(seeds)}" for title, seeds in lacking.items())
+        titles: dict[str, list[str]] = {}
+        for title, seeds in lacking.items():
+            titles.setdefault(", ".join(seeds), []).append(title)
+        rows = "\n".join(f"- seed {seeds}: {'; '.join(some)}" for seeds, some in titles.items())
         yield f"Planned, and not begun:\n\n{rows}"
     if not unfinished and not lacking:
         yield "Nothing: every cell of the plan is finished."
@@ -206,6 +223,6 @@ def html(report: Report) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{TITLE}</title><style>{STYLE}{STYLE_HERE}</style></head>"
+        f"<title>{TITLE}</title><style>{STYLE}</style></head>"
         f"<body><main>{first}{cards}</main></body></html>\n"
     )

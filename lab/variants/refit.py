@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from model_store.errors import WrongUsage
 from model_store.network.network import Network
-from trainer.learning.classifier import fit_classifier
+from trainer.learning.classifier import Given, fit_classifier
 from trainer.learning.losses import Classification
 from trainer.tokens.statistics import ClassStatistics, accumulate, stand_ins
 
@@ -78,11 +78,13 @@ def refit(
     found_N = np.concatenate(labels)
     fit_classifier(
         network,
-        np.concatenate(tokens),
-        found_N,
-        answered=range(len(network.spec.classes)),
-        loss=loss,
-        judged_N=np.arange(len(found_N)) < real_N.sum(),
+        Given(
+            tokens_NV=np.concatenate(tokens),
+            labels_N=found_N,
+            answered=range(len(network.spec.classes)),
+            loss=loss,
+            judged_N=np.arange(len(found_N)) < real_N.sum(),
+        ),
     )
 
 

@@ -13,7 +13,7 @@ MOST_LINES = 5
 LEAST_GAIN = 0.01
 """A point: less is not worth a line."""
 MOST_GAINS = 2
-"""Lines for them, so that a confusion has one too."""
+"""Lines on gains, so that a confusion has a line too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,10 @@ class Line:
 
 
 def lines(advice: Advice) -> tuple[Line, ...]:
-    """Say at most five things: labels and copies first, for they spoil all other figures."""
-    gains = [one for one in advice.classes if one.gain is not None and one.gain >= LEAST_GAIN]
+    """Say at most five things: labels and copies first, because they spoil all other figures."""
+    gains = [row for row in advice.classes if row.gain is not None and row.gain >= LEAST_GAIN]
     said = [*_suspects(advice), *_copies(advice)]
-    said += [Line(text=_gain(one)) for one in gains[:MOST_GAINS]]
+    said += [Line(text=_gain(row)) for row in gains[:MOST_GAINS]]
     said += _confused(advice)
     if not gains:
         said += _nothing_gains(advice.classes)
@@ -38,13 +38,15 @@ def lines(advice: Advice) -> tuple[Line, ...]:
 
 def in_full(advice: Advice) -> list[str]:
     """Say everything, one thing a line."""
-    told = [_class(one) for one in advice.classes]
-    told += [_pair(one, named=_names(one.images)) for one in advice.confused]
+    told = [_class(row) for row in advice.classes]
+    told += [_pair(pair, named=_names(pair.images)) for pair in advice.confused]
     told += [
-        f"{one.image.name} is labelled {one.class_name} and looks like {one.likelier}."
-        for one in advice.suspects
+        f"{suspect.image.name} is labelled {suspect.class_name} and looks like {suspect.likelier}."
+        for suspect in advice.suspects
     ]
-    told += [f"{one.judged.name} is nearly a copy of {one.learnt.name}." for one in advice.copies]
+    told += [
+        f"{copy.judged.name} is nearly a copy of {copy.learnt.name}." for copy in advice.copies
+    ]
     return [*told, *advice.notes]
 
 
@@ -52,10 +54,10 @@ def _names(images: Sequence[AdvisedImage]) -> str:
     return ", ".join(image.name for image in images)
 
 
-def _class(one: ClassAdvice) -> str:
-    if one.gain is None:
-        return f"{one.class_name}: nothing can be said; {one.why}."
-    return f"{_gain(one)[:-1]} ({percent(one.accuracy)} of {counted(one.images, 'image')} now)."
+def _class(row: ClassAdvice) -> str:
+    if row.gain is None:
+        return f"{row.class_name}: nothing can be said; {row.why}."
+    return f"{_gain(row)[:-1]} ({percent(row.accuracy)} of {counted(row.images, 'image')} now)."
 
 
 def described(advice: Advice | None) -> dict[str, Any] | None:
@@ -63,7 +65,7 @@ def described(advice: Advice | None) -> dict[str, Any] | None:
     if advice is None:
         return None
     told = [
-        {"text": line.text, "images": [one.model_dump() for one in line.images]}
+        {"text": line.text, "images": [image.model_dump() for image in line.images]}
         for line in lines(advice)
     ]
     return {"lines": told, **advice.model_dump(mode="json", by_alias=True)}
@@ -78,7 +80,7 @@ def _suspects(advice: Advice) -> list[Line]:
         Line(
             text=f"{many} may be wrong. Look first at {_told([first.image])}: it is labelled "
             f"{first.class_name} and looks like {first.likelier}.",
-            images=tuple(one.image for one in advice.suspects),
+            images=tuple(suspect.image for suspect in advice.suspects),
         )
     ]
 
@@ -93,15 +95,15 @@ def _copies(advice: Advice) -> list[Line]:
             text=f"{counted(many, 'image')} to judge by {told} of images to learn from, so the "
             f"accuracy looks better than it is: {_told([first.judged])} and "
             f"{_told([first.learnt])}.",
-            images=tuple(image for one in advice.copies for image in (one.judged, one.learnt)),
+            images=tuple(image for copy in advice.copies for image in (copy.judged, copy.learnt)),
         )
     ]
 
 
-def _gain(one: ClassAdvice) -> str:
-    points = round(100 * (one.gain or 0.0))
-    more = counted(one.more, "more image")
-    return f"About {more} of {one.class_name}: + {counted(points, 'point')}."
+def _gain(row: ClassAdvice) -> str:
+    points = round(100 * (row.gain or 0.0))
+    more = counted(row.more, "more image")
+    return f"About {more} of {row.class_name}: + {counted(points, 'point')}."
 
 
 def _confused(advice: Advice) -> list[Line]:
@@ -111,29 +113,29 @@ def _confused(advice: Advice) -> list[Line]:
     return [Line(text=_pair(first, named=_told(first.images)), images=first.images)]
 
 
-def _pair(one: Confused, *, named: str) -> str:
-    how_many = counted(one.count, "image")
-    return f"{one.class_name} is confused with {one.taken_for} ({how_many}): look at {named}."
+def _pair(pair: Confused, *, named: str) -> str:
+    how_many = counted(pair.count, "image")
+    return f"{pair.class_name} is confused with {pair.taken_for} ({how_many}): look at {named}."
 
 
 def _told(images: Sequence[AdvisedImage]) -> str:
-    """Name images. Ids of the inbox tell people nothing: pages show the pictures."""
+    """Name images, and count those of the inbox: their ids mean nothing to people."""
     names = [image.name for image in images if image.item is None]
     items = len(images) - len(names)
     return ", ".join([*names, *([counted(items, "image") + " of the inbox"] if items else [])])
 
 
 def _nothing_gains(classes: Sequence[ClassAdvice]) -> list[Line]:
-    known = [one for one in classes if one.gain is not None]
+    known = [row for row in classes if row.gain is not None]
     if not known:
         return []
-    more = counted(max(one.more for one in known), "more image")
+    more = counted(max(row.more for row in known), "more image")
     return [Line(text=f"No class gains a point from {more}.")]
 
 
 def _unsaid(classes: Sequence[ClassAdvice]) -> list[Line]:
-    """Say of how many classes nothing can be said, and why of the first."""
-    without = [one for one in classes if one.why is not None]
+    """Count the classes without a forecast, and give the reason of the first."""
+    without = [row for row in classes if row.why is not None]
     if not without:
         return []
     many = counted(len(without), "class", "classes")

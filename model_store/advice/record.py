@@ -1,16 +1,20 @@
-"""Define the record of advice on a version: what would help it most, by the images of its run.
+"""Define the record of advice on a version, which names what would help it most.
 
-It stands beside the manifest and not in it: it names files of people, so it can be deleted, and
-only those who may label see it.
+The record stands beside the manifest, because it names files of people: it can be deleted, and
+only clients that may label see it.
 """
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model_store.layout import ITEM_ID
+from model_store.errors import VersionNotFound
+from model_store.layout import FORGOTTEN, ITEM_ID, advice_name, forgotten_of
+from model_store.names import is_same
 from model_store.records.fields import (
     Count,
     Record,
@@ -21,13 +25,15 @@ from model_store.records.fields import (
     Transaction,
     Version,
 )
-from model_store.records.sealing import FORMAT
+from model_store.records.manifest import Manifest
+from model_store.records.sealing import FORMAT, create_record, find_record, timestamp
+from model_store.store.store import Store
 
 MAX_NAME = 300
 MAX_LISTED = 100
-"""Label errors and copies that a record names; it counts them all."""
+"""The most label errors, and the most copies, that a record names. It counts all of them."""
 LOOKED_AT = 6
-"""Images that are named of each confusion."""
+"""The most images that a record names for a confusion."""
 
 ClassName = Annotated[str, Field(min_length=1, max_length=200)]
 Points = Annotated[float, Field(ge=-1, le=1)]
@@ -49,13 +55,13 @@ class ClassAdvice(Record):
     """The share of left-out images of the class that a classifier on the same tokens has right."""
     more: Count = 0
     gain: Points | None = None
-    """The accuracy that so many `more` images would add; null: it cannot be said."""
+    """The accuracy that `more` images would add; null where there is no forecast."""
     why: Text | None = None
-    """Why it cannot be said."""
+    """The reason why there is no forecast."""
 
 
 class Confused(Record):
-    """Two classes of which left-out images are taken for each other, the doubtful ones named."""
+    """Two classes whose left-out images are confused, with the most doubtful images."""
 
     class_name: ClassName = Field(alias="class")
     taken_for: ClassName
@@ -64,13 +70,13 @@ class Confused(Record):
 
 
 class Suspect(Record):
-    """An image that is likelier of another class than its label says."""
+    """An image that probably belongs to another class than its label says."""
 
     image: AdvisedImage
     class_name: ClassName = Field(alias="class")
     likelier: ClassName
     score: Share
-    """The likelihood of the label, by the images of all other folds. Small: it is in doubt."""
+    """The probability of the label, by the images of all other folds. A small one is in doubt."""
 
 
 class Copy(Record):
@@ -93,7 +99,7 @@ class Advice(Record):
     copies: Annotated[tuple[Copy, ...], Field(max_length=MAX_LISTED)] = ()
     copies_in_all: Count = 0
     notes: tuple[Text, ...] = ()
-    """Sentences on things that could not be said."""
+    """Sentences on what could not be computed."""
 
 
 class AdviceRecord(Record):
@@ -105,3 +111,44 @@ class AdviceRecord(Record):
     advice: Advice
     time: Timestamp
     transaction: Transaction
+
+
+def write_advice(store: Store, manifest: Manifest, advice: Advice) -> None:
+    """Write the advice on a version that is published. The first one that is written stays."""
+    record = AdviceRecord(
+        version=manifest.version,
+        manifest_digest=manifest.digest,
+        advice=advice,
+        time=timestamp(),
+        transaction=uuid.uuid4().hex,
+    )
+    create_record(store.objects, advice_name(manifest.version), record)
+    # Checked after the write: a deletion that comes later finds the advice and deletes it.
+    if not _stands(store, manifest):
+        store.objects.delete(advice_name(manifest.version))
+
+
+def read_advice(store: Store, manifest: Manifest) -> Advice | None:
+    """Read the advice on a version. Return None where there is none, and where it is about another
+    version that had the number before."""
+    record = find_record(store.objects, advice_name(manifest.version), AdviceRecord)
+    if record is None or record.manifest_digest != manifest.digest:
+        return None
+    return record.advice
+
+
+def drop_advice_on(store: Store, manifests: Iterable[Manifest], class_name: str) -> None:
+    """Delete the advice on all versions that know a class: it may name files of the class."""
+    for manifest in manifests:
+        if any(is_same(name, class_name) for name in manifest.spec.classes):
+            store.objects.delete(advice_name(manifest.version))
+
+
+def _stands(store: Store, manifest: Manifest) -> bool:
+    """Return whether the version is there and nothing that it names has been forgotten."""
+    try:
+        store.manifest(manifest.version)
+    except VersionNotFound:
+        return False
+    gone = {forgotten_of(entry.name) for entry in store.objects.list(FORGOTTEN)}
+    return not any(ref.sha256 in gone for ref in manifest.shards)

@@ -45,7 +45,7 @@ CONFLICT_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses between attempts to write where a conflict is reported and nothing is there (S3's 409)."""
 
 RETRY: RetryConfig = {
-    "max_retries": 8,
+    "max_retries": 100,  # the time decides: pauses are random, and eight of them can end in 3 s
     "retry_timeout": timedelta(seconds=20),
     "backoff": {
         "init_backoff": timedelta(milliseconds=100),

@@ -11,10 +11,12 @@ from model_store.cli.command import (
     EXIT_OK,
     Add,
     add_channel_option,
+    add_key_options,
     add_reason_option,
     add_version_argument,
     current_actor,
     print_json,
+    read_keys,
     version_number,
 )
 from model_store.errors import ChannelNotFound, ShardCorrupt, ShardMissing, StoreError
@@ -24,7 +26,8 @@ from model_store.store.store import Store
 from model_store.tables import columns, printable
 
 SHOWN = 30
-RECORD_TITLES = ("record", "time", "version", "mode", "who", "why")
+RECORD_TITLES = ("record", "time", "version", "mode", "who", "why", "key")
+SHOWN_OF_KEY = 12
 
 
 def add_channel_commands(add: Add) -> None:
@@ -46,6 +49,7 @@ def add_channel_commands(add: Add) -> None:
     resume = add("resume", resume_channel, help="end a rollback: name the followed version again")
     for subparser in (promote, rollback, resume):
         add_channel_option(subparser)
+        add_key_options(subparser)
         add_reason_option(subparser, kept="in the channel's history")
     history = add("history", show_history, help="list who moved a channel where, when and why")
     add_channel_option(history)
@@ -58,7 +62,7 @@ def add_channel_commands(add: Add) -> None:
 
 
 def promote_version(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
+    store = Store.open(options.store, keys=read_keys(options))
     if options.verify:
         _check_servable(store, options.number)
     return _tell_move(store, store.promote(options.number, **_move(options)), options)
@@ -79,12 +83,12 @@ def _check_servable(store: Store, version: int) -> None:
 
 
 def roll_back(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
+    store = Store.open(options.store, keys=read_keys(options))
     return _tell_move(store, store.rollback(to=options.to, **_move(options)), options)
 
 
 def resume_channel(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
+    store = Store.open(options.store, keys=read_keys(options))
     return _tell_move(store, store.resume(**_move(options)), options)
 
 
@@ -115,7 +119,9 @@ def show_history(options: argparse.Namespace) -> int:
             }
         )
     else:
-        print(columns([RECORD_TITLES, *map(_record_cells, records)]))
+        rows = [RECORD_TITLES, *map(_record_cells, records)]
+        any_signed = any(one.signature for one in records)
+        print(columns(rows if any_signed else [row[:-1] for row in rows]))
         if limit and len(numbers) > limit:
             print(f"the newest {limit} of {len(numbers)} records; --limit shows more")
     return EXIT_FAILED if problems else EXIT_OK
@@ -129,6 +135,7 @@ def _record_cells(record: ChannelRecord) -> tuple[str, ...]:
         record.mode,
         record.actor,
         record.reason or "-",
+        record.signature.key[:SHOWN_OF_KEY] if record.signature else "-",
     )
 
 

@@ -11,14 +11,14 @@ from model_store.cli.command import (
     EXIT_OK,
     Add,
     add_channel_option,
+    add_key_options,
     add_reason_option,
-    add_sign_option,
     current_actor,
     print_json,
+    read_keys,
 )
 from model_store.maintenance.edit_classes import Care, CareOutcome, rename_class, retire_class
 from model_store.records.manifest import delta_of, total_bytes
-from model_store.records.signing import load_signer
 from model_store.store.store import Store
 from model_store.tables import counted, printable
 
@@ -31,7 +31,7 @@ def add_class_care_commands(add: Add) -> None:
     rename.add_argument("new_name", metavar="NEW", help="what it is to be called")
     for subparser in (retire, rename):
         add_channel_option(subparser)
-        add_sign_option(subparser)
+        add_key_options(subparser)
         subparser.add_argument(
             "--no-promote", action="store_true", help="publish only; the channel does not move"
         )
@@ -52,14 +52,12 @@ def rename_one(options: argparse.Namespace) -> int:
 
 
 def _care(options: argparse.Namespace) -> Care:
-    signer = load_signer(options.sign) if options.sign else None
     return Care(
-        store=Store.open(options.store),
+        store=Store.open(options.store, keys=read_keys(options)),
         channel=options.channel,
         actor=current_actor(),
         reason=options.reason,
         promote=not options.no_promote,
-        signer=signer,
     )
 
 

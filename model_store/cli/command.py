@@ -9,13 +9,16 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO, cast
 
 from model_store import __version__
 from model_store.errors import DneError, WrongUsage
 from model_store.records.channel import check_channel_name
 from model_store.records.fields import MAX_VERSION
+from model_store.records.signing import NO_KEYS, Keys, load_signer, load_trust
+from model_store.tables import Shown
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -85,16 +88,39 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sign_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--sign`. Read the file with `signing.load_signer` before the work begins, so that a
-    wrong file costs none."""
+def add_key_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--sign` and `--trust`, which `read_keys` reads."""
     parser.add_argument(
         "--sign",
         metavar="KEYFILE",
         type=Path,
         default=os.environ.get("DNE_SIGN_KEY") or None,
-        help="sign the version with this private key (default: $DNE_SIGN_KEY, else do not sign)",
+        help="sign what is written with this private key (default: $DNE_SIGN_KEY, else do not "
+        "sign); needs --trust",
     )
+    parser.add_argument(
+        "--trust",
+        metavar="FILE",
+        type=Path,
+        help="with --sign: the file that names whose versions and records to stand on "
+        "(default: $DNE_TRUST)",
+    )
+
+
+def read_keys(options: argparse.Namespace) -> Keys:
+    """Read the key and the trust file, before the work begins: a wrong file costs none. A key signs
+    only what stands on trusted versions and records, so it needs a trust file."""
+    trust = options.trust or os.environ.get("DNE_TRUST")
+    if options.sign is None:
+        if options.trust is not None:
+            raise WrongUsage("--trust says whom a key may build on: give --sign KEYFILE too")
+        return NO_KEYS
+    if not trust:
+        raise WrongUsage(
+            "--sign needs --trust FILE or DNE_TRUST: a key signs only what stands on versions and "
+            "records that are trusted"
+        )
+    return Keys(signer=load_signer(options.sign), trust=load_trust(Path(trust)))
 
 
 def add_reason_option(parser: argparse.ArgumentParser, *, kept: str) -> None:
@@ -133,18 +159,24 @@ def current_actor() -> str:
     return f"{user}@{os.uname().nodename}"
 
 
-def run(main: Callable[[], int]) -> int:
+def run(main: Callable[[], int], *, worded: Callable[[str], str] = str) -> int:
     """Run `main` and return its exit code. An error that the user can mend becomes one sentence on
-    stderr; any other is a fault of this software and keeps its traceback."""
+    stderr, as `worded` writes it; any other is a fault of this software and keeps its traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a class may be named in any script
+    out, err = cast(TextIO, Shown(sys.stdout)), cast(TextIO, Shown(sys.stderr))
+    with redirect_stdout(out), redirect_stderr(err):
+        return _code_of(main, worded)
+
+
+def _code_of(main: Callable[[], int], worded: Callable[[str], str]) -> int:
     try:
         code = main()
         sys.stdout.flush()
     except WrongUsage as error:
-        return _fail(str(error), code=EXIT_USAGE)
+        return _fail(worded(str(error)), code=EXIT_USAGE)
     except DneError as error:
-        return _fail(str(error), code=EXIT_FAILED)
+        return _fail(worded(str(error)), code=EXIT_FAILED)
     except KeyboardInterrupt:
         return _fail("interrupted; the work may be done in part", code=EXIT_FAILED)
     except BrokenPipeError:

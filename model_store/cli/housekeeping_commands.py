@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 from model_store.backends.base import Entry
 from model_store.cli.command import (
@@ -15,9 +17,11 @@ from model_store.cli.command import (
     Add,
     print_json,
 )
-from model_store.maintenance.copy import Progress, copy_store
+from model_store.errors import WrongUsage
+from model_store.maintenance.copy import CopyReport, Progress, copy_store
 from model_store.maintenance.gc import GRACE_S, GcReport, collect_garbage
 from model_store.maintenance.usage import report_storage
+from model_store.records.signing import NO_KEYS, Keys, load_signer, load_trust
 from model_store.store.store import Store
 from model_store.tables import columns, counted, size
 
@@ -44,6 +48,20 @@ def add_housekeeping_commands(add: Add) -> None:
         metavar="STORE",
         required=True,
         help="the store to copy to, made when there is none: a directory or s3://bucket/prefix",
+    )
+    copy.add_argument(
+        "--sign",
+        metavar="KEYFILE",
+        type=Path,
+        help="sign versions and channel records again with this private key, for the store that "
+        "they are copied to (default: leave signatures as they are)",
+    )
+    copy.add_argument(
+        "--trust",
+        metavar="FILE",
+        type=Path,
+        help="with --sign: sign only what is signed by someone whom this file names (default: "
+        "$DNE_TRUST, else sign everything that the gate did not refuse)",
     )
 
 
@@ -98,10 +116,12 @@ def collect(options: argparse.Namespace) -> int:
 
 
 def copy_all(options: argparse.Namespace) -> int:
+    keys = _copying_keys(options)
     source = Store.open(options.store)
     target = Store.create(options.to)
     with _bar() as progress:
-        report = copy_store(source, target, progress=progress)
+        report = copy_store(source, target, keys=keys, progress=progress)
+    _note_signatures(report, options)
     for channel in report.moved_on:
         print(f"note: channel {channel} has moved on in {options.to}: left alone", file=sys.stderr)
     if report.remembered:
@@ -117,8 +137,47 @@ def copy_all(options: argparse.Namespace) -> int:
             f"{counted(len(report.versions), 'version')}, {counted(report.shards, 'shard')} "
             f"({size(report.bytes)}) and {counted(report.records, 'channel record')} copied to "
             f"{options.to}"
+            + (f"; {counted(len(report.signed), 'version')} signed for it" if options.sign else "")
         )
     return EXIT_OK
+
+
+def _copying_keys(options: argparse.Namespace) -> Keys:
+    """Read the key and the trust file. Without a trust file the user answers for all versions: this
+    is the way to sign a store that has no signatures."""
+    if options.sign is None:
+        if options.trust is not None:
+            raise WrongUsage("--trust says what --sign may sign again: give --sign KEYFILE too")
+        return NO_KEYS
+    trust = options.trust or os.environ.get("DNE_TRUST")
+    return Keys(signer=load_signer(options.sign), trust=load_trust(Path(trust)) if trust else None)
+
+
+def _note_signatures(report: CopyReport, options: argparse.Namespace) -> None:
+    """Say what servers that require signatures will refuse in the copy, and the next step."""
+    if report.foreign:
+        print(
+            f"note: {counted(len(report.foreign), 'version')} in {options.to} are signed for "
+            "another store, and servers that require signatures refuse them; copy to a new store "
+            "with --sign KEYFILE to sign them for it",
+            file=sys.stderr,
+        )
+    if options.sign is None:
+        return
+    left = [version for version in report.versions if version not in report.signed]
+    if left:
+        print(
+            f"note: not signed, being refused by the gate or not trusted in {options.store}: "
+            f"{', '.join(map(str, left))}",
+            file=sys.stderr,
+        )
+    for channel, version in report.unsigned.items():
+        print(
+            f"note: the newest record of channel {channel} is not signed; `dne-store promote "
+            f"{version} --channel {channel} --store {options.to} --sign KEYFILE --trust FILE` "
+            "writes a signed one",
+            file=sys.stderr,
+        )
 
 
 @contextmanager

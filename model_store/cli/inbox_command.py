@@ -16,17 +16,17 @@ from model_store.cli.command import (
     print_json,
 )
 from model_store.errors import WrongUsage
-from model_store.inbox.describe import describe_item, describe_label
-from model_store.inbox.export import export_labelled
-from model_store.inbox.inbox import CLEAR, DISCARD, WRONG, Inbox, Judgement
-from model_store.inbox.index import STATES, Index, Order
-from model_store.inbox.reading import Item, open_index, read_items
+from model_store.loop.class_folders import export_labelled
+from model_store.loop.describe import describe_item, describe_label
+from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Inbox, Judgement
+from model_store.loop.index import STATES, Index, Order
+from model_store.loop.items import Item, open_index, read_items
 from model_store.records.inbox import LabelRecord
 from model_store.store.store import Store
 from model_store.tables import columns, counted, percent, printable, size
 
 if TYPE_CHECKING:
-    from model_store.cli.parser import Parser
+    from model_store.command_line import Parser
 
     Subparsers = argparse._SubParsersAction[Parser]
 
@@ -182,12 +182,11 @@ def delete_all(options: argparse.Namespace) -> int:
 def export_items(options: argparse.Namespace) -> int:
     inbox, index = _open(options)
     exported = export_labelled(inbox, index, out=options.out)
+    counts = {name: len(pictures) for name, pictures in exported.classes.items()}
     if options.json:
-        print_json(
-            {"out": str(options.out), "classes": exported.classes, "items": exported.numbers}
-        )
+        print_json({"out": str(options.out), "classes": counts, "items": exported.numbers})
         return EXIT_OK
-    for name, count in exported.classes.items():
+    for name, count in counts.items():
         print(f"{counted(count, 'picture')} of {printable(name)}")
     print(f"`dne-train add-task --data {options.out}` learns them")
     return EXIT_OK

@@ -17,6 +17,7 @@ from model_store.cli.command import (
     print_json,
 )
 from model_store.errors import StoreError, StoreNotFound, WrongUsage
+from model_store.layout import version_name
 from model_store.records.signing import (
     Trust,
     check_public_key,
@@ -30,7 +31,7 @@ from model_store.store.store import Store
 from model_store.tables import columns
 
 if TYPE_CHECKING:
-    from model_store.cli.parser import Parser
+    from model_store.command_line import Parser
 
     Subparsers = argparse._SubParsersAction[Parser]
 
@@ -120,7 +121,7 @@ def _versions_by_key(store: Store, problems: list[str]) -> dict[str | None, list
     for number in store.versions():
         try:
             manifest = store.manifest(number)
-            check_signature(manifest)
+            check_signature(manifest, name=version_name(number))
         except StoreError as error:
             problems.append(str(error))
         else:

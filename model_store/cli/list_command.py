@@ -4,23 +4,100 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
+import os
+import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from model_store import __version__
 from model_store.cli.command import EXIT_FAILED, EXIT_OK, print_json, version_number
-from model_store.cli.kept_rows import RowFile, row_file
-from model_store.errors import StoreError
+from model_store.errors import NotPrivate, StoreError
+from model_store.host.private import private_folder, read_private, replace_file
 from model_store.records import describe
 from model_store.records.channel import ChannelRecord
 from model_store.records.describe import channel_head, summary
 from model_store.records.manifest import Manifest
-from model_store.store.keep import Keep
+from model_store.store.cache import cache_folder
 from model_store.store.store import Store
-from model_store.store.summaries import Page, Row, read_page
+from model_store.store.summaries import MAX_KEPT_BYTES, Keep, Key, Page, Row, read_page
 from model_store.tables import columns, percent, size
+
+FOLDER = "summaries"
+MAX_FILES = 16
+MAX_FILE_BYTES = 3 * MAX_KEPT_BYTES  # names and numbers stand beside the rows
+
+log = logging.getLogger("model_store.kept_rows")
+
+_OWN_NAME = re.compile(r"[0-9a-f]{32}\.rows|tmp-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowFile:
+    """The rows of one store on disk. `stamp` changes with the code that makes rows: rows of other
+    code are not taken."""
+
+    path: Path
+    store: str
+    stamp: str
+
+    def load(self, keep: Keep) -> None:
+        """Take over the rows that an earlier run has kept, if their seal fits."""
+        try:
+            content = read_private(self.path, max_bytes=MAX_FILE_BYTES)
+        except (OSError, NotPrivate):
+            return
+        seal, _, content = content.partition(b"\n")
+        if seal.decode(errors="replace") != self._seal(content):
+            return
+        for line in content.splitlines():
+            name, size, modified_s, value = line.split(b"\t", 3)
+            key = Key(self.store, name.decode(), int(size), float(modified_s))
+            keep.put(key, value)
+
+    def save(self, keep: Keep) -> None:
+        """Keep the rows for the next run. A cache that cannot be written costs time alone."""
+        content = b"\n".join(
+            b"%s\t%d\t%s\t%s" % (key.name.encode(), key.bytes, repr(key.modified_s).encode(), value)
+            for key, value in keep.items()
+        )
+        try:
+            private_folder(self.path.parent)
+            _make_room(self.path.parent, besides=self.path.name)
+            replace_file(self.path, self._seal(content).encode() + b"\n" + content)
+        except (OSError, NotPrivate) as error:
+            log.debug("the rows of the list are not kept in %s: %s", self.path, error)
+
+    def _seal(self, content: bytes) -> str:
+        """Hash the rows and the stamp of the code that made them."""
+        return hashlib.sha256(self.stamp.encode() + b"\n" + content).hexdigest()
+
+
+def row_file(store: Store, *, stamp: str) -> RowFile:
+    """Return the file for the rows of a store."""
+    place = store.location if "://" in store.location else os.path.abspath(store.location)
+    which = hashlib.sha256(f"{store.id} {place}".encode()).hexdigest()[:32]
+    return RowFile(path=cache_folder() / FOLDER / f"{which}.rows", store=store.id, stamp=stamp)
+
+
+def _make_room(folder: Path, *, besides: str) -> None:
+    """Remove the files of stores that were listed longest ago."""
+    with os.scandir(folder) as found:
+        held = [
+            (item.stat(follow_symlinks=False).st_mtime, item.path)
+            for item in found
+            if _OWN_NAME.fullmatch(item.name)
+            and item.name != besides
+            and item.is_file(follow_symlinks=False)
+        ]
+    for _, path in sorted(held)[: max(0, len(held) - MAX_FILES + 1)]:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
 
 SHOWN = 30
 CHANGE_WIDTH = 32

@@ -22,7 +22,7 @@ from model_store.cli.command import (
     run,
 )
 from model_store.cli.list_command import add_list_options, list_versions
-from model_store.cli.parser import Parser
+from model_store.command_line import Parser
 from model_store.records.describe import details, difference, verdict
 from model_store.records.manifest import Manifest
 from model_store.records.signing import load_trust
@@ -109,8 +109,8 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
 
 def _show_advice(store: Store, manifest: Manifest, *, as_json: bool) -> int:
     """Show all that the trainer advised when it made the version."""
-    from model_store.advice.kept import read_advice
     from model_store.advice.lines import described, in_full
+    from model_store.advice.record import read_advice
 
     advice = read_advice(store, manifest)
     if as_json:

@@ -22,7 +22,7 @@ def add_mend_command(add: Add) -> None:
     mend = add(
         "mend-channel",
         mend_one,
-        help="find what stands in a channel's way and is no record; with --yes set it aside",
+        help="find what stands in a channel's way and is not a record; with --yes set it aside",
     )
     add_channel_option(mend)
     mend.add_argument(

@@ -78,7 +78,7 @@ def forget_one(options: argparse.Namespace) -> int:
             return _left_alone()
     report = forget_class(store, options.class_name, actor=current_actor(), reason=options.reason)
     if options.json:
-        print_json({**asdict(report), "not_undone": CANNOT_BE_UNDONE})
+        print_json({**asdict(report), "not_undone": (*_left(report), *CANNOT_BE_UNDONE)})
         return EXIT_OK
     print(_images(report, "are gone from"))
     if report.inbox_items:
@@ -86,14 +86,31 @@ def forget_one(options: argparse.Namespace) -> int:
     if report.other_classes:
         others = ", ".join(map(printable, report.other_classes))
         print(f"the same images were kept for {others}, and are gone there too")
+    if report.jobs:
+        print(f"{counted(report.jobs, 'job')} whose log named the class are gone")
+    if report.cache_files:
+        print(f"{counted(report.cache_files, 'file')} of training runs on this machine are gone")
     print("not undone:")
-    for what in CANNOT_BE_UNDONE:
+    for what in (*_left(report), *CANNOT_BE_UNDONE):
         print(f"- {what}")
     return EXIT_OK
 
 
+def _left(report: ForgetReport) -> list[str]:
+    """List what this removal in particular could not reach."""
+    found = [f"a file that cannot be deleted: {printable(one)}" for one in report.not_deleted]
+    if report.runs:
+        found.append(
+            f"{counted(report.runs, 'training run')} under way: one that has learnt from pictures "
+            "which are gone publishes nothing; one that reads a folder learns what the folder has"
+        )
+    return found
+
+
 def _images(report: ForgetReport, verb: str) -> str:
     name = printable(report.class_name)
+    if report.also_called:
+        name += f" (also called {', '.join(map(printable, report.also_called))})"
     if not report.shards:
         return f"no version keeps images of {name}"
     versions = ", ".join(map(str, report.versions))
@@ -110,7 +127,7 @@ def _told(options: argparse.Namespace, found: dict[str, object], sentence: str) 
 
 
 def _asks(options: argparse.Namespace) -> bool:
-    """Tell whether a person can be asked: scripts must not wait for an answer."""
+    """Return whether a person can be asked: scripts must not wait for an answer."""
     return not (options.yes or options.json) and sys.stdin.isatty() and sys.stdout.isatty()
 
 

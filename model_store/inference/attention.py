@@ -6,13 +6,58 @@ Shapes: S experts of a run, B images, P positions, N = B·P, C channels of an ex
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_store.inference.matmul import multiply_each, multiply_each_plus
 from model_store.network.backbone import turn
+
+
+class Multiply(Protocol):
+    """Write x · weight into `out`."""
+
+    def __call__(self, x: Tensor, weight: Tensor, /, *, out: Tensor) -> Tensor: ...
+
+
+def multiplying(x: Tensor, weight: Tensor) -> Multiply:
+    """Choose the product for operands of these types, once for the many small ones of a layer."""
+    return torch.mm if weight.dtype == x.dtype else _multiply_rounded
+
+
+def multiply_plus(bias: Tensor, x: Tensor, weight: Tensor, *, out: Tensor) -> None:
+    """Write x · weight + bias into `out`."""
+    if weight.dtype == x.dtype:
+        torch.addmm(bias, x, weight, out=out)
+    else:
+        torch.add(torch.mm(x.to(weight.dtype), weight), bias, out=out)
+
+
+def multiply_onto(total: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Add x · weight to `total`."""
+    if weight.dtype == x.dtype:
+        total.addmm_(x, weight)
+    else:
+        total.add_(torch.mm(x.to(weight.dtype), weight))
+
+
+def multiply_each(x: Tensor, weight: Tensor) -> Tensor:
+    """Compute x · weight for each expert."""
+    if weight.dtype == x.dtype:
+        return torch.bmm(x, weight)
+    return torch.bmm(x.to(weight.dtype), weight).to(x.dtype)
+
+
+def multiply_each_plus(total: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Compute x · weight + total for each expert."""
+    if weight.dtype == x.dtype:
+        return torch.baddbmm(total, x, weight)
+    return total + torch.bmm(x.to(weight.dtype), weight)
+
+
+def _multiply_rounded(x: Tensor, weight: Tensor, /, *, out: Tensor) -> Tensor:
+    return out.copy_(torch.mm(x.to(weight.dtype), weight))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_store.inference.attention import attend, attend_first, attend_pooled
+from model_store.inference.attention import (
+    attend,
+    attend_first,
+    attend_pooled,
+    multiply_onto,
+    multiply_plus,
+    multiplying,
+)
 from model_store.inference.fold import (
     FoldedBackbone,
     FoldedBlock,
@@ -24,12 +31,12 @@ from model_store.inference.fold import (
     fold_expert,
     under,
 )
-from model_store.inference.matmul import multiply_onto, multiply_plus, multiplying
 from model_store.inference.stacks import BlockStack, First, Part, RunWeights, stack_up
 from model_store.inference.workspace import Layout, PartViews, Scratch, TaskAttentionViews, Views
 from model_store.network.backbone import activate, standardise
 from model_store.network.expert import BlockActivations, FrozenContext
 from model_store.network.network import Network
+from model_store.network.readout import read_rows, shares_of
 from model_store.spec import Activation, Backbone, NetworkSpec
 
 TASK_ATTENTION = ("query_key_DD", "scale_K")
@@ -55,6 +62,12 @@ class Lineage:
         self._parts = tuple(parts)
         self._runs: tuple[RunWeights, ...] = (First(first), *self._parts)
         self._scratch = scratch or Scratch()
+        # Tensors made in inference mode cannot be used outside of it.
+        with torch.inference_mode(False):
+            self._shares = {
+                block: shares_RP.to(first.edges.token_C)
+                for block, shares_RP in shares_of(spec).items()
+            }
 
     @classmethod
     def of(
@@ -111,11 +124,12 @@ class Lineage:
         streams[0] = _embed_backbone(streams[0], self._first.edges.backbone, eps=eps)
         rows = len(images_BCHW) * self.spec.positions
         views = scratch.views(self._layout(rows=rows), like=images_BCHW)
-        keeps = kept is not None
+        keeps, earlier = kept is not None, list[Tensor]()
         for layer in range(self.spec.depth - in_sequence):
             for place, run in enumerate(self._runs):
                 streams[place] = attend(streams[place], run.attention(layer), eps=eps)
             self._mix(layer, streams, views, keeps=keeps)
+            earlier += self._read(layer + 1, streams[0])
             if kept is not None:
                 kept.append(_copied(views.block, images=len(images_BCHW)))
         for place, run in enumerate(self._runs):
@@ -128,7 +142,14 @@ class Lineage:
         normed = [_normed(run, x, eps=eps) for run, x in zip(self._runs, streams, strict=True)]
         normed[0] = self._with_mean(normed[0])
         # The slices of a run side by side: [B, S·C].
-        return torch.cat([x_SBPC.transpose(0, 1).flatten(1) for x_SBPC in normed], dim=-1)
+        first, *later = (x_SBPC.transpose(0, 1).flatten(1) for x_SBPC in normed)
+        return torch.cat((first, *earlier, *later), dim=-1)
+
+    def _read(self, block: int, x_SBPC: Tensor) -> list[Tensor]:
+        """Read the output of a block of the first expert; nothing if the spec does not name it."""
+        if block not in self._shares:
+            return []
+        return [read_rows(x_SBPC[0], self._shares[block], eps=self.spec.layer_norm_eps)]
 
     def _attend_last(self, place: int, run: RunWeights, x_SBPC: Tensor) -> Tensor:
         """Compute the token's attention, and all of the last block's that a backbone needs."""

@@ -11,8 +11,11 @@ from dataclasses import dataclass, field
 
 from model_store.errors import CopyRefused, ShardForgotten
 from model_store.layout import deleted_name, forgotten_name, record_name, shard_name, version_name
-from model_store.records.manifest import Manifest, ShardRef, decode
-from model_store.records.sealing import read_sealed
+from model_store.maintenance.sign_again import Renewal
+from model_store.records.channel import ChannelRecord
+from model_store.records.manifest import Manifest, ShardRef, reseal
+from model_store.records.sealing import create_record, read_sealed
+from model_store.records.signing import NO_KEYS, Keys
 from model_store.records.tombstone import (
     deleted_versions,
     forgotten_shards,
@@ -30,7 +33,9 @@ Progress = Callable[[int, int], None]
 @dataclass(slots=True, kw_only=True)
 class CopyReport:
     """The copied versions, shards, bytes and channel records. `moved_on`: channels that the target
-    has moved by itself, left alone. `remembered`: shards that only the source has forgotten."""
+    has moved by itself, left alone. `remembered`: shards that only the source has forgotten.
+    `signed`: versions that were signed for the target. `foreign`: versions with a signature for
+    another store. `unsigned`: heads of channels without a signature for the target, by channel."""
 
     versions: list[int] = field(default_factory=list)
     shards: int = 0
@@ -38,28 +43,45 @@ class CopyReport:
     records: int = 0
     moved_on: list[str] = field(default_factory=list)
     remembered: list[str] = field(default_factory=list)
+    signed: list[int] = field(default_factory=list)
+    foreign: list[int] = field(default_factory=list)
+    unsigned: dict[str, int] = field(default_factory=dict)
 
 
 def copy_store(
-    source: Store, target: Store, *, progress: Progress = lambda done, total: None
+    source: Store,
+    target: Store,
+    *,
+    keys: Keys = NO_KEYS,
+    progress: Progress = lambda done, total: None,
 ) -> CopyReport:
-    """Copy tombstones of images, then each version after its shards, then the channels.
+    """Copy tombstones of images, then each version after its shards, then the channels. With a key
+    versions and channel records are signed again, for the target.
 
     Raise CopyRefused where the target has other versions of the same numbers: two stores that
     were filled separately do not become one.
     """
-    manifests = read_all_manifests(source)
+    renewal = Renewal(keys, source=source.id, target=target.id)
+    manifests = [renewal.version(one) for one in read_all_manifests(source)]
     digests = [ref.sha256 for manifest in manifests for ref in manifest.shards]
     with announced(target.objects, uuid.uuid4().hex, parent=None, digests=digests):
-        return _Copy(source, target, manifests=manifests, progress=progress).run()
+        copy = _Copy(source, target, manifests=manifests, renewal=renewal, progress=progress)
+        return copy.run()
 
 
 class _Copy:
     def __init__(
-        self, source: Store, target: Store, *, manifests: list[Manifest], progress: Progress
+        self,
+        source: Store,
+        target: Store,
+        *,
+        manifests: list[Manifest],
+        renewal: Renewal,
+        progress: Progress,
     ) -> None:
         self.source = source
         self.target = target
+        self.renewal = renewal
         self.progress = progress
         self.report = CopyReport()
         # Listed after the announcement: housekeeping leaves alone what is found from here on.
@@ -87,7 +109,7 @@ class _Copy:
             if version in self.wanted:
                 self._copy_version(self.wanted[version])
             elif version not in self.held and version not in self.deleted:
-                self._copy_record(deleted_name(version))
+                self._copy_tombstone(version)
         for channel in self.source.channels():
             self._copy_channel(channel)
         return self.report
@@ -139,34 +161,45 @@ class _Copy:
         self.progress(self.report.bytes, self.total)
 
     def _copy_manifest(self, manifest: Manifest) -> None:
-        name = version_name(manifest.version)
-        sealed = read_sealed(self.source.objects, name)
-        decode(name, sealed, version=manifest.version)
-        if not self.target.objects.create(name, sealed):
+        if not self.target.objects.create(version_name(manifest.version), reseal(manifest)):
             found = self.target.manifest(manifest.version)
             if found.digest != manifest.digest:
                 raise CopyRefused(
                     f"version {manifest.version} was published in {self.target.location} meanwhile"
                 )
         self.report.versions.append(manifest.version)
+        if manifest.signature is not None:
+            own = manifest.signature.store == self.target.id
+            (self.report.signed if own else self.report.foreign).append(manifest.version)
+
+    def _copy_tombstone(self, version: int) -> None:
+        tombstone = read_deleted(self.source.objects, version)
+        if tombstone is not None:
+            renewed = self.renewal.deleted(tombstone)
+            create_record(self.target.objects, deleted_name(version), renewed)
 
     def _copy_channel(self, channel: str) -> None:
         numbers = self.source.record_numbers(channel)
         known = self.target.record_numbers(channel)
         followed = known == numbers[: len(known)] and all(
-            self.source.record(channel, number) == self.target.record(channel, number)
+            self._renewed(channel, number) == self.target.record(channel, number)
             for number in known
         )
-        head = self.source.record(channel, numbers[-1])
+        head = self._renewed(channel, numbers[-1])
         if not followed or head.target in self.deleted:
             self.report.moved_on.append(channel)
             return
         for number in numbers[len(known) :]:
-            self.source.record(channel, number)  # checked before it is passed on
-            if not self._copy_record(record_name(channel, number)):
+            record = self._renewed(channel, number)
+            if not create_record(self.target.objects, record_name(channel, number), record):
                 self.report.moved_on.append(channel)
                 return
             self.report.records += 1
+        if head.signature is None or head.signature.store != self.target.id:
+            self.report.unsigned[channel] = head.target
+
+    def _renewed(self, channel: str, number: int) -> ChannelRecord:
+        return self.renewal.record(self.source.record(channel, number))
 
     def _copy_record(self, name: str) -> bool:
         sealed = read_sealed(self.source.objects, name)

@@ -21,11 +21,9 @@ from model_store.records.manifest import (
     Draft,
     Manifest,
     Metrics,
-    Signs,
     TaskRecord,
 )
 from model_store.records.sealing import timestamp
-from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
 
 Kept = TypeVar("Kept", ClassImages, ClassTokens)
@@ -40,7 +38,6 @@ class Care:
     actor: str
     reason: str = ""
     promote: bool = True
-    signer: Signs | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +133,7 @@ def _publish(
             **kept,
             "extended": (),  # that was done by the parent, and not again
             "deepened": (),
+            "adapted": False,
             **changed(parent),
             "parent": parent.version,
             "parent_digest": parent.digest,
@@ -144,14 +142,12 @@ def _publish(
             "software": f"dne-serve {__version__}",
         }
     )
-    manifest = care.store.publish(draft, shards={}, signer=care.signer)
+    manifest = care.store.publish(draft, shards={}, signer=care.store.keys.signer)
     refused = None
     if care.promote:
-        refused = promote_or_explain(
-            care.store,
+        refused = care.store.channel(care.channel).promote_or_explain(
             manifest,
             head=head,
-            channel=care.channel,
             actor=care.actor,
             reason=care.reason or what,
         )

@@ -1,6 +1,7 @@
 """Remove the images of a class, memory and held-out, and their statistics from every version, and
 the pictures of the class from the inbox. Advice on versions that know the class goes too, for it
-may name files.
+may name files; so do jobs whose log names the class, and what training runs on this store have
+kept on this machine. The class is followed through its renames. See ADR 89.
 
 A tombstone names each shard that is gone, so that `verify` knows it was meant. The weights keep
 what the network has learnt from the images.
@@ -8,22 +9,139 @@ what the network has learnt from the images.
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from model_store.advice.kept import drop_advice_on
-from model_store.errors import DataRejected
-from model_store.inbox.inbox import Inbox
-from model_store.inbox.reading import open_index
-from model_store.inbox.removal import forget_items, items_of_class
-from model_store.layout import forgotten_name, shard_name
-from model_store.names import is_same, spelt_among
+from model_store.advice.record import drop_advice_on
+from model_store.backends.base import Objects
+from model_store.errors import DataRejected, RecordInvalid, StoreUnsupported
+from model_store.layout import FORGOTTEN, JOBS, forgotten_name, shard_name
+from model_store.loop.inbox import Inbox
+from model_store.loop.item_names import REMOVED
+from model_store.loop.items import forget_items, items_of_class, open_index
+from model_store.maintenance.delete import delete_version
+from model_store.names import is_same
+from model_store.records.gc_marks import clock_s
+from model_store.records.jobs import EndRecord, TurnRecord
 from model_store.records.manifest import Manifest, ShardRef
-from model_store.records.sealing import create_record, refusing_bad_fields, timestamp
-from model_store.records.tombstone import ForgottenShard
+from model_store.records.sealing import create_record, find_record, refusing_bad_fields, timestamp
+from model_store.records.tombstone import (
+    DeletedVersion,
+    ForgottenShard,
+    deleted_versions,
+    read_deleted,
+)
+from model_store.store.cache import drop_runs, heed_removals
 from model_store.store.inventory import list_shards, read_all_manifests
+from model_store.store.reservations import standing
 from model_store.store.store import Store
+
+END = "/end.json"
+TURNS = f"{JOBS}/turns/"
+
+
+def drop_jobs_about(objects: Objects, names: Collection[str]) -> int:
+    """Delete the jobs that have ended and whose log or reason names a class, and return their
+    number. A job under way leaves no log if it finds that its pictures are gone."""
+    named = re.compile(
+        "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names), re.IGNORECASE
+    )
+    every = objects.list_names(JOBS)
+    ends = [one for one in every if one.endswith(END)]
+    gone = [one for one in ends if any(map(named.search, _said(objects, one)))]
+    folders = tuple(end.removesuffix("end.json") for end in gone)
+    jobs = {folder.split("/")[-2] for folder in folders}
+    for name in every:
+        if name.startswith(folders) or _is_turn_of(objects, name, jobs):
+            objects.delete(name)
+    return len(gone)
+
+
+def _is_turn_of(objects: Objects, name: str, jobs: Collection[str]) -> bool:
+    """Return whether a name belongs to the turn of a job: a turn without a job stops the next."""
+    if not jobs or not name.startswith(TURNS):
+        return False
+    with suppress(RecordInvalid, StoreUnsupported):
+        turn = find_record(objects, name, TurnRecord)
+        return turn is not None and turn.job in jobs
+    return False
+
+
+def _said(objects: Objects, end_name: str) -> Iterable[str]:
+    try:
+        end = find_record(objects, end_name, EndRecord)
+    except (RecordInvalid, StoreUnsupported):
+        return ()
+    if end is None:
+        return ()
+    return (*end.log, end.reason, *(one.refused or "" for one in end.versions))
+
+
+Origin = tuple[int, int]
+"""The version that began with a class, and the place of the class."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassNames:
+    """The names of one class: in each version, and all of them."""
+
+    by_version: Mapping[int, tuple[str, ...]]
+    every: tuple[str, ...]
+
+    def has(self, name: str) -> bool:
+        return any(is_same(name, one) for one in self.every)
+
+    def in_version(self, version: int, name: str) -> bool:
+        """Return whether a version calls the class so."""
+        return any(is_same(name, one) for one in self.by_version.get(version, ()))
+
+
+def names_of_class(
+    manifests: Iterable[Manifest], name: str, *, deleted: Mapping[int, DeletedVersion]
+) -> ClassNames:
+    """Find all names of the classes that any version calls `name`."""
+    classes = {one.version: one.spec.classes for one in manifests}
+    parents = {one.version: one.parent for one in manifests}
+    parents |= {number: one.parent for number, one in deleted.items()}
+    origins = {
+        (version, place): _origin(version, place, classes=classes, parents=parents)
+        for version, names in classes.items()
+        for place in range(len(names))
+    }
+    meant = {
+        origins[version, place]
+        for version, names in classes.items()
+        for place, one in enumerate(names)
+        if is_same(one, name)
+    }
+    by_version = {
+        version: tuple(one for place, one in enumerate(names) if origins[version, place] in meant)
+        for version, names in classes.items()
+    }
+    every = {one for names in by_version.values() for one in names}
+    return ClassNames(by_version=by_version, every=(name, *sorted(every - {name})))
+
+
+def _origin(
+    version: int,
+    place: int,
+    *,
+    classes: Mapping[int, tuple[str, ...]],
+    parents: Mapping[int, int | None],
+) -> Origin:
+    """Go back to the first version that has the place. Deleted versions are passed over."""
+    first, below, above = version, version, parents.get(version)
+    while above is not None and above < below:  # a forged chain does not go round
+        known = classes.get(above)
+        if known is not None and place >= len(known):
+            break
+        first = above if known is not None else first
+        below, above = above, parents.get(above)
+    return first, place
+
 
 CANNOT_BE_UNDONE = (
     "what the network has learnt from the pictures: it is in the weights of the versions above; "
@@ -31,13 +149,22 @@ CANNOT_BE_UNDONE = (
     "copies elsewhere: other stores, backups, and the folder that the class was learnt from",
     "pictures and statistics that only deleted versions or unfinished runs named: `dne-store gc "
     "--sweep` takes those away",
+    "the name of the class: in the records of the versions above, of channels and of this removal, "
+    "and in logs, audit logs and reports that were written elsewhere",
+    "caches of other users and machines, and folders of --checkpoint: the next training run on "
+    "this store deletes what its own cache has, and tokens expire after 30 days",
+    "pictures in the memory of servers: feedback can have one kept for an hour after its answer; "
+    "restart them to be sure",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForgetReport:
     """The shards that are gone, and the versions that named them. `other_classes` had the very same
-    images. `inbox_items`: pictures of the inbox with that label, or that answer and no label."""
+    images. `inbox_items`: pictures of the inbox with that label, or that answer and no label.
+    `also_called`: names that the class has in other versions. `jobs`: jobs whose log named it.
+    `cache_files`: files of runs on this machine. `runs`: training runs under way. `not_deleted`:
+    files that could not be deleted."""
 
     class_name: str
     versions: tuple[int, ...]
@@ -45,6 +172,11 @@ class ForgetReport:
     bytes: int
     other_classes: tuple[str, ...]
     inbox_items: int
+    also_called: tuple[str, ...] = ()
+    jobs: int = 0
+    cache_files: int = 0
+    runs: int = 0
+    not_deleted: tuple[str, ...] = ()
 
 
 def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
@@ -56,24 +188,29 @@ def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> F
 def look_up(store: Store, class_name: str) -> ForgetReport:
     """Tell what forgetting a class would remove now, and remove nothing."""
     manifests = read_all_manifests(store)
+    names = _names(store, manifests, class_name)
     inbox = Inbox(store.objects)
-    items = len(items_of_class(inbox, open_index(inbox), class_name))
+    items = len(items_of_class(inbox, open_index(inbox), names.every))
     if not items:
-        _check_known(manifests, class_name)
+        _check_known(names)
     there = list_shards(store)
-    gone = {sha256: size for sha256, size in _new(manifests, class_name).items() if sha256 in there}
-    return _report(manifests, class_name, gone, items=items)
+    gone = {sha256: size for sha256, size in _new(manifests, names).items() if sha256 in there}
+    return _report(store, manifests, names, gone, items=items)
 
 
 def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> ForgetReport:
     gone: dict[str, int] = {}
-    manifests = read_all_manifests(store)
+    names = _names(store, read_all_manifests(store), class_name)
     inbox = Inbox(store.objects)
-    items = forget_items(inbox, open_index(inbox), class_name)
+    items = forget_items(inbox, open_index(inbox), names.every)
     if not items:
-        _check_known(manifests, class_name)
+        _check_known(names)
+    # Read after the items are gone: a run looks for its items after it has published, so one of
+    # the two sees the other.
+    manifests = read_all_manifests(store)
     while True:
-        found = _new(manifests, class_name)
+        names = _names(store, manifests, class_name)
+        found = _new(manifests, names)
         new = {sha256: size for sha256, size in found.items() if sha256 not in gone}
         if not new:
             break
@@ -82,27 +219,76 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
             _forget(store, sha256, class_name=class_name, actor=actor, reason=reason)
             gone[sha256] = size if sha256 in there else 0
         manifests = read_all_manifests(store)  # a version that came meanwhile may name more
-    drop_advice_on(store, manifests, class_name)
-    return _report(manifests, class_name, gone, items=items)
+    for name in names.every:
+        drop_advice_on(store, manifests, name)
+    report = _report(store, manifests, names, gone, items=items)
+    cache_files, not_deleted = drop_runs(store.location)
+    return replace(
+        report,
+        jobs=drop_jobs_about(store.objects, names.every),
+        cache_files=cache_files,
+        not_deleted=not_deleted,
+    )
 
 
-def _new(manifests: list[Manifest], class_name: str) -> dict[str, int]:
+def drop_removed(store: Store) -> int:
+    """Drop what runs have kept on this machine of images that were removed since the last look.
+    Return the number of files that are gone."""
+    names = (*store.objects.list_names(FORGOTTEN), *store.objects.list_names(REMOVED))
+    return heed_removals(store.location, names)
+
+
+def forget_version(store: Store, manifest: Manifest, *, actor: str, reason: str) -> None:
+    """Delete a version that learnt from pictures which were deleted meanwhile, with the images and
+    statistics that no other version names. No channel names the version yet."""
+    others = [one for one in read_all_manifests(store) if one.version != manifest.version]
+    named = {ref.sha256 for one in others for ref in one.shards}
+    for entry in manifest.kept_of_classes:
+        if entry.shard.sha256 not in named:
+            _forget(
+                store,
+                entry.shard.sha256,
+                class_name=entry.class_name,
+                actor=actor,
+                reason=reason,
+            )
+    delete_version(store, manifest.version, actor=actor, reason=reason)
+
+
+def _names(store: Store, manifests: list[Manifest], class_name: str) -> ClassNames:
+    tombstones = {
+        number: found
+        for number in deleted_versions(store.objects)
+        if (found := read_deleted(store.objects, number)) is not None
+    }
+    return names_of_class(manifests, class_name, deleted=tombstones)
+
+
+def _new(manifests: list[Manifest], names: ClassNames) -> dict[str, int]:
     """Find the shards of images of a class. Weights stay, whatever a manifest calls them."""
     weights = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
-    refs = _kept_of(manifests, class_name)
+    refs = _kept_of(manifests, names)
     return {ref.sha256: ref.bytes for ref in refs if ref.sha256 not in weights}
 
 
 def _report(
-    manifests: list[Manifest], class_name: str, gone: Mapping[str, int], *, items: int
+    store: Store,
+    manifests: list[Manifest],
+    names: ClassNames,
+    gone: Mapping[str, int],
+    *,
+    items: int,
 ) -> ForgetReport:
+    class_name, *others = names.every
     return ForgetReport(
         class_name=class_name,
-        versions=tuple(one.version for one in manifests if _kept_of([one], class_name)),
+        versions=tuple(one.version for one in manifests if _kept_of([one], names)),
         shards=tuple(gone),
         bytes=sum(gone.values()),
-        other_classes=_others(manifests, gone.keys(), class_name),
+        other_classes=_others(manifests, gone.keys(), names),
         inbox_items=items,
+        also_called=tuple(one for one in others if not is_same(one, class_name)),
+        runs=len(standing(store.objects, now_s=clock_s(store.objects))),
     )
 
 
@@ -121,21 +307,21 @@ def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: s
     store.objects.delete(shard_name(sha256))
 
 
-def _check_known(manifests: list[Manifest], class_name: str) -> None:
-    if not any(spelt_among(class_name, manifest.spec.classes) for manifest in manifests):
-        raise DataRejected(f"no version knows a class {class_name!r}")
+def _check_known(names: ClassNames) -> None:
+    if not any(names.by_version.values()):
+        raise DataRejected(f"no version knows a class {names.every[0]!r}")
 
 
-def _kept_of(manifests: list[Manifest], class_name: str) -> list[ShardRef]:
+def _kept_of(manifests: list[Manifest], names: ClassNames) -> list[ShardRef]:
     return [
         entry.shard
         for manifest in manifests
         for entry in manifest.kept_of_classes
-        if is_same(entry.class_name, class_name)
+        if names.in_version(manifest.version, entry.class_name)
     ]
 
 
-def _others(manifests: list[Manifest], gone: Collection[str], class_name: str) -> tuple[str, ...]:
+def _others(manifests: list[Manifest], gone: Collection[str], names: ClassNames) -> tuple[str, ...]:
     """List the other classes that had the same images, and lose them too."""
     found = {
         entry.class_name
@@ -143,4 +329,4 @@ def _others(manifests: list[Manifest], gone: Collection[str], class_name: str) -
         for entry in manifest.kept_of_classes
         if entry.shard.sha256 in gone
     }
-    return tuple(sorted(name for name in found if not is_same(name, class_name)))
+    return tuple(sorted(name for name in found if not names.has(name)))

@@ -14,7 +14,7 @@ from functools import partial
 
 from model_store.backends.base import Entry
 from model_store.errors import WriteFailed
-from model_store.layout import CLOCK, JOBS, TMP, is_beat, version_name
+from model_store.layout import CLOCK, JOBS, TMP, is_heartbeat, version_name
 from model_store.records.gc_marks import (
     Condemned,
     Mark,
@@ -183,7 +183,7 @@ def _ended(runs: list[Standing], manifests: list[Manifest]) -> list[str]:
 def _old(store: Store, *, now_s: float) -> list[str]:
     """List what dead processes have left: unfinished writes, and beats of workers."""
     found = [entry for folder in (TMP, CLOCK) for entry in store.objects.list(folder)]
-    found += [entry for entry in store.objects.list(JOBS) if is_beat(entry.name)]
+    found += [entry for entry in store.objects.list(JOBS) if is_heartbeat(entry.name)]
     return [entry.name for entry in found if now_s - entry.modified_s > LEFTOVER_S]
 
 

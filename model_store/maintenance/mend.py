@@ -1,8 +1,8 @@
 """Set aside objects that stand in a channel's way and cannot be its records.
 
 Records are written one after the other. So an object after a gap was not written by this software,
-or the records before it were lost. Where it is no record either, every move would stop at it: it is
-copied to `mended/`, with actor and reason, and deleted.
+or the records before it were lost. Where it is not a record either, every move would stop at
+it: it is copied to `mended/`, with actor and reason, and deleted.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class MendedRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stray:
-    """An object under the name of a record, after a gap. `problem` tells why it is no record; None
-    for a record, also of a later format. `data` is None where it cannot be read."""
+    """An object under the name of a record, after a gap. `problem` tells why it is not a record;
+    None for a record, also of a later format. `data` is None where it cannot be read."""
 
     number: int
     data: bytes | None
@@ -153,7 +153,7 @@ def _judge(store: Store, channel: str, number: int) -> Stray | None:
 
 
 def _is_later(data: bytes) -> bool:
-    """Tell whether it may be a record of a later format, which is not ours to judge."""
+    """Return whether it may be a record of a later format, which is not ours to judge."""
     found = parse_object(data).get("format")
     return type(found) is int and found > FORMAT
 

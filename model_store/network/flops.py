@@ -24,7 +24,11 @@ def folded_flops(spec: NetworkSpec) -> int:
             total += attention + positions * linear
         else:
             total += _token_attention(spec, index) + linear
-    return total
+    return total + _readout(spec)
+
+
+def _readout(spec: NetworkSpec) -> int:
+    return 2 * spec.positions_of(0) * spec.readout_width if spec.experts else 0
 
 
 def _linear_layers(spec: NetworkSpec) -> int:

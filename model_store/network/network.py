@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from model_store.network.expert import Block, BlockActivations, Expert, FrozenContext
+from model_store.network.readout import ReadoutOf
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 
 HEAD_STD = 0.02
@@ -25,6 +27,7 @@ class Network(nn.Module):
     def __init__(self, spec: NetworkSpec) -> None:
         super().__init__()
         self.spec = spec
+        self.readout = ReadoutOf(spec)
         self.experts = nn.ModuleList(
             self.expert_type(spec, index=index) for index in range(len(spec.experts))
         )
@@ -55,6 +58,13 @@ class Network(nn.Module):
         changes."""
         self._grow(self.spec.deepen(expert))
 
+    def narrow(self) -> None:
+        """Read the first expert's last block alone. The heads forget the earlier blocks."""
+        dropped = slice(self.spec.narrow_width, self.spec.slice_width(0))
+        self.spec = replace(self.spec, readout=None)
+        self.readout = ReadoutOf(self.spec)
+        self.heads = nn.ModuleList(_without(head, dropped) for head in _linears(self.heads))
+
     def _grow(self, spec: NetworkSpec) -> None:
         where = next(self.parameters(), torch.empty(0)).device
         for expert in self._experts():
@@ -79,17 +89,20 @@ class Network(nn.Module):
         """
         experts = self._experts() if frozen is None else [self.newest]
         states = [expert.embed(images_BCHW) for expert in experts]
-        in_sequence = self.spec.token == "in-sequence"
+        in_sequence, earlier = self.spec.token == "in-sequence", list[Tensor]()
         for layer in range(self.spec.depth - in_sequence):
             blocks = [expert.patch_block(layer) for expert in experts]
             states = _mix_all(blocks, self.attend_all(blocks, states), _older_in(frozen, layer))
+            if frozen is None:
+                earlier += self.readout.read(layer + 1, states[0])
         if not in_sequence:
             states = [expert.with_token(x) for expert, x in zip(experts, states, strict=True)]
         # No block reads the patches after the last one, so the last computes the token alone.
         blocks = [expert.last_block for expert in experts]
         attended = self.attend_all(blocks, states, queries=1)
         tokens = _mix_all(blocks, attended, _older_in(frozen, -1))
-        slices = [expert.pool(x) for expert, x in zip(experts, tokens, strict=True)]
+        first, *later = (expert.pool(x) for expert, x in zip(experts, tokens, strict=True))
+        slices = [torch.cat((first, *earlier), dim=-1), *later]
         return slices if frozen is None else [frozen.token_BC, *slices]
 
     def attend_all(
@@ -178,3 +191,14 @@ def _widened(head: nn.Linear, *, to: int) -> nn.Linear:
         wider.weight[:, : head.in_features] = head.weight
         wider.bias.copy_(head.bias)
     return wider
+
+
+def _without(head: nn.Linear, columns: slice) -> nn.Linear:
+    """Copy a head without some of its columns."""
+    kept = torch.ones(head.in_features, dtype=torch.bool)
+    kept[columns] = False
+    narrower = nn.Linear(int(kept.sum()), head.out_features, device=head.weight.device)
+    with torch.no_grad():
+        narrower.weight.copy_(head.weight[:, kept.to(head.weight.device)])
+        narrower.bias.copy_(head.bias)
+    return narrower

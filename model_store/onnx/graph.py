@@ -8,12 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from model_store.inference.doubt import LEAST_NORM
-from model_store.onnx.backbone_nodes import activated, standardised, turned
+from model_store.network.backbone import QUICK
+from model_store.network.readout import shares_of
 from model_store.onnx.matmul_nodes import product
 from model_store.onnx.mixing import Mixing
 from model_store.onnx.writer import Writer
-from model_store.spec import PLAIN, ExpertRun, NetworkSpec
+from model_store.spec import PLAIN, Activation, ExpertRun, NetworkSpec
+
+
+def activated(writer: Writer, x: str, kind: Activation) -> str:
+    """Apply the function between two linear layers."""
+    if kind == "gelu":
+        return writer.op("Gelu", x)
+    if kind == "tanh-gelu":
+        return writer.op("Gelu", x, approximate="tanh")
+    if kind == "quick-gelu":
+        quick = writer.constant(np.asarray(QUICK, dtype=np.float32))
+        return writer.op("Mul", x, writer.op("Sigmoid", writer.op("Mul", x, quick)))
+    gate, value = writer.split(x, parts=2, axis=-1)
+    return writer.op("Mul", writer.op("Mul", gate, writer.op("Sigmoid", gate)), value)
+
+
+def standardised(writer: Writer, hidden_NE: str, *, channels: int, of: int, eps: float) -> str:
+    """Standardise the first channels, and put zeros after them."""
+    first = writer.first(hidden_NE, end=channels, axis=1)
+    normed = writer.normalised(first, width=channels, eps=eps)
+    return writer.op("Pad", normed, writer.integers(0, of - channels), "", writer.integers(1))
+
+
+def turned(writer: Writer, x_BHPD: str, norm: str, *, eps: float) -> str:
+    """Normalise and turn queries or keys, as far as the weights for it are declared."""
+    if writer.has(f"{norm}.weight"):
+        x_BHPD = writer.op(
+            "LayerNormalization",
+            x_BHPD,
+            f"{norm}.weight",
+            f"{norm}.bias",
+            axis=-1,
+            epsilon=eps,
+        )
+    if not writer.has("experts.0.turn.cos"):
+        return x_BHPD
+    first, second = writer.split(x_BHPD, parts=2, axis=-1)
+    swapped = writer.op("Concat", second, first, axis=-1)
+    straight = writer.op("Mul", x_BHPD, "experts.0.turn.cos")
+    return writer.op("Add", straight, writer.op("Mul", swapped, "experts.0.turn.sin"))
 
 
 class GraphOf:
@@ -24,6 +66,7 @@ class GraphOf:
         self._spec = spec
         self._runs = spec.runs()
         self._stacked: dict[tuple[str, ExpertRun], str] = {}
+        self._shares = shares_of(spec)
 
     def logits(self, token_BC: str) -> str:
         product_BY = self._w.op("MatMul", token_BC, "heads.weight")
@@ -47,9 +90,9 @@ class GraphOf:
         return self._w.join(self._slices_of_runs(), axis=1)
 
     def _slices_of_runs(self) -> list[str]:
-        """Compute the token slices of each run: [B, S·C]."""
+        """Compute the token slices of each run, [B, S·C], and the readout after the first."""
         spec = self._spec
-        in_sequence = spec.token == "in-sequence"
+        in_sequence, earlier = spec.token == "in-sequence", list[str]()
         patches_NI = self._patches()
         rows = [self._embedded(run, patches_NI) for run in self._runs]
         for layer in range(spec.depth - in_sequence):
@@ -58,10 +101,22 @@ class GraphOf:
                 for run, x in zip(self._runs, rows, strict=True)
             ]
             rows = self._mix(attended, f"blocks.{layer}")
+            earlier += self._read(layer + 1, rows[0])
         tokens = [self._attend_last(run, x) for run, x in zip(self._runs, rows, strict=True)]
         rows = self._mix(tokens, "blocks.last")
         rows[0] = self._pooled(rows[0])
-        return [self._slices(run, x) for run, x in zip(self._runs, rows, strict=True)]
+        first, *later = (self._slices(run, x) for run, x in zip(self._runs, rows, strict=True))
+        return [first, *earlier, *later]
+
+    def _read(self, block: int, x: str) -> list[str]:
+        """Read the output of a block of the first expert, as `network.readout.read_rows` does."""
+        if block not in self._shares:
+            return []
+        w, spec, shares_RP = self._w, self._spec, self._shares[block].numpy()
+        normed = w.normalised(x, width=spec.width_of(0), eps=spec.layer_norm_eps)
+        by_image = w.reshape(normed, -1, spec.positions_of(0), spec.width_of(0))
+        read_BRC = w.op("MatMul", w.constant(shares_RP), by_image)
+        return [w.reshape(read_BRC, -1, shares_RP.shape[0] * spec.width_of(0))]
 
     def _attend_last(self, run: ExpertRun, x: str) -> str:
         """Attend from the token; from all that a backbone pools."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
@@ -15,10 +16,33 @@ from model_store.inference.doubt import Doubt
 from model_store.inference.fold import fold_expert
 from model_store.network.network import Network
 from model_store.onnx.graph import GraphOf
-from model_store.onnx.quantise import quantised
-from model_store.onnx.weights import Arrays, DataFile, classifier_arrays, expert_arrays
+from model_store.onnx.weights import Array, Arrays, DataFile, classifier_arrays, expert_arrays
 from model_store.onnx.writer import Writer
 from model_store.spec import NetworkSpec
+
+LARGEST = 63
+OF_FIRST = ("qkv.weight", "out.weight", "widen.weight", "narrow.weight")
+OF_LATER = ("widen.value", "narrow.before", "narrow.own")
+"""The weights of large products. Stacked weights and classifiers stay in single precision."""
+
+
+def quantised(arrays: Arrays, *, is_first: bool) -> Arrays:
+    """Quantise the large arrays of an expert, and add their scales."""
+    made: dict[str, Array] = {}
+    for name, array in arrays.items():
+        if name.endswith(OF_FIRST if is_first else OF_LATER):
+            made[name], made[f"{name}.scale"] = quantise(array)
+        else:
+            made[name] = array
+    return made
+
+
+def quantise(weight: Array) -> tuple[Array, Array]:
+    """Quantise [..., I, O] to 8 bits, with a scale for each column: [O]."""
+    largest = np.abs(weight).max(axis=tuple(range(weight.ndim - 1)))
+    scale = np.where(largest > 0, largest / LARGEST, 1).astype(np.float32)
+    return np.rint(weight / scale).astype(np.int8), scale
+
 
 OPSET = 20  # the first with Gelu
 IR_VERSION = 10  # readable by runtimes since 2024

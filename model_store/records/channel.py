@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from model_store.errors import NothingToRollBack, RecordInvalid, WrongUsage
-from model_store.records.fields import Record, Sha256, Text, Timestamp, Transaction, Version
+from model_store.records.fields import (
+    Sha256,
+    SignedRecord,
+    Text,
+    Timestamp,
+    Transaction,
+    Version,
+)
 from model_store.records.sealing import FORMAT, unseal_record
 
 Mode = Literal["follow", "pin"]
@@ -20,10 +27,11 @@ CHANNEL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
 ChannelName = Annotated[str, Field(pattern=CHANNEL_PATTERN)]
 
 
-class ChannelRecord(Record):
+class ChannelRecord(SignedRecord):
     """One move of a channel. With mode `follow` training promotes new versions; with mode `pin`,
     a rollback, the channel stays."""
 
+    signed_kind: ClassVar[str] = "channel"
     format: Literal[1] = FORMAT
     channel: ChannelName
     number: Version

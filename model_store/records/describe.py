@@ -57,6 +57,7 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         "parents": dict(manifest.hierarchy.parents) if manifest.hierarchy else {},
         "extended": list(manifest.extended),
         "deepened": list(manifest.deepened),
+        "adapted": manifest.adapted,
         "shards": _shards(manifest.shards),
         "metrics": manifest.metrics.model_dump(mode="json", by_alias=True),
         "verdict": verdict(manifest),
@@ -96,6 +97,8 @@ def gate_of(manifest: Manifest) -> Verdict:
 
 def change(manifest: Manifest, parent: Draft | None) -> str:
     """Say in one line how a version differs from its parent."""
+    if manifest.adapted:
+        return f"adapted the first expert to {_some(manifest.classes)}"
     if manifest.deepened:
         return f"learnt an expert for {_some(manifest.deepened)}"
     if manifest.extended:

@@ -113,7 +113,7 @@ def read_decision(objects: Objects, mark: Mark) -> Decision | None:
 
 
 def is_void(mark: Mark, *, now_s: float) -> bool:
-    """Tell whether the verdict `sweep` on a mark is so old that its sweep must have died."""
+    """Return whether the verdict `sweep` on a mark is so old that its sweep must have died."""
     return mark.judged_s is not None and now_s - mark.judged_s > SWEEP_WINDOW_S
 
 

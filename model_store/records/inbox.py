@@ -37,7 +37,7 @@ class TopClass(Record):
     score: Share
 
 
-class Picture(Record):
+class KeptPicture(Record):
     """The kept picture: re-encoded, upright, without metadata. `dhash` tells near-duplicates."""
 
     sha256: Sha256
@@ -54,7 +54,7 @@ class ItemRecord(Record):
     format: Literal[1] = FORMAT
     id: ItemId
     time: Timestamp
-    picture: Picture
+    picture: KeptPicture
     channel: Text
     version: Version
     top: Annotated[tuple[TopClass, ...], Field(min_length=1, max_length=MAX_TOP)]

@@ -1,18 +1,26 @@
 """Define the records of jobs: requests to learn from the inbox, and what workers did about them.
 
 Every record is created once and never changed. A worker holds a job by the newest claim, and shows
-that it lives by beats.
+by heartbeats that it is alive.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from model_store.layout import ITEM_ID
 from model_store.records.channel import ChannelName
-from model_store.records.fields import Record, Share, Text, Timestamp, Transaction, Version
+from model_store.records.fields import (
+    Record,
+    Share,
+    SignedRecord,
+    Text,
+    Timestamp,
+    Transaction,
+    Version,
+)
 from model_store.records.sealing import FORMAT
 
 MAX_LOG_LINES = 30
@@ -23,15 +31,16 @@ Number = Annotated[int, Field(ge=1, le=99_999_999)]
 Log = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_LOG_LINE)], ...], Field(max_length=MAX_LOG_LINES)
 ]
-"""The last lines that a run has said."""
-Outcome = Literal["promoted", "refused", "failed", "cancelled"]
+"""The last lines that a run has logged."""
+JobOutcome = Literal["promoted", "refused", "failed", "cancelled"]
 """`promoted`: the channel names all that was learnt. `refused`: a version was published and not
-promoted. `failed`: an error ended the run. `cancelled`: somebody did not want it any more."""
+promoted. `failed`: an error ended the run. `cancelled`: somebody cancelled it."""
 
 
-class JobRecord(Record):
+class JobRecord(SignedRecord):
     """`jobs/<id>/job.json`: somebody asks for a version."""
 
+    signed_kind: ClassVar[str] = "job"
     format: Literal[1] = FORMAT
     id: JobId
     kind: Literal["learn-from-inbox"]
@@ -54,8 +63,8 @@ class ClaimRecord(Record):
     transaction: Transaction
 
 
-class BeatRecord(Record):
-    """`jobs/<id>/beat.<claim>.<number>.json`: the worker lives, and has come this far."""
+class HeartbeatRecord(Record):
+    """`jobs/<id>/beat.<claim>.<number>.json`: the worker is alive, with its progress."""
 
     format: Literal[1] = FORMAT
     job: JobId
@@ -63,16 +72,40 @@ class BeatRecord(Record):
     number: Number
     phase: Text
     share: Share | None
-    """The part of the phase that is done; None where nobody knows."""
+    """The part of the phase that is done; None if it is unknown."""
     seconds_left: Annotated[float, Field(ge=0, le=1e9)] | None
     log: Log
     time: Timestamp
     transaction: Transaction
 
 
-class MadeRecord(Record):
+class DoubtRecord(Record):
+    """`jobs/<id>/doubt.<claim>.<beat>.<transaction>.json`: the newest sign of life is dated in the
+    future, so its age counts from here."""
+
+    format: Literal[1] = FORMAT
+    job: JobId
+    claim: Number
+    beat: Annotated[int, Field(ge=0, le=99_999_999)]
+    time: Timestamp
+    transaction: Transaction
+
+
+class TurnRecord(Record):
+    """`jobs/turns/<channel>.<number>.json`: of all who ask at once, one may make a job."""
+
+    format: Literal[1] = FORMAT
+    channel: ChannelName
+    number: Number
+    job: JobId
+    time: Timestamp
+    transaction: Transaction
+
+
+class MadeRecord(SignedRecord):
     """`jobs/<id>/version.<version>.json`: the job has published a version."""
 
+    signed_kind: ClassVar[str] = "job-version"
     format: Literal[1] = FORMAT
     job: JobId
     claim: Number
@@ -82,7 +115,7 @@ class MadeRecord(Record):
 
 
 class CancelRecord(Record):
-    """`jobs/<id>/cancel.json`: somebody does not want the job any more."""
+    """`jobs/<id>/cancel.json`: somebody cancels the job."""
 
     format: Literal[1] = FORMAT
     job: JobId
@@ -100,12 +133,12 @@ class MadeVersion(Record):
 
 
 class EndRecord(Record):
-    """`jobs/<id>/end.json`: the job is done. `claim` is 0 where no worker had taken it."""
+    """`jobs/<id>/end.json`: the job has ended. `claim` is 0 if no worker had it."""
 
     format: Literal[1] = FORMAT
     job: JobId
     claim: Annotated[int, Field(ge=0, le=99_999_999)]
-    outcome: Outcome
+    outcome: JobOutcome
     reason: Text
     versions: Annotated[tuple[MadeVersion, ...], Field(max_length=1000)]
     log: Log

@@ -5,18 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cached_property, lru_cache
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from pydantic import Field, model_validator
 
 from model_store.errors import RecordInvalid, SpecInvalid
-from model_store.records.fields import Count, Record, Sha256, Text, Timestamp, Transaction, Version
+from model_store.records.fields import (
+    Count,
+    Record,
+    Sha256,
+    Signature,
+    Text,
+    Timestamp,
+    Transaction,
+    Version,
+)
 from model_store.records.hierarchy import Hierarchy
 from model_store.records.quality import Accuracy as Accuracy
 from model_store.records.quality import Calibration as Calibration
 from model_store.records.quality import Metrics as Metrics
 from model_store.records.quality import Unknown as Unknown
-from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, canonical, seal, unseal_record
+from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, seal, unseal_record
 from model_store.spec import (
     MAX_TASKS,
     Activation,
@@ -25,6 +34,7 @@ from model_store.spec import (
     ExpertSpec,
     NetworkSpec,
     Pooling,
+    Readout,
     TaskSpec,
     Token,
 )
@@ -34,7 +44,6 @@ Scalar = str | int | float | bool | None
 
 KEPT_MANIFESTS = 32
 KEPT_SPECS = 8  # one may name many thousands of classes
-SIGNED_AS = b"dne-serve manifest\n"  # a signature for something else is none for a manifest
 
 
 class ShardRef(Record):
@@ -45,21 +54,21 @@ class ShardRef(Record):
     bytes: Count
 
 
+LARGEST_MEAN, SMALLEST_STD = 1e6, 1e-6
+"""Limits on the normalisation of pixels, which are between 0 and 1. Beyond them, numbers of 32 bits
+become 0 or infinity."""
+Mean = Annotated[float, Field(ge=-LARGEST_MEAN, le=LARGEST_MEAN)]
+Deviation = Annotated[float, Field(ge=SMALLEST_STD, le=LARGEST_MEAN)]
+
+
 class Preprocessing(Record):
     """Settings for turning bytes into pixels, fixed by the first version of a lineage."""
 
     image_size: Annotated[int, Field(ge=1, le=4096)]
     resize: Literal["cover"] = "cover"
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
-    std: Annotated[
-        tuple[
-            Annotated[float, Field(gt=0)],
-            Annotated[float, Field(gt=0)],
-            Annotated[float, Field(gt=0)],
-        ],
-        Field(),
-    ] = (0.5, 0.5, 0.5)
+    mean: tuple[Mean, Mean, Mean] = (0.5, 0.5, 0.5)
+    std: tuple[Deviation, Deviation, Deviation] = (0.5, 0.5, 0.5)
 
 
 class BackboneRecord(Record):
@@ -72,6 +81,14 @@ class BackboneRecord(Record):
     qk_norm: bool
     hidden_norm: int
     pooling: Pooling
+
+
+class ReadoutRecord(Record):
+    """The earlier blocks that the slice of a pre-trained first expert holds features of."""
+
+    blocks: tuple[int, ...]
+    grid_block: int
+    grid: int
 
 
 class Geometry(Record):
@@ -91,6 +108,10 @@ class Geometry(Record):
         BackboneRecord | None, Field(exclude_if=lambda backbone: backbone is None)
     ] = None
     """Left out where the first expert is a plain transformer."""
+    readout: Annotated[ReadoutRecord | None, Field(exclude_if=lambda readout: readout is None)] = (
+        None
+    )
+    """Left out where the first expert's slice is of its last block alone."""
 
 
 class TaskRecord(Record):
@@ -120,6 +141,23 @@ class ClassImages(Record):
     class_name: str = Field(alias="class")
     shard: ShardRef
     count: Count
+    groups: Annotated[
+        tuple[Count, ...],
+        Field(exclude_if=lambda groups: not groups),
+    ] = ()
+    """A number for each image: images with the same one belong together. Left out where all are
+    alone."""
+
+    @model_validator(mode="after")
+    def _a_group_each(self) -> Self:
+        if self.groups and len(self.groups) != self.count:
+            raise ValueError(f"{self.count} images of {self.class_name!r} have other groups")
+        return self
+
+    def first(self, count: int) -> Self:
+        """Keep the first images only."""
+        kept = min(self.count, count)
+        return self.model_copy(update={"count": kept, "groups": self.groups[:kept]})
 
 
 class ClassTokens(Record):
@@ -157,6 +195,9 @@ class Draft(Record):
     deepened: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
     """Tasks that an expert was learnt for in this version, which then has no new task. Left out
     where there are none: manifests that are older than the member keep their bytes."""
+    adapted: Annotated[bool, Field(exclude_if=lambda adapted: not adapted)] = False
+    """True: this version has its parent's tasks, and a first expert that was changed for them. Left
+    out where it is not so: manifests that are older than the member keep their bytes."""
     hierarchy: Annotated[Hierarchy | None, Field(exclude_if=lambda one: one is None)] = None
     """The groups above the classes. Left out where there are none, as in older manifests."""
     calibration: Calibration = Calibration()
@@ -199,6 +240,7 @@ class Draft(Record):
         if len({ref.sha256 for ref in self.experts}) != len(self.experts):
             raise ValueError("two tasks name the same expert shard")
         self._check_deepened()
+        self._check_adapted()
         self._check_shown()
         if self.hierarchy is not None:
             self.hierarchy.check_names(spec.classes)
@@ -221,6 +263,13 @@ class Draft(Record):
             raise ValueError("the deepened tasks are not the newest ones, in their order")
         if [task.expert is not None for task in newest] != [False] * (len(newest) - 1) + [True]:
             raise ValueError("of the deepened tasks, the last one and no other has the expert")
+
+    def _check_adapted(self) -> None:
+        """Younger experts read the first one, so an adapted one is alone."""
+        if self.adapted and (self.parent is None or self.extended or self.deepened):
+            raise ValueError("a version that adapts has a parent, and extends or deepens nothing")
+        if self.adapted and len(self.experts) > 1:
+            raise ValueError("an expert was adapted that younger ones read")
 
     def _check_shown(self) -> None:
         """The images of the report are held-out ones of this very version."""
@@ -268,7 +317,8 @@ class Draft(Record):
     @property
     def new_classes(self) -> tuple[str, ...]:
         """The classes that this version added; none if it extends classes that were there."""
-        return () if self.extended or self.deepened else self.tasks[-1].classes
+        known = self.extended or self.deepened or self.adapted
+        return () if known else self.tasks[-1].classes
 
     @property
     def experts(self) -> tuple[ShardRef, ...]:
@@ -304,28 +354,29 @@ def _spec_of(
         )
         for name, classes, heads, attention_heads, has_expert in tasks
     )
-    given = network.model_dump()
+    return spec_of(network, tasks=specs)
+
+
+def spec_of(network: Geometry, *, tasks: tuple[TaskSpec, ...]) -> NetworkSpec:
+    """Make and check a network: the way back from `geometry_of`."""
+    shared = {name: getattr(network, name) for name in Geometry.model_fields}
     if network.backbone is not None:
-        given["backbone"] = Backbone(**network.backbone.model_dump())
-    return NetworkSpec(**given, tasks=specs)
-
-
-class Signature(Record):
-    """An Ed25519 signature of `signed_bytes`. The module `signing` checks it."""
-
-    key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+        shared["backbone"] = Backbone(**network.backbone.model_dump())
+    if network.readout is not None:
+        shared["readout"] = Readout(**network.readout.model_dump())
+    return NetworkSpec(**shared, tasks=tasks)
 
 
 class Signs(Protocol):
-    """Anything that signs manifests."""
+    """Anything that signs records for one store."""
 
-    def sign(self, message: bytes) -> Signature: ...
+    def sign(self, body: dict[str, Any], *, kind: str, store: str) -> Signature: ...
 
 
 class Manifest(Draft):
     """A version with its number."""
 
+    signed_kind: ClassVar[str] = "manifest"
     version: Version
     signature: Signature | None = None
     digest: Sha256
@@ -357,19 +408,19 @@ def geometry_of(spec: NetworkSpec) -> Geometry:
     values = {name: getattr(spec, name) for name in Geometry.model_fields}
     if spec.backbone is not None:
         values["backbone"] = BackboneRecord(**asdict(spec.backbone))
+    if spec.readout is not None:
+        values["readout"] = ReadoutRecord(**asdict(spec.readout))
     return Geometry(**values)
 
 
-def encode(draft: Draft, *, version: int, signer: Signs | None = None) -> bytes:
-    """Seal the manifest of a new version. A signature covers its number too."""
+def encode(draft: Draft, *, version: int, store: str = "", signer: Signs | None = None) -> bytes:
+    """Seal the manifest of a new version. A signature covers its number and `store`, the id of the
+    store, too."""
     body = {**_body(draft), "version": version}
-    signature = None if signer is None else signer.sign(SIGNED_AS + canonical(body)).model_dump()
+    signature = None
+    if signer is not None:
+        signature = signer.sign(body, kind=Manifest.signed_kind, store=store).model_dump()
     return seal({**body, "signature": signature})
-
-
-def signed_bytes(manifest: Manifest) -> bytes:
-    """Return the bytes that a signature covers: all of the manifest but signature and digest."""
-    return SIGNED_AS + canonical(_body(manifest))
 
 
 def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
@@ -394,10 +445,14 @@ def _as_written(sealed: bytes) -> Manifest | None:
         return None
     try:
         manifest = Manifest.model_validate_json(sealed)
-        body = manifest.model_dump(mode="json", by_alias=True, exclude={"digest"})
-        return manifest if seal(body) == sealed else None
+        return manifest if reseal(manifest) == sealed else None
     except (ValueError, RecursionError):  # not a manifest, or one without a canonical form
         return None
+
+
+def reseal(manifest: Manifest) -> bytes:
+    """Write a manifest that was read with the bytes that it was read from."""
+    return seal(manifest.model_dump(mode="json", by_alias=True, exclude={"digest"}))
 
 
 def delta_of(child: Draft, parent: Draft | None) -> tuple[ShardRef, ...]:

@@ -22,6 +22,8 @@ from model_store.records.fields import Record, first_reason
 
 FORMAT: Literal[1] = 1
 MAX_RECORD_BYTES = 16 << 20
+SIGNED_AS = b"dne-serve signature 2\n"
+"""The first bytes that a signature covers: one that was made for another use never fits."""
 DIGEST_FIELD_BYTES = len(',"digest":""}') + 64
 
 T = TypeVar("T", bound=Record)
@@ -96,6 +98,12 @@ def canonical(body: dict[str, Any]) -> bytes:
     return json.dumps(
         body, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
+
+
+def signed_bytes(body: dict[str, Any], *, kind: str, store: str) -> bytes:
+    """Return the bytes that a signature of form 2 covers: the kind of the record, the id of its
+    store, and all members but the signature and the digest."""
+    return SIGNED_AS + canonical({"kind": kind, "record": body, "store": store})
 
 
 def unseal(name: str, sealed: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Sign manifests with Ed25519, check signatures, and keep the trust file.
+"""Sign records with Ed25519, check signatures, and keep the trust file.
 
 `cryptography` is imported when a key is used: commands that sign and check nothing start without.
 """
@@ -11,33 +11,42 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from model_store.errors import SignatureRefused, WrongUsage
+from model_store.errors import KeyMissing, SignatureRefused, WrongUsage
 from model_store.layout import version_name
 from model_store.names import check_name
-from model_store.records.fields import Record, first_reason
-from model_store.records.manifest import Manifest, Signature, signed_bytes
-from model_store.records.sealing import parse_object
+from model_store.records.fields import Record, Signature, SignedRecord, first_reason
+from model_store.records.manifest import Manifest
+from model_store.records.sealing import canonical, parse_object, signed_bytes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_FILE_BYTES = 1 << 20
+FORM_1 = b"dne-serve manifest\n"
+"""The first bytes that a signature of form 1 covers. The rest is the manifest, and no store."""
+SIGN_AGAIN = (
+    "`dne-store copy --to STORE --sign KEYFILE` signs versions again, for the store at STORE"
+)
 PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Signable = Manifest | SignedRecord
+S = TypeVar("S", bound=SignedRecord)
 
 
 class Signer:
-    """Sign manifests with one private key, which never leaves this object."""
+    """Sign records with one private key, which never leaves this object."""
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
         self.public = key.public_key().public_bytes_raw().hex()
 
-    def sign(self, message: bytes) -> Signature:
-        return Signature(key=self.public, value=self._key.sign(message).hex())
+    def sign(self, body: dict[str, Any], *, kind: str, store: str) -> Signature:
+        """Sign a record for the store with the id `store`, and for no other."""
+        value = self._key.sign(signed_bytes(body, kind=kind, store=store)).hex()
+        return Signature(form=2, key=self.public, store=store, value=value)
 
 
 def new_signer(path: Path) -> Signer:
@@ -86,9 +95,9 @@ def check_public_key(text: str) -> str:
     return text
 
 
-def check_signature(manifest: Manifest) -> None:
-    """Raise SignatureRefused where a signature does not fit its manifest and key."""
-    signature = manifest.signature
+def check_signature(record: Signable, *, name: str) -> None:
+    """Raise SignatureRefused where a signature does not fit its record and key."""
+    signature = record.signature
     if signature is None:
         return
     from cryptography.exceptions import InvalidSignature
@@ -96,11 +105,20 @@ def check_signature(manifest: Manifest) -> None:
 
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.key))
-        key.verify(bytes.fromhex(signature.value), signed_bytes(manifest))
+        key.verify(bytes.fromhex(signature.value), _covered(record, signature))
     except (InvalidSignature, ValueError) as error:
-        raise SignatureRefused(
-            version_name(manifest.version), "its signature does not fit it"
-        ) from error
+        raise SignatureRefused(name, "its signature does not fit it") from error
+
+
+def _covered(record: Signable, signature: Signature) -> bytes:
+    """Return the bytes that a signature covers, by its form."""
+    if signature.store is None:
+        return FORM_1 + canonical(_body(record))
+    return signed_bytes(_body(record), kind=record.signed_kind, store=signature.store)
+
+
+def _body(record: Signable) -> dict[str, Any]:
+    return record.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"})
 
 
 class TrustFile(Record):
@@ -125,18 +143,96 @@ class Trust:
     def name_of(self, key: str) -> str | None:
         return next((name for name, trusted in self.keys.items() if trusted == key), None)
 
-    def check(self, manifest: Manifest) -> str:
-        """Return the name of the signer. Raise SignatureRefused unless the signer is trusted."""
+    def check(self, manifest: Manifest, *, store: str, also_form_1: bool = False) -> str:
+        """Return the name of the signer. Raise SignatureRefused unless the signer is trusted, and
+        has signed for the store with the id `store` a version that may be served."""
         name = version_name(manifest.version)
-        if manifest.signature is None:
+        signer = self.check_record(manifest, name=name, store=store, also_form_1=also_form_1)
+        gate = manifest.metrics.gate
+        if gate is not None and not gate.passed and not gate.forced:
+            raise SignatureRefused(name, "the gate refused it, and nobody forced it")
+        return signer
+
+    def check_record(
+        self, record: Signable, *, name: str, store: str, also_form_1: bool = False
+    ) -> str:
+        """Return the name of the signer of a record. Raise SignatureRefused unless the signer is
+        trusted, and has signed this record for the store with the id `store`."""
+        signature = record.signature
+        if signature is None:
             raise SignatureRefused(name, "it is not signed, and signatures are required")
-        signer = self.name_of(manifest.signature.key)
+        signer = self.name_of(signature.key)
         if signer is None:
             raise SignatureRefused(
-                name, f"it is signed with key {manifest.signature.key}, which is not trusted"
+                name, f"it is signed with key {signature.key}, which is not trusted"
             )
-        check_signature(manifest)
+        check_signature(record, name=name)
+        if not (also_form_1 and signature.form == 1):
+            _check_store(signature, name=name, store=store)
         return signer
+
+
+def _check_store(signature: Signature, *, name: str, store: str) -> None:
+    if signature.store is None:
+        reason = "its signature has form 1, which fits any store"
+    elif signature.store != store:
+        reason = f"it is signed for store {signature.store}, and this is store {store}"
+    else:
+        return
+    raise SignatureRefused(name, f"{reason}; {SIGN_AGAIN}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """The key that signs records and the keys that are trusted, for the store with the id `store`.
+    Without a trust file every record is taken, and without a key none is signed."""
+
+    signer: Signer | None = None
+    trust: Trust | None = None
+    store: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse a key that is not trusted: its records would be refused by their own writer."""
+        if self.signer is None or self.trust is None:
+            return
+        if self.trust.name_of(self.signer.public) is None:
+            raise WrongUsage(
+                f"the trust file does not name the key {self.signer.public} that is to sign; "
+                f"`dne-store keys trust NAME {self.signer.public} --trust FILE` adds it"
+            )
+
+    @property
+    def can_write(self) -> bool:
+        """Return whether records can be written as their own writer would trust them."""
+        return self.trust is None or self.signer is not None
+
+    def check_can_write(self) -> None:
+        """Raise KeyMissing where records have to be signed and cannot be."""
+        if not self.can_write:
+            raise KeyMissing
+
+    def signed(self, record: S) -> S:
+        """Return the record with a signature for this store, or as it is where there is no key."""
+        self.check_can_write()
+        if self.signer is None:
+            return record
+        signature = self.signer.sign(_body(record), kind=record.signed_kind, store=self.store)
+        return record.model_copy(update={"signature": signature})
+
+    def check(self, record: S, *, name: str) -> S:
+        """Return the record. Raise SignatureRefused where it has to be trusted and is not."""
+        if self.trust is not None:
+            self.trust.check_record(record, name=name, store=self.store)
+        return record
+
+    def check_version(self, manifest: Manifest) -> Manifest:
+        """Return the manifest. Raise SignatureRefused where it has to be trusted and is not."""
+        if self.trust is not None:
+            self.trust.check(manifest, store=self.store)
+        return manifest
+
+
+NO_KEYS = Keys()
 
 
 def load_trust(path: Path | None) -> Trust:

@@ -69,7 +69,7 @@ def read_deleted(objects: Objects, version: int) -> DeletedVersion | None:
 
 
 def has_deleted_number(manifest: Manifest, tombstone: DeletedVersion | None) -> bool:
-    """Tell whether a manifest has the number of another version that was deleted before. Its
+    """Return whether a manifest has the number of another version that was deleted before. Its
     writer looks for the tombstone before it tells anybody, so nobody knows of the manifest."""
     return tombstone is not None and tombstone.manifest_digest != manifest.digest
 
@@ -89,7 +89,7 @@ def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
 
 
 def may_be_missing(ref: ShardRef, forgotten: frozenset[str]) -> bool:
-    """Tell whether a tombstone excuses a missing shard. Weights cannot be forgotten."""
+    """Return whether a tombstone excuses a missing shard. Weights cannot be forgotten."""
     return ref.kind in FORGETTABLE and ref.sha256 in forgotten
 
 

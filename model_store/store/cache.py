@@ -6,17 +6,19 @@ Every load hashes the bytes again, so a damaged cache costs a download and nothi
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import re
 import stat
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_store.errors import ShardCorrupt, WrongUsage
+from model_store.errors import NotPrivate, ShardCorrupt, WrongUsage
+from model_store.host.private import READ_FLAGS, private_folder, read_private, replace_file
 from model_store.records.manifest import ShardRef
 from model_store.store.shard import check_digest
 
@@ -27,9 +29,6 @@ log = logging.getLogger("model_store.cache")
 
 # Only names that this cache writes: the folder may hold other files too.
 _OWN_NAME = re.compile(r"[0-9a-f]{64}|tmp-[0-9a-f]{32}")
-
-READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +66,8 @@ class ShardCache:
 
     def _keep(self, ref: ShardRef, data: bytes) -> None:
         try:
-            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self.root.exists():
+                private_folder(self.root)
             self._make_room(ref.bytes)
             replace_file(self.root / ref.sha256, data)
         except OSError as error:
@@ -112,6 +112,71 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser("~"), ".cache", "dne-serve")
 
 
+RUNS = ("tokens", "checkpoints")
+"""The folders of what training runs keep on this machine: it follows from images."""
+REMOVALS = "removals.json"
+"""The removals that this machine has heard of."""
+MAX_NOTE_BYTES = 1 << 26
+
+
+def runs_folder(kind: str, location: str) -> Path:
+    """Return the folder for what the runs on one store keep, so that `forget` finds it."""
+    place = location if "://" in location else str(Path(location).resolve())
+    which = hashlib.sha256(place.encode(errors="surrogateescape"))
+    return cache_folder() / kind / which.hexdigest()[:16]
+
+
+def default_checkpoint_folder(*, store: str, data: Path) -> Path:
+    """Return the default folder for the checkpoints of a store and a data folder."""
+    which = hashlib.sha256(str(data.resolve()).encode(errors="surrogateescape"))
+    return runs_folder("checkpoints", store) / which.hexdigest()[:16]
+
+
+def tokens_folder(store: str) -> Path:
+    """Return the folder for the tokens of images on experts of a store."""
+    return runs_folder("tokens", store)
+
+
+def drop_runs(location: str) -> tuple[int, tuple[str, ...]]:
+    """Delete what runs on a store have kept on this machine, for this user. Files in the places of
+    older software go too, for they do not tell their store.
+
+    Return the number of files that are gone, and the paths that could not be deleted.
+    """
+    files = [one for kind in RUNS for one in runs_folder(kind, location).rglob("*")]
+    files += (cache_folder() / "tokens").glob("*.tokens")
+    files += (cache_folder() / "checkpoints").glob("*/*.*")
+    files += (cache_folder() / "summaries").glob("*")  # rows of `dne-store list` name classes
+    gone, left = 0, []
+    for path in {one for one in files if one.is_symlink() or not one.is_dir()}:
+        try:
+            path.unlink()
+            gone += 1
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            left.append(f"{path} ({error.strerror})")
+    return gone, tuple(sorted(left))
+
+
+def heed_removals(location: str, removals: Collection[str]) -> int:
+    """Drop what runs have kept on this machine where a removal from the store is new here, and
+    return the number of files that are gone. `removals`: the names of all marks in the store."""
+    note = runs_folder("tokens", location) / REMOVALS
+    try:
+        known = set(json.loads(read_private(note, max_bytes=MAX_NOTE_BYTES)))
+    except (OSError, ValueError, TypeError, NotPrivate):
+        known = set()
+    if not set(removals) - known:
+        return 0
+    gone, _ = drop_runs(location)
+    try:
+        replace_file(private_folder(note.parent) / note.name, json.dumps(list(removals)).encode())
+    except (OSError, NotPrivate) as error:
+        log.warning("%s cannot be written: %s", note, error)
+    return gone
+
+
 def _max_bytes(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise WrongUsage(f"DNE_CACHE_BYTES is {text!r}, which is not a number of bytes")
@@ -125,18 +190,3 @@ def _read_exactly(path: Path, size: int) -> bytes:
         data = reader.read(size + 1) if stat.S_ISREG(os.fstat(file).st_mode) else b""
         os.utime(file)  # it was of use: others go first
     return data
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file aside and rename it: readers see the old bytes or the new ones, whole.
-
-    Nothing is synced, so a power cut may tear the file. Readers check a digest.
-    """
-    unfinished = path.with_name(f"tmp-{uuid.uuid4().hex}")
-    try:
-        with open(os.open(unfinished, _WRITE_FLAGS, 0o600), "wb") as writer:
-            writer.write(data)
-        os.replace(unfinished, path)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(unfinished)

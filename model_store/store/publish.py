@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from model_store.backends.base import MAX_CONFLICTS
 from model_store.errors import (
@@ -30,13 +29,11 @@ from model_store.records.tombstone import (
 )
 from model_store.store.reservations import announced
 from model_store.store.shard import check_digest, check_shard, expected_tensors
-
-if TYPE_CHECKING:
-    from model_store.store.store import Store
+from model_store.store.versions import Versions
 
 
 def publish_draft(
-    store: Store, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
+    store: Versions, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
 ) -> Manifest:
     """Publish a draft under the next free number. A WriteFailed says that no version was
     published; after OutcomeUnknown there may be one."""
@@ -55,7 +52,7 @@ def publish_draft(
         raise WriteFailed(f"{error}; no version was published") from error
 
 
-def next_version(store: Store) -> int:
+def next_version(store: Versions) -> int:
     """Find the number of the next version. Raise WriteFailed where none is left, and name the
     object with the last number: hardly a version, as nobody publishes that many."""
     # A tombstone keeps its number. Listed second: a version that is deleted between the two
@@ -79,7 +76,7 @@ def _check_given(draft: Draft, *, shards: Mapping[str, bytes]) -> None:
             check_shard(ref, data, expected=expected_tensors(draft, ref))
 
 
-def _check_kept(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+def _check_kept(store: Versions, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
     """Check that every shard that is not given is a shard of the parent, or in the store and
     right. Call it after the announcement: shards seen before may have been swept."""
     inherited = _inherited(store, draft)
@@ -88,7 +85,7 @@ def _check_kept(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> N
             _reread(store, ref)
 
 
-def _inherited(store: Store, draft: Draft) -> frozenset[ShardRef]:
+def _inherited(store: Versions, draft: Draft) -> frozenset[ShardRef]:
     """Return the shards of the parent, which are not read again: publishing costs the delta."""
     if draft.parent is None:
         return frozenset()
@@ -108,7 +105,7 @@ def _inherited(store: Store, draft: Draft) -> frozenset[ShardRef]:
     return shards
 
 
-def _write_shards(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+def _write_shards(store: Versions, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
     for ref in dict.fromkeys(draft.shards):
         if ref.sha256 in shards:
             try:
@@ -118,7 +115,7 @@ def _write_shards(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) ->
                 raise WriteFailed(str(error)) from error
 
 
-def _leave_forgotten(store: Store, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+def _leave_forgotten(store: Versions, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
     """Delete shards again that were forgotten meanwhile. `forget` deletes after its tombstone,
     and this looks for tombstones after writing: one of the two comes last."""
     forgotten = forgotten_shards(store.objects)
@@ -127,22 +124,22 @@ def _leave_forgotten(store: Store, draft: Draft, *, shards: Mapping[str, bytes])
             store.objects.delete(shard_name(ref.sha256))
 
 
-def _write_shard(store: Store, ref: ShardRef, *, data: bytes) -> None:
+def _write_shard(store: Versions, ref: ShardRef, *, data: bytes) -> None:
     if not store.objects.create(shard_name(ref.sha256), data):
         _reread(store, ref)  # it was there before: re-hashed, not trusted
 
 
-def _reread(store: Store, ref: ShardRef) -> None:
+def _reread(store: Versions, ref: ShardRef) -> None:
     # Versions may name forgotten images, which are not there on purpose.
     with suppress(ShardForgotten):
         store.read_stored_shard(ref)
 
 
-def _write_manifest(store: Store, draft: Draft, *, signer: Signs | None) -> Manifest:
+def _write_manifest(store: Versions, draft: Draft, *, signer: Signs | None) -> Manifest:
     for _ in range(MAX_CONFLICTS):
         version = next_version(store)
         name = version_name(version)
-        sealed = encode(draft, version=version, signer=signer)
+        sealed = encode(draft, version=version, store=store.id, signer=signer_of(draft, signer))
         manifest = decode(name, sealed, version=version)  # readers must be able to read it
         if store.objects.create(name, sealed) and _keeps_its_number(store, manifest):
             return manifest
@@ -152,7 +149,13 @@ def _write_manifest(store: Store, draft: Draft, *, signer: Signs | None) -> Mani
     )
 
 
-def _keeps_its_number(store: Store, manifest: Manifest) -> bool:
+def signer_of(draft: Draft, signer: Signs | None) -> Signs | None:
+    """Return the signer, or None for a version that the gate refused and nobody forced."""
+    gate = draft.metrics.gate
+    return signer if gate is None or gate.passed or gate.forced else None
+
+
+def _keeps_its_number(store: Versions, manifest: Manifest) -> bool:
     """Return False, and delete the manifest, where its number belongs to a version that was
     published and deleted since our listing. An error from here on leaves the outcome unknown."""
     name = version_name(manifest.version)

@@ -1,7 +1,8 @@
-"""Hold back room on the disk, so that housekeeping can begin when the disk is full.
+"""Hold back room on the disk, so that housekeeping can begin and channels move when it is full.
 
-Housekeeping writes a record before it deletes: a tombstone, a mark, a verdict. On a full disk it
-deletes the reserve to make room for the first record, and makes the reserve again at the end.
+Housekeeping writes a record before it deletes: a tombstone, a mark, a verdict. A rollback writes a
+channel record. On a full disk they delete the reserve to make room for the first record, and make
+the reserve again at the end.
 """
 
 from __future__ import annotations
@@ -22,15 +23,26 @@ RESERVE_NAME = f"{RESERVE}/room"
 
 def hold_back(objects: Objects) -> None:
     """Make the reserve of a directory unless it is there. Object storage needs none. A reserve
-    that cannot be made is no error."""
+    that cannot be made is not an error."""
     if isinstance(objects, LocalDirectory) and not objects.list_names(RESERVE):
         with suppress(StoreError):
             # Random: a file system that compresses holds nothing back for zeros.
             objects.create(RESERVE_NAME, os.urandom(RESERVE_BYTES))
 
 
+def free_bytes(objects: Objects) -> int | None:
+    """Return the free room on the disk of a directory; None for object storage."""
+    if not isinstance(objects, LocalDirectory):
+        return None
+    try:
+        disk = os.statvfs(objects.root)
+    except OSError as error:
+        raise StoreError(f"the disk of the store tells no free room: {error.strerror}") from error
+    return disk.f_bavail * disk.f_frsize
+
+
 def is_full(error: BaseException) -> bool:
-    """Tell whether a write failed for want of room. A write with an unknown outcome did not."""
+    """Return whether a write failed for want of room. A write with an unknown outcome did not."""
     cause = error.__cause__
     if isinstance(error, OutcomeUnknown) or not isinstance(cause, OSError):
         return False
@@ -39,7 +51,7 @@ def is_full(error: BaseException) -> bool:
 
 @contextmanager
 def using_reserve(objects: Objects) -> Iterator[Objects]:
-    """Yield the objects for housekeeping: on a full disk, writes give up the reserve."""
+    """Yield the objects for small records: on a full disk, writes give up the reserve."""
     try:
         yield _Reserved(objects)
     except WriteFailed as error:

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from model_store.backends.base import Entry, ObjectMissing, ObjectRefused
 from model_store.errors import StoreError, VersionDeleted
@@ -24,6 +23,7 @@ from model_store.layout import (
     version_name,
     version_of,
 )
+from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest, ShardRef
 from model_store.records.sealing import MAX_RECORD_BYTES
 from model_store.records.signing import Trust, check_signature
@@ -37,10 +37,9 @@ from model_store.records.tombstone import (
     read_forgotten,
 )
 from model_store.spec import Shape
+from model_store.store.channel import Channel, newest_records
 from model_store.store.shard import check_shard, expected_tensors, image_bounds, read_layout
-
-if TYPE_CHECKING:
-    from model_store.store.store import Store
+from model_store.store.versions import Versions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +59,12 @@ class VerifyReport:
 
 
 def verify_store(
-    store: Store, version: int | None = None, *, trust: Trust | None = None
+    store: Versions, version: int | None = None, *, trust: Trust | None = None
 ) -> VerifyReport:
     """Check the whole store, or one version with its shards and the manifests of its ancestors.
 
-    With `trust` every version, or that one, must be signed with a trusted key.
+    With `trust` every version and the newest record of every channel, or that version, must be
+    signed with a trusted key.
     """
     walk = _Walk(store)
     if version is None:
@@ -75,7 +75,7 @@ def verify_store(
     return walk.report()
 
 
-def check_servable(store: Store, manifest: Manifest) -> None:
+def check_servable(store: Versions, manifest: Manifest) -> None:
     """Read every shard that a server needs for a version, from the store itself and not from a
     cache. Raise ShardMissing or ShardCorrupt for the first one that cannot be served."""
     for ref in dict.fromkeys(manifest.model_shards):
@@ -84,7 +84,7 @@ def check_servable(store: Store, manifest: Manifest) -> None:
 
 
 class _Walk:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Versions) -> None:
         self.store = store
         self.problems: dict[str, None] = {}
         self.unused: list[str] = []
@@ -95,6 +95,7 @@ class _Walk:
         self.image_counts: dict[str, int] = {}
         self.shard_bytes: dict[str, int] = {}
         self.records = 0
+        self.heads: list[ChannelRecord] = []
 
     def everything(self) -> None:
         with self._noting():
@@ -107,8 +108,8 @@ class _Walk:
         for manifest in self.manifests.values():
             self._check_parent(manifest)
             self._check_shards(manifest)
-        for channel in self.store.channels():
-            self._check_channel(channel)
+        for name in newest_records(self.store.objects):
+            self._check_channel(Channel(self.store, name))
         self._check_free(version_name(max((0, *self.store.versions(), *self.deleted)) + 1))
         self._find_unused()
 
@@ -163,13 +164,20 @@ class _Walk:
         self.forgotten = frozenset(found)
 
     def signatures(self, version: int | None, *, trust: Trust | None) -> None:
-        """Check every signature. The signature of a version covers the shards that it inherits."""
+        """Check every signature. The signature of a version covers the shards that it inherits, and
+        the head of a channel is the only record that decides what is served."""
         for manifest in self.manifests.values():
             with self._noting():
                 if trust is not None and version in (None, manifest.version):
-                    trust.check(manifest)
+                    trust.check(manifest, store=self.store.id)
                 else:
-                    check_signature(manifest)
+                    check_signature(manifest, name=version_name(manifest.version))
+        if trust is None:
+            return
+        for head in self.heads:
+            with self._noting():
+                name = record_name(head.channel, head.number)
+                trust.check_record(head, name=name, store=self.store.id)
 
     def report(self) -> VerifyReport:
         return VerifyReport(
@@ -224,22 +232,25 @@ class _Walk:
             self.image_counts[ref.sha256] = len(image_bounds(data, read_layout(data)))
         self.shard_bytes[ref.sha256] = len(data)
 
-    def _check_channel(self, channel: str) -> None:
-        numbers = self.store.record_numbers(channel)
-        self._find_missing_records(channel, numbers)
-        self._check_free(record_name(channel, numbers[-1] + 1))
+    def _check_channel(self, channel: Channel) -> None:
+        numbers = channel.record_numbers()
+        self._find_missing_records(channel.name, numbers)
+        self._check_free(channel.name_of(numbers[-1] + 1))
         for number in numbers:
             with self._noting():
-                record = self.store.record(channel, number)
+                record = channel.record(number)
                 self.records += 1
+                if number == numbers[-1]:
+                    self.heads.append(record)
                 digest = self._digest_of(record.target)
-                name = record_name(channel, number)
+                name = channel.name_of(number)
                 if digest is None:
                     self._note(f"{name} names version {record.target}, which cannot be read")
                 elif digest != record.target_digest:
                     self._note(f"{name} was written for another version {record.target}")
                 elif number == numbers[-1] and record.target not in self.manifests:
                     self._note(f"{name} names version {record.target}, which was deleted")
+                check_signature(record, name=name)
 
     def _find_missing_records(self, channel: str, numbers: list[int]) -> None:
         """Note each gap once, however wide: a planted record can have any number."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dne_serve.rollout.footprint import pass_bytes
+from dne_serve.rollout.memory import pass_bytes
 from model_store.codec import ShardWeights, encode_expert
 from model_store.inference.forward import Lineage
 from model_store.network.network import Network

@@ -12,7 +12,7 @@ from dne_serve.settings import load_settings
 from tests.abuse.mutations import hostile_images, mutations, real_images
 from tests.abuse.victim import Answer, Client, Victim
 from tests.campaigns import AddRow
-from tests.dne_serve.test_problems import INSIDES
+from tests.dne_serve.http.test_problems import INSIDES
 
 MUTATIONS = int(os.environ.get("ABUSE_MUTATIONS", "100000"))
 CLIENTS = 4

@@ -1,4 +1,4 @@
-"""Bodies whose last byte never comes. A short form is in tests/dne_serve/test_room.py."""
+"""Bodies whose last byte never comes. A short form is in tests/dne_serve/http/test_room.py."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dne_serve.access.tokens import new_token
+from dne_serve.access.permission import new_token
 from model_store.store.store import Store
 from tests.abuse.victim import Victim, serving
 from tests.campaigns import AddRow
@@ -20,8 +20,10 @@ from tests.trained_store import TrainedStore
 
 pytest.importorskip("schemathesis", reason="THE OPENAPI DOCUMENT WAS NOT TRIED: no schemathesis")
 
+# A version that is not served yet is rightly answered with 503.
+SERVED = '[parameters]\n"header.Dne-At-Least" = "1"\n'
 # Of all names that a path may hold, this one leads on; others are tried where it is not given.
-CONFIG = '[parameters]\n"path.model" = "dne"\n'
+CONFIG = f'{SERVED}"path.model" = "dne"\n'
 UNLOAD = "/v2/repository/models/{model}/unload"
 # Bytes that fit the schema of an upload need not be an image, so they may be refused.
 UNFIT = "positive_data_acceptance"
@@ -83,8 +85,7 @@ def test_schema_campaign(tmp_path: Path, abuse_row: AddRow, doors: str, sends: s
     (tmp_path / "tokens").write_text(made.line)
     given = ("--store", store.location, "--token-file", str(tmp_path / "tokens"))
     with serving(*given) as victim:
-        if token:
-            (tmp_path / "schemathesis.toml").write_text(CONFIG)
+        (tmp_path / "schemathesis.toml").write_text(CONFIG if token else SERVED)
         before = server_errors(victim, made.secret)  # it was asked whether it is ready
         # Unloading comes last and alone: after it 503 is the right answer to nearly everything.
         runs = [

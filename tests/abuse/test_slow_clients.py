@@ -1,4 +1,4 @@
-"""Clients that never finish. A short form is in tests/dne_serve/test_limits.py."""
+"""Clients that never finish. A short form is in tests/dne_serve/wire/test_limits.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is neither headers nor body. A short form is in tests/dne_serve/test_connection.py."""
+"""What is neither headers nor body. A short form is in tests/dne_serve/wire/test_connection.py."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from statistics import mean
 
 import pytest
 
-from benchmarks.fleet import Prices, a_poll, change, resized, start
-from benchmarks.fleet_events import Events, Link, Process
-from benchmarks.fleet_requests import Episodes, copy_of, count_requests
-from benchmarks.fleet_simulation import Assumptions, Fleet, Moves, Source
+from benchmarks.scale.fleet import Prices, a_poll, change, resized, start
+from benchmarks.scale.fleet_events import Events, Link, Process
+from benchmarks.scale.fleet_requests import Episodes, copy_of, count_requests
+from benchmarks.scale.fleet_simulation import Assumptions, Fleet, Moves, Source
 from tests.trained_store import TrainedStore
 
 FEW = Assumptions(replicas=30, poll_s=1.0)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.changes import Served, late
-from benchmarks.load import FAILED, Reply, Request, Seen, Traffic
+from benchmarks.serving.changes import Served, late
+from benchmarks.serving.load import FAILED, Reply, Request, Seen, Traffic
 
 ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n{"version":7}'
 REFUSAL = b"HTTP/1.1 503 No\r\nContent-Length: 0\r\n\r\n"

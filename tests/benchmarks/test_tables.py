@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.tables import RESULTS, comparison
+from benchmarks.serving.tables import RESULTS, comparison
 from tests.packaging.project import ROOT
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from dne_client import __main__ as command
-from dne_client.completing import SHELLS, WORDS, script
-from docs import completion
+from dne_client.completing import SHELLS, script
 
 END = "«end»"
 # Ctrl-T shows the line as it stands, so that a test can tell what the shell has written into it.
@@ -34,9 +33,8 @@ COMPLETED = {
     "dne store keys tr": "dne store keys trust ",
     "dne-train add-task --quick --preset sm": "dne-train add-task --quick --preset small ",
     "dne train add-task --quick --skip": "dne train add-task --quick --skip-bad ",
-    "dne store rollback --reason why --t": "dne store rollback --reason why --to ",
+    "dne store rollback --reason why --c": "dne store rollback --reason why --channel ",
     "dne-serve --backend o": "dne-serve --backend onnx ",
-    "dne-serve --log-format=js": "dne-serve --log-format=json ",
     "dne predict holi": "dne predict holiday/",
     "dne predict holiday/ph": "dne predict holiday/photo.jpg ",
     "dne store show --store mod": "dne store show --store models/",
@@ -98,12 +96,11 @@ def shell_or_skip(shell: str) -> str:
     return shell
 
 
-@pytest.fixture(params=[("bash", "script"), ("zsh", "script"), ("zsh", "_dne")], ids="-".join)
+@pytest.fixture(params=["bash", "zsh"])
 def terminal(request: pytest.FixtureRequest, folder: Path) -> Iterator[Terminal]:
-    """Load the script as people do: by its name, or by zsh from a file of a folder in $fpath."""
-    shell, name = shell_or_skip(request.param[0]), request.param[1]
-    (folder / name).write_text(script(shell))
-    opened = Terminal(shell, folder, load="" if name == "_dne" else "source ./script\n")
+    shell = shell_or_skip(request.param)
+    (folder / "script").write_text(script(shell))
+    opened = Terminal(shell, folder, load='eval "$(cat script)"\n')
     yield opened
     opened.close()
 
@@ -129,50 +126,13 @@ def test_fish_completes_each_line(folder: Path) -> None:
         last = whole.rstrip().rpartition(" ")[2]
         expected = [] if whole == line else [last]
         assert list(fish(line, folder)) == expected, line
-    assert fish("dne ", folder) == command.COMMANDS
-
-
-def bash_offers(line: str, folder: Path) -> list[str]:
-    (folder / "script").write_text(script("bash"))
-    words = line.split(" ")
-    program = (
-        'source ./script; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _dne; '
-        '((${#COMPREPLY[@]})) && printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    done = subprocess.run(
-        ["bash", "-c", program, "bash", *words], cwd=folder, capture_output=True, text=True
-    )
-    assert done.stderr == ""
-    return done.stdout.splitlines()
-
-
-def test_bash_offers_the_commands_and_the_options(folder: Path) -> None:
-    assert bash_offers("dne ", folder) == list(command.COMMANDS)
-    assert bash_offers("dne-store inbox list --order ", folder) == [
-        "newest", "uncertain", "unknown", "disagreeing",
-    ]  # fmt: skip
-    assert bash_offers("dne-store rollback --", folder) == [
-        "--help", "--store", "--json", "--to", "--channel", "--reason",
-    ]  # fmt: skip
-    assert bash_offers("/usr/bin/dne-store rollback --reason ", folder) == []
-
-
-def test_the_words_are_those_of_the_parsers() -> None:
-    assert WORDS.read_text() == completion.words(), "run `make docs`"
-
-
-def test_no_word_can_end_its_place_in_a_script() -> None:
-    """The words stand in a here-document and in a quoted string, whose ends they must not have."""
-    rows = WORDS.read_text().splitlines()
-    assert [row for row in rows if row.count("|") != 3 or row == "DNE_WORDS"] == []
-    assert len(rows) > 300
+    assert list(fish("dne ", folder)) == list(command.COMMANDS)
 
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_dne_completion_prints_the_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["completion", shell]) == 0
     printed = capsys.readouterr().out
-    assert "@WORDS@" not in printed
     checked = subprocess.run(
         [shell_or_skip(shell), "-n"], input=printed, capture_output=True, text=True
     )

@@ -189,8 +189,6 @@ def test_dne_predict_prints_csv_and_json_lines(
         (["predict", "gone.png"], "gone.png does not exist"),
         (["predict", "."], "holds no images"),
         (["predict", __file__, "--url", "ftp://x"], "write http://HOST:PORT"),
-        (["trian", "add-task"], "did you mean train?"),
-        (["xyz"], "there are train, store, serve, predict"),
     ],
 )
 def test_wrong_usage_is_a_sentence_and_code_2(
@@ -203,6 +201,17 @@ def test_wrong_usage_is_a_sentence_and_code_2(
     monkeypatch.chdir(tmp_path)
     assert dne(arguments) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"), [("trian", "did you mean train?"), ("xyz", "`dne --help` lists all")]
+)
+def test_a_command_that_there_is_not_is_one_sentence_and_code_2(
+    word: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        dne([word, "add-task"])
+    assert capsys.readouterr().err == f"error: dne has no command {word!r}: {hint}\n"
 
 
 def test_dne_runs_the_other_commands(

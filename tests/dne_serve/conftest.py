@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.rollout.residents import ImageBatcher, ResidentLimits, Residents
+from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedLimits, LoadedVersions
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.fake_engine import Clock, FakeEngine
@@ -77,9 +77,9 @@ def batcher(engine: FakeEngine) -> Iterator[ImageBatcher]:
 
 
 @pytest.fixture
-def residents(engine: FakeEngine, batcher: ImageBatcher, clock: Clock) -> Residents:
-    return Residents(
-        engine, batcher=batcher, limits=ResidentLimits(spare=2, idle_s=60), clock=clock
+def loaded(engine: FakeEngine, batcher: ImageBatcher, clock: Clock) -> LoadedVersions:
+    return LoadedVersions(
+        engine, batcher=batcher, limits=LoadedLimits(spare=2, idle_s=60), clock=clock
     )
 
 

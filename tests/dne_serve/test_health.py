@@ -13,8 +13,8 @@ import pytest
 from dne_serve.health import url_of
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
+from tests.dne_serve.access.test_exposure import certificate
 from tests.dne_serve.test_cli import running
-from tests.dne_serve.test_exposure import certificate
 from tests.live_server import live_server
 
 

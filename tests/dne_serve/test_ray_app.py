@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dne_serve.access.startup_checks import is_loopback
+from dne_serve.access.permission import is_loopback
 from dne_serve.ray_app import ANY_HOST, OF_THE_PROXY, NoModel, Replica, app, read_settings
 from dne_serve.settings import Settings
 from model_store.errors import WrongUsage
@@ -44,7 +44,7 @@ def test_a_replica_is_healthy_once_it_serves_a_version(store: Store, letters: Ma
 
     async def check() -> None:
         await replica.check_health()
-        assert serving.residents.served.version == letters.version
+        assert serving.loaded.served.version == letters.version
         await replica.check_health()
 
     while_running(replica, check)
@@ -148,6 +148,7 @@ def test_a_certificate_in_the_environment_is_refused(monkeypatch: pytest.MonkeyP
     [
         ({"stroe": "x"}, "there is no setting stroe"),
         ({"admin_token": "x" * 20}, "give DNE_ADMIN_TOKEN to its nodes"),
+        ({"webhook_secret": "x" * 40}, "give DNE_WEBHOOK_SECRET to its nodes"),
         ({"poll_seconds": "often"}, "poll_seconds"),
     ],
 )

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from starlette.routing import Match
 
 from dne_client.completing import parser as completion_parser
-from dne_client.demo.story import parser as demo_parser
+from dne_client.demo import parser as demo_parser
 from dne_client.predicting import parser as predict_parser
 from dne_serve.app import create_app
 from dne_serve.cli import build_parser as serve_parser
@@ -25,7 +25,7 @@ from tests.dne_serve.fake_engine import FakeEngine
 from tests.docs.guide_blocks import GUIDES, Block, blocks_of, guide
 from tests.docs.test_guides import STORIES, WITHOUT_PROGRAMS
 from tests.packaging.project import ROOT
-from trainer.cli import parser as train_parser
+from trainer.cli import build_parser as train_parser
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "dne-train": train_parser,
@@ -39,7 +39,7 @@ PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "dne completion": completion_parser,
 }
 NOT_EXECUTED = {
-    "first-steps": ["it installs from a package index; `make test-wheel` installs the wheel"],
+    "first-steps": ["it installs from a package index; `make test SUITE=wheel` installs the wheel"],
     "production": [
         "it needs a certificate and an address that others reach",
         "it needs docker",

@@ -1,8 +1,9 @@
-"""The three walks of docs/architecture.md are the ways that a real datum goes."""
+"""The four walks of docs/architecture.md are the ways that a real datum goes."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,12 @@ import pytest
 from model_store.cli.main import main as dne_store
 from model_store.store.store import Store
 from tests.docs.places import first_missed, followed
-from tests.live_server import live_server, png
+from tests.live_server import TOKEN, live_server, png, wait_for
 from tests.packaging.project import ROOT
 from tests.tiny_versions import promote, publish_tiny
 from tests.trainer.folders import SIZES, write_classes
 from trainer.cli import main as dne_train
+from trainer.request import AddTask, Effort
 
 
 def walk(title: str) -> list[str]:
@@ -51,6 +53,34 @@ def test_a_folder_passes_the_places_of_its_walk(
     with followed() as places:
         assert dne_train(["add-task", *options, "--store", str(tmp_path / "models")]) == 0
     assert first_missed(walk("A folder through `dne-train add-task`"), places.passed) is None
+
+
+def test_a_picture_passes_the_places_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.evaluation.forecast.MOST_RUNS", 7)
+    monkeypatch.setattr(
+        "trainer.loop.worker.AddTask", partial(AddTask, effort=Effort(epochs=1), augment="light")
+    )
+    location = str(tmp_path / "models")
+    folder = write_classes(tmp_path / "letters", ["a", "b"])
+    quickly = ["--epochs", "1", "--augment", "none", *SIZES]
+    assert dne_train(["add-task", "--data", str(folder), *quickly, "--store", location]) == 0
+    server = live_server(location, collect="sample=100%", poll_seconds=3600)
+    with followed(recording=False) as places, server as live:
+        live.wait_until_serving(1)
+        live.http.headers["Authorization"] = f"Bearer {TOKEN}"
+        places.recording = True
+        assert live.predict(*map(png, range(4))).status_code == 200
+        wait_for(lambda: len(live.http.get("/inbox").json()["items"]) == 4)
+        for item in live.http.get("/inbox").json()["items"]:
+            assert live.admin(f"/inbox/{item['id']}/label", label="zebra").status_code == 200
+        assert live.admin("/jobs").status_code == 200
+        assert dne_train(["worker", "--once", "--store", location]) == 0
+        live.serving.reloader.poll()
+        live.wait_until_serving(2)
+        places.recording = False
+    assert first_missed(walk("A picture through the loop"), places.passed) is None
 
 
 def test_a_rollback_passes_the_places_of_its_walk(tmp_path: Path) -> None:

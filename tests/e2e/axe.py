@@ -1,6 +1,7 @@
 """axe-core, the rules of accessibility that browsers' makers use: never part of the repository.
 
-`make test-pages` fetches it. `python -m tests.e2e.axe ARCHIVE` checks and unpacks what npm fetched.
+`make test SUITE=pages` fetches it. `python -m tests.e2e.axe ARCHIVE` checks and unpacks what npm
+fetched.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ GIVEN = os.environ.get("DNE_LABEL_STUDIO_BIN")
 
 
 def find_command() -> Path | None:
-    """Find `label-studio`: as given, on the path, or where `make test-label-studio` puts it."""
+    """Find `label-studio`: as given, on the path, or where `make test` puts it."""
     places = (GIVEN, shutil.which("label-studio"), ROOT / ".tools-label-studio/bin/label-studio")
     found = [Path(one) for one in places if one and Path(one).exists()]
     return found[0].absolute() if found else None

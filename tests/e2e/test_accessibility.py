@@ -1,5 +1,5 @@
 """Every page, in every state, is judged by axe-core: it finds nothing, wide and narrow, in both
-themes. `make test-pages` runs this."""
+themes. `make test SUITE=pages` runs this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from dne_serve.access.tokens import new_token
+from dne_serve.access.permission import new_token
 from tests.e2e.axe import SCRIPT, VERSION, violations
 from tests.e2e.browsing import NEEDS_CHROMIUM, playwright
 from tests.e2e.scenes import MANY, SCENES, Scene, Stage
@@ -22,8 +22,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(
         not SCRIPT.exists(),
-        reason=f"ACCESSIBILITY WAS NOT JUDGED: there is no axe-core {VERSION}; `make test-pages` "
-        "fetches it",
+        reason=f"ACCESSIBILITY WAS NOT JUDGED: there is no axe-core {VERSION}; "
+        "`make test SUITE=pages` fetches it",
     ),
 ]
 WIDTHS = (1440, 390)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from model_store.advice.kept import write_advice
-from model_store.advice.record import Advice, AdvisedImage, ClassAdvice, Confused, Suspect
-from model_store.inbox.inbox import Inbox
+from model_store.advice.record import (
+    Advice,
+    AdvisedImage,
+    ClassAdvice,
+    Confused,
+    Suspect,
+    write_advice,
+)
+from model_store.loop.inbox import Inbox
 from model_store.store.store import Store
 from tests.e2e.browsing import NEEDS_CHROMIUM, playwright, watching
 from tests.live_server import TOKEN, live_server
-from tests.model_store.inbox.items import add_item
+from tests.model_store.loop.items import add_item
 from tests.trained_store import TrainedStore
 
 pytestmark = NEEDS_CHROMIUM

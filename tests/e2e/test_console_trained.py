@@ -102,7 +102,9 @@ def test_every_kind_of_version_says_what_it_did_and_what_the_gate_said(
             playwright.expect(row(page, number)).to_contain_text(change)
         playwright.expect(page.get_by_text("refused", exact=True)).to_have_count(1)
         refused = row(page, trained_store.refused)
-        playwright.expect(refused.get_by_role("list")).to_contain_text("--min-new")
+        playwright.expect(refused.get_by_role("list")).to_contain_text(
+            "less than the 100.0 % asked for"
+        )
         button = refused.get_by_role("button")
         playwright.expect(button).to_have_accessible_name(re.compile("although refused$"))
         branch = row(page, trained_store.branch)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dne_serve.access.tokens import new_token
+from dne_serve.access.permission import new_token
 from model_store.maintenance.edit_classes import Care, rename_class
 from model_store.records.quality import Gate
 from model_store.store.store import Store

@@ -21,7 +21,7 @@ from model_store.inference.doubt import none_of_these
 from model_store.preprocess import normalise
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
-from tests.dne_serve.v2_requests import image_tensor, infer
+from tests.dne_serve.protocol_v2.v2_requests import image_tensor, infer
 from tests.live_server import live_server
 from tests.machine import know_machine, run_folder
 from tests.trainer.folders import pixels_of, write_classes

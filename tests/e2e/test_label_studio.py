@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from model_store.inbox.inbox import Inbox
-from model_store.label_studio.tasks import model_version
+from model_store.loop.inbox import Inbox
+from model_store.loop.label_studio_tasks import model_version
 from model_store.store.store import Store
-from tests.dne_serve.collecting.photos import encoded, photo
+from tests.dne_serve.loop.photos import encoded, photo
 from tests.e2e.label_studio import TOKEN, USER, RealLabelStudio, find_command, real_label_studio
 from tests.live_server import TOKEN as OURS
 from tests.live_server import Live, live_server, wait_for
@@ -42,7 +42,8 @@ def studio(tmp_path: Path) -> Iterator[RealLabelStudio]:
     command = find_command()
     if command is None:
         pytest.skip(
-            "LABEL STUDIO WAS NOT TRIED: it is not installed; `make test-label-studio` installs it"
+            "LABEL STUDIO WAS NOT TRIED: it is not installed; "
+            "`make test SUITE=label-studio` installs it"
         )
     with real_label_studio(command, tmp_path / "label-studio") as studio:
         yield studio

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from model_store.inbox.inbox import Inbox, Judgement
-from model_store.jobs.claim import Claim
-from model_store.jobs.jobs import Jobs
+from model_store.loop.claim import JobClaim
+from model_store.loop.inbox import Inbox, Judgement
+from model_store.loop.jobs import Jobs
 from model_store.records.jobs import MadeVersion
 from model_store.store.store import Store
 from tests.e2e.browsing import NEEDS_CHROMIUM, playwright, watching
 from tests.live_server import TOKEN, Live, live_server, wait_for
-from tests.model_store.inbox.items import add_item
+from tests.model_store.loop.items import add_item
 from tests.trained_store import SIZE, TrainedStore
 
 pytestmark = NEEDS_CHROMIUM
@@ -59,7 +59,7 @@ def learn(page: playwright.Page) -> None:
     page.get_by_role("dialog").get_by_role("button", name="Learn").click()
 
 
-def claimed(store: Store) -> Claim:
+def claimed(store: Store) -> JobClaim:
     claim = Jobs(store.objects).claim_next(channel="production", worker="a worker")
     assert claim is not None
     return claim
@@ -74,7 +74,7 @@ def test_a_person_follows_a_job_to_a_refusal_and_promotes_anyway(
     learn(page)
     playwright.expect(page.get_by_text("Waiting for a worker.")).to_be_visible()
     claim = claimed(store)
-    claim.beat("learning", share=0.4, seconds_left=11.2, log=[f"new: {HOSTILE}"])
+    claim.heartbeat("learning", share=0.4, seconds_left=11.2, log=[f"new: {HOSTILE}"])
     playwright.expect(page.get_by_text("learning: 40 %, about 12 s left")).to_be_visible()
     page.get_by_text("Log", exact=True).click()
     playwright.expect(page.get_by_text(f"new: {HOSTILE}")).to_be_visible()

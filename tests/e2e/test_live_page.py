@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dne_serve.access.tokens import new_token
+from dne_serve.access.permission import new_token
 from model_store.store.store import Store
 from tests.e2e.browsing import NEEDS_CHROMIUM, Watched, drop, playwright, watching
 from tests.live_server import Live, live_server, png
@@ -28,7 +28,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     first = promote(store, publish_tiny(store, tasks=[("letters", ["a", HOSTILE])]))
     promote(store, publish_tiny(store, tasks=[("odd", ["c", "d"])], parent=first, seed=1))
     flip_last_bit(store, publish_tiny(store, seed=2).classifier)
-    with live_server(folder / "models", shadow=1) as live:
+    with live_server(folder / "models", canary="shadow=1") as live:
         live.wait_until_ready()
         yield live
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dne_serve.access.tokens import new_token
+from dne_serve.access.permission import new_token
 from model_store.records.quality import Gate
 from model_store.store.store import Store
 from tests.e2e.browsing import NEEDS_CHROMIUM, playwright, watching
@@ -57,7 +57,7 @@ def test_a_report_shows_verdict_pictures_and_plots_and_fits_the_window(
         expect(page.get_by_role("img", name="Scores of held-out images")).to_be_visible()
         expect(page.get_by_text(told["run"]["command"])).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= window["viewport"]["width"]
-        assert page.eval_on_selector_all(".tiles dt + dd", WITH_LONG_TEXT) == [True] * 6
+        assert page.eval_on_selector_all(".tiles dt + dd", WITH_LONG_TEXT) == [True] * 7
 
 
 def test_versions_without_a_report_of_their_own_say_so(

@@ -111,11 +111,12 @@ def test_two_servers_follow_one_channel_on_object_storage_and_roll_back_together
     listed = run(dne_store, "list")
     assert [row["version"] for row in listed["versions"]] == [1, 2]
     assert run(dne_store, "verify")["problems"] == []
-    # Each server has kept the weights near it, and no images.
+    # Each server has kept the weights near it, and no images. What it measured may be there too.
     store = Store.open(s3_location)
     kept = {ref.sha256 for version in (1, 2) for ref in store.manifest(version).model_shards}
     for number in range(2):
-        assert {path.name for path in (tmp_path / f"cache-{number}").iterdir()} == kept
+        files = {path.name for path in (tmp_path / f"cache-{number}").iterdir()}
+        assert files - {"engine.json", "precision.json"} == kept
 
 
 def test_a_store_of_every_kind_of_version_is_copied_there_and_served(

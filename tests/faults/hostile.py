@@ -21,8 +21,8 @@ from model_store.backends.local import LocalDirectory
 from model_store.errors import DneError, RecordInvalid
 from model_store.layout import record_name, version_name
 from model_store.records.manifest import Manifest, encode
-from model_store.records.sealing import canonical, seal
-from model_store.records.signing import Signer, Trust, new_signer
+from model_store.records.sealing import seal
+from model_store.records.signing import Keys, Signer, Trust, new_signer
 from model_store.store.shard import check_shard, expected_tensors, shard_ref
 from model_store.store.store import Store
 from tests.faults.hostile_json import bent_json, hostile_manifests
@@ -81,11 +81,12 @@ def make_target(folder: Path) -> Target:
     (outside / "treasure").write_bytes(b"gold")
     ann = new_signer(folder / "ann.pem")
     store = Store.create(str(folder / "models"))
+    signing = Store.open(store.location, keys=Keys(signer=ann, trust=Trust({"ann": ann.public})))
     parent: Manifest | None = None
     for seed in (0, 1):
         made = prepare(parent=parent, seed=seed)
         parent = store.publish(made.draft, shards=made.shards, signer=ann)
-        store.promote(parent.version, channel="production", actor="a@b", reason="")
+        signing.promote(parent.version, channel="production", actor="a@b", reason="")
     return Target(
         store=store,
         root=folder / "models",
@@ -255,11 +256,11 @@ def signatures(target: Target) -> Iterator[Attack]:
     body, trusted = target.body(), target.newest.signature
     if trusted is None:
         raise ValueError("the newest version of the target is signed")
-    forged = target.mallory.sign(canonical(body))
+    forged = target.mallory.sign(body, kind="manifest", store=target.store.id)
 
-    def take(signature: dict[str, str] | None) -> None:
+    def take(signature: dict[str, Any] | None) -> None:
         target.plant(NEXT, seal({**body, "signature": signature}))
-        target.trust.check(target.store.manifest(3))
+        target.trust.check(target.store.manifest(3), store=target.store.id)
 
     yield "unsigned", lambda: take(None)
     yield "wrong key", lambda: take(forged.model_dump())
@@ -268,11 +269,11 @@ def signatures(target: Target) -> Iterator[Attack]:
     yield "zero key", lambda: take({"key": "0" * 64, "value": "0" * 128})
     yield "capital letters", lambda: take({"key": trusted.key.upper(), "value": trusted.value})
     yield "short value", lambda: take({"key": trusted.key, "value": trusted.value[:-2]})
-    mine = encode(target.newest, version=3, signer=target.mallory)
+    mine = encode(target.newest, version=3, store=target.store.id, signer=target.mallory)
 
     def take_sealed() -> None:
         target.plant(NEXT, mine)
-        target.trust.check(target.store.manifest(3))
+        target.trust.check(target.store.manifest(3), store=target.store.id)
 
     yield "rightly signed by someone else", take_sealed
 

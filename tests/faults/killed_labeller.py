@@ -11,8 +11,8 @@ from itertools import count
 from pathlib import Path
 
 from model_store.backends.local import LocalDirectory
-from model_store.inbox.inbox import Inbox, Judgement
-from tests.model_store.inbox.items import add_item
+from model_store.loop.inbox import Inbox, Judgement
+from tests.model_store.loop.items import add_item
 
 
 def main() -> None:

@@ -152,7 +152,7 @@ def _judged(target: Target, body: dict[str, Any]) -> str:
     except DneError:
         return "by its content"
     try:
-        target.trust.check(manifest)
+        target.trust.check(manifest, store=target.store.id)
     except DneError:
         return "by its signature"
     return "taken"

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from model_store.jobs.describe import state_of
-from model_store.jobs.jobs import Jobs
-from model_store.jobs.waiting import lineage_of
+from model_store.loop.describe import state_of
+from model_store.loop.jobs import Jobs
+from model_store.loop.waiting import version_path
 from model_store.store.store import Store
 from tests.live_server import wait_for
 from tests.trained_store import TrainedStore
-from tests.trainer.inbox.labelled import inbox_of, label_pictures
+from tests.trainer.loop.labelled import inbox_of, label_pictures
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow]
 KILLS = 25
@@ -92,7 +92,7 @@ class Asking:
     @property
     def claims(self) -> int:
         """Count the workers that have taken the newest job."""
-        return self.jobs.standing(self.asked[-1]).claim
+        return self.jobs.state(self.asked[-1]).claim
 
     def ask_if_ended(self) -> None:
         if self.has_ended:
@@ -106,7 +106,7 @@ class Asking:
         """Count how often each label was used by the versions behind the head."""
         head = self.store.resolve(self.store.history("production")[-1])
         used = inbox_of(self._location).used()
-        behind = lineage_of(self.store, head).numbers & used.keys()
+        behind = version_path(self.store, head).numbers & used.keys()
         return Counter(item for version in behind for item in used[version].items)
 
 

@@ -12,8 +12,8 @@ import os
 import signal
 import sys
 
-import trainer.inbox.from_inbox  # noqa: F401 – loaded before the first fork, with torch
-from model_store.jobs import jobs
+import trainer.loop.learn  # noqa: F401 – loaded before the first fork, with torch
+from model_store.loop import jobs
 from trainer.cli import main
 
 

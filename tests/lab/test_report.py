@@ -151,8 +151,8 @@ def test_unfinished_cells_are_listed_and_not_shown_in_tables() -> None:
     page = report().markdown
     missing = section(page, "What is missing")
     assert "- `dne:k=4`, seed 0: 2 of 3 tasks" in missing
-    assert "- Elsewhere: seed 0, 1" in missing
-    assert "- no tuning: seed 1" in missing
+    assert "- seed 0, 1: Elsewhere" in missing
+    assert "- seed 1: no tuning; " in missing
     assert "DNE k = 1" not in missing
     assert "k=4" not in page.replace(missing, "")
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from model_store.network.expert import Expert
 from model_store.network.network import Network
-from model_store.spec import Backbone, ExpertSpec, NetworkSpec, TaskSpec
+from model_store.spec import Backbone, ExpertSpec, NetworkSpec, Readout, TaskSpec
 
 GEOMETRY = NetworkSpec(image_size=8, patch_size=4, depth=2, head_width=8, mlp_ratio=2)
 IN_SEQUENCE = replace(GEOMETRY, token="in-sequence")
@@ -29,6 +29,18 @@ BACKBONES = (
     replace(IN_SEQUENCE, backbone=Backbone(pooling="token-and-mean")),
     replace(IN_SEQUENCE, backbone=Backbone(registers=2, qk_norm=True, pooling="token-and-mean")),
     replace(GEOMETRY, backbone=Backbone(pooling="attention", activation="tanh-gelu")),
+    replace(IN_SEQUENCE, depth=4, readout=Readout(blocks=(1, 3), grid_block=3, grid=2)),
+    replace(
+        IN_SEQUENCE,
+        patch_size=2,
+        backbone=Backbone(registers=2, pooling="token-and-mean"),
+        readout=Readout(blocks=(1,), grid_block=1, grid=3),
+    ),
+    replace(
+        GEOMETRY,
+        backbone=Backbone(pooling="attention"),
+        readout=Readout(blocks=(1,), grid_block=1, grid=2),
+    ),
 )
 """Pre-trained first experts; each way in which one differs from the plain expert is in some."""
 GATED = replace(GEOMETRY, attention="gated", qkv_bias=False)

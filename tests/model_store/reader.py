@@ -13,7 +13,8 @@ RECORD = {"actor", "channel", "digest", "format", "mode", "number", "reason", "t
 MANIFEST = {"calibration", "classifier", "created", "digest", "extended", "format", "held_out",
             "memory", "metrics", "network", "parent", "parent_digest", "preprocessing", "retired",
             "signature", "software", "tasks", "transaction", "unknown", "version"}  # fmt: skip
-LEFT_OUT = {"deepened", "doubt", "hierarchy", "statistics"}  # most manifests do not have these
+UNSIGNED = {"signature"}  # channel records that nobody signed do not have it
+LEFT_OUT = {"adapted", "deepened", "doubt", "hierarchy", "statistics"}  # most do not have these
 ITEMS = {"F32": (4, "f"), "U8": (1, "B"), "I64": (8, "q")}
 
 
@@ -38,9 +39,11 @@ def unseal(sealed, members, perhaps=frozenset()):
     return record
 
 
-def signed_message(manifest):
+def signed_message(record, kind="manifest"):
     """What `signature.value` signs with Ed25519; there is no such thing in these three modules."""
-    return b"dne-serve manifest\n" + bare_bytes(manifest, "digest", "signature")
+    body = {name: record[name] for name in record if name not in ("digest", "signature")}
+    signed = {"kind": kind, "record": body, "store": record["signature"]["store"]}
+    return b"dne-serve signature 2\n" + bare_bytes(signed)
 
 
 def read_manifest(read, version):
@@ -53,7 +56,7 @@ def read_channel(read, names, channel):
     """The newest record of a channel, and the manifest of the version that it names."""
     unseal(read("store.json"), STORE)
     name = max(names(f"channels/{channel}"))
-    record = unseal(read(name), RECORD)
+    record = unseal(read(name), RECORD, UNSIGNED)
     said = f"channels/{record['channel']}/{record['number']:08d}.json"
     refuse_unless(name == said, "the record is another one than its name says")
     manifest = read_manifest(read, record["target"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from model_store.layout import SHARDS
 from model_store.maintenance.edit_classes import Care, rename_class, retire_class
 from model_store.records.manifest import Draft, Manifest, decode, delta_of, encode
 from model_store.records.sealing import seal
+from model_store.records.signing import Trust, load_signer, load_trust, save_trust
 from model_store.store.shard import shard_ref
 from model_store.store.store import Store
 from tests.model_store.drafts import image_shard, prepare, publish_lineage
@@ -103,9 +105,10 @@ def test_on_a_pinned_channel_it_is_published_and_not_promoted(store: Store) -> N
 class Overtaken(Store):
     """Someone moves the channel between the publish and the promotion."""
 
-    def promote(self, version: int, **how: object) -> object:  # type: ignore[override]
-        super().promote(1, channel="production", actor="another", reason="")
-        return super().promote(version, **how)  # type: ignore[arg-type]
+    def publish(self, draft: Draft, **how: Any) -> Manifest:
+        published = super().publish(draft, **how)
+        self.promote(1, channel="production", actor="another", reason="")
+        return published
 
 
 def test_a_channel_that_moves_meanwhile_makes_it_a_branch(store: Store) -> None:
@@ -272,13 +275,11 @@ def test_a_pinned_channel_ends_the_command_with_3(store: Store, capsys: Capture)
 def test_a_version_of_class_care_can_be_signed(store: Store, tmp_path: Path) -> None:
     key = tmp_path / "key"
     assert main(["keys", "new", str(key)]) == 0
-    at = ["--store", store.location]
-    assert main(["retire-class", "class-0b", *at, "--sign", str(key)]) == 0
-    assert _newest(store).signature is not None
-    assert store.verify().ok
-
-
-def _newest(store: Store) -> Manifest:
-    newest = store.newest()
-    assert newest is not None
-    return store.manifest(newest)
+    trust = tmp_path / "trust.json"
+    save_trust(trust, Trust({"ann": load_signer(key).public}))
+    at, keys = ["--store", store.location], ["--sign", str(key), "--trust", str(trust)]
+    assert main(["retire-class", "class-0b", *at, *keys]) == 1  # on top of what nobody signed
+    copied = Store.create(str(tmp_path / "signed"))
+    assert main(["copy", "--to", copied.location, *at, "--sign", str(key)]) == 0
+    assert main(["retire-class", "class-0b", "--store", copied.location, *keys]) == 0
+    assert copied.verify(trust=load_trust(trust)).ok

@@ -1,19 +1,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from model_store.backends.local import LocalDirectory
-from model_store.errors import CopyRefused, ShardCorrupt, StoreError
+from model_store.cli.main import main
+from model_store.errors import CopyRefused, ShardCorrupt, SignatureRefused, StoreError
 from model_store.layout import shard_name, version_name
 from model_store.maintenance.copy import copy_store
 from model_store.maintenance.delete import delete_version
 from model_store.maintenance.forget import forget_class
-from model_store.records.manifest import Manifest
+from model_store.records.manifest import Manifest, reseal
+from model_store.records.quality import Gate
+from model_store.records.signing import (
+    Keys,
+    Signer,
+    Trust,
+    load_signer,
+    load_trust,
+    new_signer,
+    save_trust,
+)
 from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
+from tests.model_store.commands import Capture
 from tests.model_store.drafts import prepare, publish_lineage
+from tests.model_store.form_1 import with_form_1
 
 
 @pytest.fixture
@@ -229,3 +243,119 @@ def test_signed_and_unsigned_manifests_keep_their_bytes(source: Store, target: S
     assert [target.manifest(one.version).digest for one in manifests] == [
         one.digest for one in manifests
     ]
+
+
+# Signatures
+
+
+@pytest.fixture
+def ann(tmp_path: Path) -> Signer:
+    return new_signer(tmp_path / "ann.pem")
+
+
+@pytest.fixture
+def keys(ann: Signer) -> Keys:
+    return Keys(signer=ann, trust=Trust({"ann": ann.public}))
+
+
+@pytest.fixture
+def staging(keys: Keys) -> Store:
+    """A store of three versions; the second was not signed. All records of the channel are."""
+    store = Store.create("staging", objects=MemoryObjects(), keys=keys)
+    first = _publish(store, None, signer=keys.signer)
+    second = _publish(store, first, signer=None, seed=1)
+    _publish(store, second, signer=keys.signer, seed=2)
+    for version in (1, 3):
+        store.promote(version, channel="production", actor="a", reason="")
+    return store
+
+
+def _publish(store: Store, parent: Manifest | None, *, signer: Signer | None, seed: int = 0) -> Any:
+    made = prepare(parent=parent, seed=seed)
+    return store.publish(made.draft, shards=made.shards, signer=signer)
+
+
+def test_a_copy_as_it_is_is_not_trusted_in_its_store(
+    staging: Store, target: Store, keys: Keys
+) -> None:
+    report = copy_store(staging, target)
+    assert (report.signed, report.foreign, report.unsigned) == ([], [1, 3], {"production": 3})
+    assert keys.trust is not None
+    with pytest.raises(SignatureRefused, match=f"signed for store {staging.id}"):
+        keys.trust.check(target.manifest(3), store=target.id)
+
+
+def test_a_copy_that_is_signed_again_is_trusted_where_the_source_was(
+    staging: Store, watched: WatchedObjects, target: Store, keys: Keys
+) -> None:
+    report = copy_store(staging, target, keys=keys)
+    assert (report.signed, report.foreign, report.unsigned) == ([1, 3], [], {})
+    trusting = Store.open("target", objects=watched, keys=keys)
+    head = trusting.head("production")
+    assert head is not None
+    assert trusting.resolve(head).version == 3
+    assert target.verify().ok
+    (problem,) = target.verify(trust=keys.trust).problems
+    assert problem.startswith(version_name(2))
+    again = copy_store(staging, target, keys=keys)
+    assert (again.versions, again.records, again.moved_on) == ([], 0, [])
+
+
+def test_without_a_trust_file_all_is_signed_but_what_the_gate_refused(
+    source: Store, target: Store, keys: Keys
+) -> None:
+    refused = prepare(parent=source.manifest(3), seed=9)
+    gate = Gate(passed=False, reasons=("it got worse",))
+    metrics = refused.draft.metrics.model_copy(update={"gate": gate})
+    draft = refused.draft.model_copy(update={"metrics": metrics})
+    source.publish(draft, shards=refused.shards)
+    report = copy_store(source, target, keys=Keys(signer=keys.signer))
+    assert (report.versions, report.signed, report.unsigned) == ([1, 2, 3, 4], [1, 2, 3], {})
+
+
+def test_versions_after_a_deleted_one_are_signed_again(
+    staging: Store, target: Store, keys: Keys
+) -> None:
+    delete_version(staging, 2, actor="a", reason="")
+    assert copy_store(staging, target, keys=keys).signed == [1, 3]
+    assert target.verify(trust=keys.trust).ok
+
+
+def test_the_command_signs_again_or_says_who_will_refuse_the_copy(
+    location: str, tmp_path: Path, capsys: Capture
+) -> None:
+    ann, trust = tmp_path / "key.pem", str(tmp_path / "trust.json")
+    save_trust(Path(trust), Trust({"ann": new_signer(ann).public}))
+    keys = Keys(signer=load_signer(ann), trust=load_trust(Path(trust)))
+    store = Store.open(location, keys=keys)
+    _publish(store, None, signer=keys.signer)
+    store.promote(1, channel="production", actor="a", reason="")
+    at = ("copy", "--store", location, "--to")
+    assert main([*at, str(tmp_path / "plain")]) == 0
+    assert "1 version in" in (err := capsys.readouterr().err)
+    assert "signed for another store, and servers that require signatures refuse" in err
+    assert main([*at, str(tmp_path / "signed"), "--sign", str(ann), "--trust", trust]) == 0
+    out, err = capsys.readouterr()
+    assert "1 version signed for it" in out
+    assert "note" not in err
+    strict = ("verify", "--require-signatures", "--trust", trust, "--store")
+    assert main([*strict, str(tmp_path / "plain")]) == 1
+    assert main([*strict, str(tmp_path / "signed")]) == 0
+
+
+def test_versions_of_form_1_are_signed_again_and_the_next_step_for_the_channel_is_told(
+    location: str, tmp_path: Path, capsys: Capture
+) -> None:
+    key, trust = tmp_path / "ann.pem", str(tmp_path / "trust.json")
+    save_trust(Path(trust), Trust({"ann": new_signer(key).public}))
+    store = Store.open(location)
+    old = with_form_1(prepare().publish(store), key)
+    Path(location, version_name(1)).write_bytes(reseal(old))
+    store.promote(1, channel="production", actor="a", reason="")
+    new = str(tmp_path / "new")
+    keys = ("--sign", str(key), "--trust", trust)
+    assert main(["copy", "--store", location, "--to", new, *keys]) == 0
+    step = f"promote 1 --channel production --store {new} --sign KEYFILE --trust FILE"
+    assert step in capsys.readouterr().err
+    assert main(["promote", "1", "--channel", "production", "--store", new, *keys]) == 0
+    assert Store.open(new).verify(trust=load_trust(Path(trust))).ok

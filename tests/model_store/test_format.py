@@ -8,10 +8,10 @@ from importlib.resources import files
 import pytest
 
 from model_store import spec
-from model_store.jobs.jobs import LEASE_S, MAX_CLAIMS
+from model_store.loop.jobs import LEASE_S, MAX_CLAIMS
 from model_store.records import channel, fields, inbox, jobs, manifest, quality
 from model_store.records import sealing as record
-from model_store.store import making, shard, store
+from model_store.store import making, shard, versions
 from tests.model_store.drafts import prepare
 
 TEXT = files("model_store").joinpath("FORMAT.md").read_text(encoding="utf-8")
@@ -36,17 +36,17 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         quality.ClassChange,
         quality.Confusion,
         quality.Flip,
-        manifest.Signature,
+        fields.Signature,
         channel.ChannelRecord,
         making.StoreRecord,
         inbox.ItemRecord,
-        inbox.Picture,
+        inbox.KeptPicture,
         inbox.TopClass,
         inbox.LabelRecord,
         inbox.UsedRecord,
         jobs.JobRecord,
         jobs.ClaimRecord,
-        jobs.BeatRecord,
+        jobs.HeartbeatRecord,
         jobs.MadeRecord,
         jobs.CancelRecord,
         jobs.MadeVersion,
@@ -79,9 +79,9 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"last {record.DIGEST_FIELD_BYTES} bytes" in TEXT
     assert f"at most 1 MiB and {shard.MAX_TENSORS} tensors" in TEXT
     assert shard.MAX_HEADER_BYTES == 1 << 20
-    assert store.MAX_SHARD_BYTES == 1 << 34
+    assert versions.MAX_SHARD_BYTES == 1 << 34
     assert str(fields.MAX_VERSION) in TEXT
     assert f"at most {spec.MAX_TASKS} tasks" in TEXT
-    text, newline = manifest.SIGNED_AS.decode()[:-1], manifest.SIGNED_AS[-1:]
-    assert f"the text `{text}` and a newline ({len(manifest.SIGNED_AS)} bytes)" in TEXT
+    text, newline = record.SIGNED_AS.decode()[:-1], record.SIGNED_AS[-1:]
+    assert f"the text `{text}` and a newline ({len(record.SIGNED_AS)} bytes)" in TEXT
     assert newline == b"\n"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from model_store import machine, precision
+from model_store import precision
 from model_store.errors import WrongUsage
+from model_store.host import machine
 from model_store.precision import Trial, choose, refuse_unless_it_runs, try_in_child, try_out
 from model_store.records.quality import Reduced
 

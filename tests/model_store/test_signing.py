@@ -12,12 +12,13 @@ import pytest
 
 from model_store.errors import RecordInvalid, SignatureRefused, WrongUsage
 from model_store.layout import version_name
-from model_store.records.manifest import Manifest, decode, encode
-from model_store.records.quality import Calibration
+from model_store.records.manifest import Manifest, decode, encode, reseal
+from model_store.records.quality import Calibration, Gate
 from model_store.records.sealing import canonical, seal
 from model_store.records.signing import (
     Signer,
     Trust,
+    check_signature,
     load_signer,
     load_trust,
     new_signer,
@@ -26,6 +27,7 @@ from model_store.records.signing import (
 from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 from tests.model_store.drafts import prepare
+from tests.model_store.form_1 import changed, with_form_1
 
 
 @pytest.fixture
@@ -43,36 +45,36 @@ def trust(ann: Signer) -> Trust:
     return Trust({"ann": ann.public})
 
 
-def _signed(signer: Signer | None, *, version: int = 1) -> Manifest:
-    sealed = encode(prepare().draft, version=version, signer=signer)
+STORE = "0" * 32
+OTHER = "f" * 32
+
+
+def _signed(
+    signer: Signer | None, *, version: int = 1, store: str = STORE, gate: Gate | None = None
+) -> Manifest:
+    draft = prepare().draft
+    draft = draft.model_copy(update={"metrics": draft.metrics.model_copy(update={"gate": gate})})
+    sealed = encode(draft, version=version, store=store, signer=signer)
     return decode("x", sealed, version=version)
-
-
-def _changed(manifest: Manifest, **members: Any) -> Manifest:
-    """The same manifest with other members, sealed anew by someone without the key."""
-    signature = manifest.signature and manifest.signature.model_dump()
-    body = json.loads(encode(manifest, version=manifest.version))
-    body = {**body, "signature": signature, **members}
-    del body["digest"]
-    return decode("x", seal(body), version=body["version"])
 
 
 def test_a_published_version_names_its_signer(store: Store, ann: Signer, trust: Trust) -> None:
     prepared = prepare()
     manifest = store.publish(prepared.draft, shards=prepared.shards, signer=ann)
-    assert trust.check(manifest) == "ann"
-    assert trust.check(store.manifest(1)) == "ann"
+    assert trust.check(manifest, store=store.id) == "ann"
+    assert trust.check(store.manifest(1), store=store.id) == "ann"
     assert store.verify(trust=trust).problems == ()
 
 
 def test_the_signature_is_that_of_the_documented_bytes(ann: Signer) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-    body = json.loads(encode(prepare().draft, version=1, signer=ann))
+    body = json.loads(encode(prepare().draft, version=1, store=STORE, signer=ann))
     signature = body.pop("signature")
     del body["digest"]
     key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature["key"]))
-    message = b"dne-serve manifest\n" + canonical(body)
+    signed = {"kind": "manifest", "record": body, "store": STORE}
+    message = b"dne-serve signature 2\n" + canonical(signed)
     key.verify(bytes.fromhex(signature["value"]), message)
 
 
@@ -97,17 +99,17 @@ def test_a_version_that_lost_the_race_for_its_number_is_signed_under_the_next(
     prepared = prepare()
     manifest = store.publish(prepared.draft, shards=prepared.shards, signer=ann)
     assert manifest.version == 2
-    assert trust.check(manifest) == "ann"
+    assert trust.check(manifest, store=store.id) == "ann"
 
 
 def test_unsigned_is_refused_where_signatures_are_required(trust: Trust) -> None:
     with pytest.raises(SignatureRefused, match="it is not signed"):
-        trust.check(_signed(None))
+        trust.check(_signed(None), store=STORE)
 
 
 def test_a_key_that_is_not_trusted_is_refused_and_named(trust: Trust, bob: Signer) -> None:
     with pytest.raises(SignatureRefused, match=bob.public):
-        trust.check(_signed(bob))
+        trust.check(_signed(bob), store=STORE)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_whatever_is_changed_after_signing_is_refused(
     ann: Signer, trust: Trust, members: dict[str, Any]
 ) -> None:
     with pytest.raises(SignatureRefused, match="does not fit"):
-        trust.check(_changed(_signed(ann), **members))
+        trust.check(changed(_signed(ann), **members), store=STORE)
 
 
 def test_a_trusted_key_over_another_ones_signature_is_refused(
@@ -132,18 +134,63 @@ def test_a_trusted_key_over_another_ones_signature_is_refused(
 ) -> None:
     forged = _signed(bob).signature
     assert forged is not None
-    signature = {"key": ann.public, "value": forged.value}
+    signature = {**forged.model_dump(), "key": ann.public}
     with pytest.raises(SignatureRefused, match="does not fit"):
-        trust.check(_changed(_signed(bob), signature=signature))
+        trust.check(changed(_signed(bob), signature=signature), store=STORE)
 
 
 def test_a_signature_for_another_purpose_is_none_for_a_manifest(ann: Signer, trust: Trust) -> None:
     body = json.loads(encode(prepare().draft, version=1))
     del body["digest"]
-    bare = ann.sign(canonical(body)).model_dump()
+    bare = ann.sign(body, kind="channel", store=STORE).model_dump()
     manifest = decode("x", seal({**body, "signature": bare}), version=1)
     with pytest.raises(SignatureRefused, match="does not fit"):
-        trust.check(manifest)
+        trust.check(manifest, store=STORE)
+
+
+def test_a_signature_for_another_store_is_refused(ann: Signer, trust: Trust) -> None:
+    with pytest.raises(SignatureRefused, match=f"signed for store {OTHER}.*copy --to STORE --sign"):
+        trust.check(_signed(ann, store=OTHER), store=STORE)
+
+
+def test_a_signature_that_claims_another_store_than_it_was_made_for_does_not_fit(
+    ann: Signer, trust: Trust
+) -> None:
+    made = _signed(ann, store=OTHER)
+    assert made.signature is not None
+    moved = changed(made, signature={**made.signature.model_dump(), "store": STORE})
+    with pytest.raises(SignatureRefused, match="does not fit"):
+        trust.check(moved, store=STORE)
+
+
+def test_a_signature_of_form_1_fits_and_is_refused_where_signatures_are_required(
+    ann: Signer, trust: Trust, tmp_path: Path
+) -> None:
+    old = with_form_1(_signed(None), tmp_path / "ann.pem")
+    check_signature(old, name="x")
+    with pytest.raises(SignatureRefused, match=r"form 1, which fits any store.*copy --to STORE"):
+        trust.check(old, store=STORE)
+
+
+def test_a_version_that_the_gate_refused_is_published_without_a_signature(
+    store: Store, ann: Signer
+) -> None:
+    prepared = prepare()
+    metrics = prepared.draft.metrics.model_copy(
+        update={"gate": Gate(passed=False, reasons=("it got worse",))}
+    )
+    draft = prepared.draft.model_copy(update={"metrics": metrics})
+    assert store.publish(draft, shards=prepared.shards, signer=ann).signature is None
+
+
+def test_a_signed_version_that_the_gate_refused_is_trusted_only_if_it_was_forced(
+    ann: Signer, trust: Trust
+) -> None:
+    refused = Gate(passed=False, reasons=("it got worse",))
+    with pytest.raises(SignatureRefused, match="the gate refused it, and nobody forced it"):
+        trust.check(_signed(ann, gate=refused), store=STORE)
+    forced = _signed(ann, gate=refused.model_copy(update={"forced": True}))
+    assert trust.check(forced, store=STORE) == "ann"
 
 
 def test_verify_notices_a_signature_that_does_not_fit_whoever_is_trusted(
@@ -153,11 +200,7 @@ def test_verify_notices_a_signature_that_does_not_fit_whoever_is_trusted(
     store = Store.create("models", objects=held)
     prepared = prepare()
     manifest = store.publish(prepared.draft, shards=prepared.shards, signer=ann)
-    changed = _changed(manifest, transaction="0" * 32)
-    assert changed.signature is not None
-    body = {**json.loads(encode(changed, version=1)), "signature": changed.signature.model_dump()}
-    del body["digest"]
-    held.held[version_name(1)] = seal(body)
+    held.held[version_name(1)] = reseal(changed(manifest, transaction="0" * 32))
     assert [problem for problem in store.verify().problems if "does not fit" in problem]
 
 

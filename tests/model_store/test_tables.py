@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from model_store.tables import columns, counted, percent, printable, size
+from model_store.tables import columns, counted, csv_cell, percent, printable, size
 from tests.packaging.project import ROOT
 
 
@@ -69,3 +69,20 @@ def test_no_other_place_writes_percentages_by_hand() -> None:
         if by_hand.search(line)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+1", "-1", "@A1", "\t=1", "\r", "\n=1", "  =1", "\uff1d1"]
+)
+def test_no_cell_of_csv_is_a_formula(text: str) -> None:
+    assert csv_cell(text).startswith("'")
+    assert csv_cell(text).isprintable()
+
+
+def test_other_cells_of_csv_stay_as_they_are() -> None:
+    for text in ("", "cat", "a=b", "1-2", "'"):
+        assert csv_cell(text) == text
+
+
+def test_bidirectional_overrides_do_not_turn_a_line_round() -> None:
+    assert printable("a\u202eb\u2066c\u200fd") == "a\ufffdb\ufffdc\ufffdd"

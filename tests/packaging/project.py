@@ -58,11 +58,13 @@ def run(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 
 
 def tool(name: str) -> str:
-    """Find a tool of deploy/tools.lock, or skip the test: `make test-deploy` installs them."""
+    """Find a tool of deploy/tools.lock, or skip the test. `make test SUITE=deploy` installs it."""
     folders = f"{ROOT / '.tools/bin'}{os.pathsep}{os.environ.get('PATH', '')}"
     found = shutil.which(name, path=folders)
     if found is None:
-        pytest.skip(f"{name.upper()} WAS NOT TRIED: it is not installed; `make test-deploy` does")
+        pytest.skip(
+            f"{name.upper()} WAS NOT TRIED: not installed; `make test SUITE=deploy` does it"
+        )
     return found
 
 

@@ -14,7 +14,7 @@ import pytest
 import model_store
 from tests.packaging.project import PACKAGES, ROOT, pyproject
 
-TORCH_MODULES = {"network", "inference", "codec", "preprocess", "onnx"}
+TORCH_MODULES = {"network", "inference", "codec", "preprocess", "onnx", "report"}
 
 
 def constraints() -> dict[str, str]:

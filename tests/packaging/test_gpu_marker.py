@@ -17,7 +17,7 @@ def test_tests_that_need_a_gpu_are_skipped_loudly() -> None:
         pytest.skip("THE ABSENCE OF A GPU NOT TRIED: there is one")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-r", "N"]
     ended = subprocess.run(
-        [*command, "tests/dne_serve/test_cuda.py"],
+        [*command, "tests/dne_serve/engines/test_cuda.py"],
         capture_output=True,
         text=True,
         cwd=ROOT,

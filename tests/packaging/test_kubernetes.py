@@ -33,7 +33,7 @@ from tests.packaging.kubernetes import (
     written,
 )
 from tests.packaging.project import ROOT, sources
-from trainer.cli import parser
+from trainer.cli import build_parser
 
 PLACEHOLDER = re.compile(r"dne-serve:set-by-\w+-\w+")
 AWS = re.compile(r"`(AWS_[A-Z_]+)`")
@@ -170,7 +170,7 @@ def test_the_trainer_takes_every_option() -> None:
         assert container["command"] == ["dne-train"]
         assert ("--if-needed" in container["args"]) is (container["args"][0] == "deepen")
         arguments = [word.replace("$(CPU_LIMIT)", "4") for word in container["args"]]
-        asked = parser().parse_args(arguments)
+        asked = build_parser().parse_args(arguments)
         commands.add(arguments[0])
         assert asked.threads == 4
         mounts = {Path(mount["mountPath"]) for mount in container["volumeMounts"]}

@@ -1,5 +1,5 @@
-"""The dashboard and the rules ask for metrics that the server has. `make test-scale` asks a real
-Prometheus."""
+"""The dashboard and the rules ask for metrics that the server has. `make test SUITE=scale` asks
+a real Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dne_serve.rollout.metrics import Metrics
+from dne_serve.observe.metrics import Metrics
 from tests.packaging.monitoring import (
     COMPARISON,
     PROMETHEUS,

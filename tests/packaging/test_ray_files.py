@@ -1,4 +1,4 @@
-"""`deploy/ray/serve.yaml` names what exists. `make test-scale` deploys it to a real Ray."""
+"""`deploy/ray/serve.yaml` names what exists. `make test SUITE=scale` deploys it to a real Ray."""
 
 from __future__ import annotations
 

@@ -10,14 +10,12 @@ from tests.packaging.import_graph import (
     PACKAGES,
     cycles,
     import_graph,
-    longest_chain,
     modules,
     modules_by_folder,
 )
 from tests.packaging.project import ROOT
 
 MOST_MODULES = 12
-MOST_DEPTH = 10
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -29,14 +27,6 @@ def test_no_room_is_crowded(package: str) -> None:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_modules_import_each_other(package: str) -> None:
     assert cycles(import_graph(package)) == []
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_imports_are_not_deep(package: str) -> None:
-    graph = import_graph(package)
-    entrance = f"{package}.__main__"  # it only starts the command
-    chain = longest_chain({name: below for name, below in graph.items() if name != entrance})
-    assert len(chain) - 1 <= MOST_DEPTH, " > ".join(chain)
 
 
 def test_every_room_says_what_it_is_for() -> None:
@@ -51,7 +41,6 @@ def test_every_room_stands_in_the_architecture() -> None:
     assert sorted(name for name in rooms if f"{name}/ " not in text) == []
 
 
-def test_a_cycle_and_a_long_chain_are_noticed() -> None:
+def test_a_cycle_is_noticed() -> None:
     graph = {"a": frozenset({"b"}), "b": frozenset({"c"}), "c": frozenset({"b"})}
     assert cycles(graph) == [["b", "c"]]
-    assert longest_chain({"a": frozenset({"b"}), "b": frozenset()}) == ["a", "b"]

@@ -10,10 +10,10 @@ from pathlib import Path
 import yaml
 
 from model_store import __version__
-from tests.conftest import LONGEST
 from tests.packaging.project import ROOT, pyproject, tracked_files
 
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:home|root|Users|work|mnt|tmp/bash_jobs)/[\w.-]+")
+MOST_TARGETS = 14
 TEXT = {".md", ".py", ".toml", ".txt", ".yaml", ".yml", ".html", ".css", ".js", ".json", ""}
 
 
@@ -60,8 +60,26 @@ def test_every_link_between_documents_leads_somewhere() -> None:
     assert broken == []
 
 
+def decision_records() -> list[Path]:
+    folders = ROOT / "docs/adr", ROOT / "docs/notebook"
+    return sorted(path for folder in folders for path in folder.glob("[0-9]*.md"))
+
+
+def test_the_index_of_decisions_lists_every_record_with_its_status() -> None:
+    rows = re.findall(
+        r"^\| \[(\d{3})\]\((\S+)\) \| .+ \| (.+) \|$",
+        (ROOT / "docs/adr/README.md").read_text(),
+        re.MULTILINE,
+    )
+    places = [(ROOT / "docs/adr" / target).resolve() for _, target, _ in rows]
+    assert places == sorted(decision_records(), key=lambda path: path.name)
+    assert [number for number, _, _ in rows] == [path.name[:3] for path in places]
+    known = re.compile(r"binding|measured|superseded by \d{3}")
+    assert [status for _, _, status in rows if not known.match(status)] == []
+
+
 def test_every_decision_record_has_its_number_and_a_title() -> None:
-    records = sorted((ROOT / "docs/adr").glob("*.md"))
+    records = decision_records()
     wrong = [
         path.name
         for path in records
@@ -104,7 +122,25 @@ def test_make_lists_every_target() -> None:
     targets = re.findall(r"^\.PHONY: (.*)$", text, re.MULTILINE)[0].split()
     done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True)
     assert [name for name in targets if f"make {name} " not in done.stdout] == []
+    assert len(targets) <= MOST_TARGETS
 
 
-def test_the_files_that_run_first_are_there() -> None:
-    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
+def test_a_suite_that_is_unknown_ends_make_with_the_list_of_all() -> None:
+    every = " ".join(sorted(suites()))
+    for name in ("test", "", "long faults"):
+        asked = ["make", "test", f"SUITE={name}"]
+        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert f"there is no suite '{name}'; choose one of {every}." in done.stderr
+
+
+def test_make_lists_every_suite_and_the_texts_name_no_other() -> None:
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert [name for name in suites() if f"\n  {name} " not in shown] == []
+    texts = "".join(path.read_text() for path in tracked_files() if path.suffix in TEXT)
+    named = set(re.findall(r"make test SUITE=([a-z][a-z-]*)", texts))
+    assert {"long", *named} <= {*suites()}
+
+
+def suites() -> list[str]:
+    return re.findall(r"^suite-([a-z-]+) :=", (ROOT / "Makefile").read_text(), re.MULTILINE)

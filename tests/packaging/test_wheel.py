@@ -1,4 +1,4 @@
-"""A wheel that is built here works in an empty environment: `make test-wheel`."""
+"""A wheel that is built here works in an empty environment: `make test SUITE=wheel`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_client_works_alone_without_torch(wheel: Path, tmp_path: Path) -> No
     alone = Environment(tmp_path, wheel)
     alone.install("--no-deps", str(wheel))
     alone.install("httpx")
-    for arguments in (["--help"], ["--version"], ["predict", "--help"], ["completion", "zsh"]):
+    for arguments in (["--help"], ["--version"], ["predict", "--help"]):
         done = alone.run("dne", *arguments)
         assert (done.returncode, done.stderr) == (0, ""), arguments
     (alone.home / "photo.jpg").write_bytes(b"not asked")
@@ -70,6 +70,9 @@ def test_the_client_works_alone_without_torch(wheel: Path, tmp_path: Path) -> No
     missing = alone.run("dne", "train", "add-task", "--data", "animals")
     assert missing.returncode == 2
     assert "pip install dne-serve brings it" in missing.stderr
+    scripts = alone.run("dne", "completion", "zsh")
+    assert scripts.returncode == 2
+    assert "pip install dne-serve brings it" in scripts.stderr
     demo = alone.run("dne", "demo")
     assert demo.returncode == 2
     assert "pip install 'dne-serve[demo]' brings it" in demo.stderr

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from dne_serve.rollout.settling import age_s
+from dne_serve.rollout.cutover import age_s
 from model_store.records.channel import ChannelRecord
 from tests.live_server import wait_for
 from tests.scale.fleet import url_of

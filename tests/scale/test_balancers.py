@@ -10,26 +10,42 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.campaigns import AddRow
 from tests.live_server import wait_for
 from tests.s3_server import free_ports
 from tests.scale.conftest import Bucket
-from tests.scale.fleet import Fleet, Moves, Seen, Sessions, balancer, running, served_by
+from tests.scale.fleet import (
+    AT_LEAST,
+    Fleet,
+    Moves,
+    Seen,
+    Sessions,
+    balancer,
+    running,
+    served_by,
+    status,
+    url_of,
+)
+from tests.trained_store import ROOT
 
 MINUTES = float(os.environ.get("SCALE_MINUTES", "10"))
 SHORT_MINUTES = min(MINUTES, 3.0)
 RESTARTS = 3
 OUTAGE_S = 60.0
 AFTERWARDS = 7
+LATE_S = 3.0
 SETTINGS = {"DNE_DRAIN_SECONDS": "3"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -61,10 +77,14 @@ class Campaign:
         assert (self.seen.never_named, self.seen.went_back) == (0, 0)
 
 
-@contextmanager
-def campaign(name: str, bucket: Bucket, folder: Path) -> Iterator[Campaign]:
+def skip_without(name: str) -> None:
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed: NOTHING WAS TRIED BEHIND IT")
+
+
+@contextmanager
+def campaign(name: str, bucket: Bucket, folder: Path) -> Iterator[Campaign]:
+    skip_without(name)
     front, *ports = free_ports(4)
     fleet = Fleet(bucket.location, ports=ports, folder=folder, settings=SETTINGS)
     moves = Moves(bucket.trained.served)
@@ -164,3 +184,43 @@ def stop_for_a_while(bucket: Bucket, how: str) -> None:
     process.send_signal(signal.SIGSTOP)
     time.sleep(OUTAGE_S)
     process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("name", ["haproxy", "nginx"])
+def test_a_balancer_answers_when_servers_are_late_and_one_has_died(
+    name: str, tmp_path: Path, scale_row: AddRow
+) -> None:
+    """The last try of a request may meet the dead server, before the balancer has noticed it."""
+    skip_without(name)
+    front, *ports = free_ports(4)
+    with (
+        late_servers(ports) as servers,
+        balancer(name, front, ports, tmp_path) as url,
+        httpx.Client(base_url=url, timeout=20) as client,
+    ):
+        first = [client.post("/predict", headers={AT_LEAST: "1"}) for _ in range(10)]
+        servers[0].kill()
+        killed = time.monotonic()
+        late: list[httpx.Response] = []
+        while time.monotonic() < killed + LATE_S:
+            late.append(client.post("/predict", headers={AT_LEAST: "2"}))
+    assert {one.status_code for one in first} == {200}
+    assert {(one.status_code, one.headers.get("retry-after")) for one in late} == {(503, "1")}
+    scale_row(
+        f"{name}: two servers are late, one has died",
+        f"{len(late)} requests in {LATE_S:g} s on one connection",
+        "all answered with 503 and Retry-After",
+    )
+
+
+@contextmanager
+def late_servers(ports: Sequence[int]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    command = [sys.executable, "-m", "tests.scale.late_server"]
+    processes = [subprocess.Popen([*command, str(port)], cwd=ROOT) for port in ports]
+    try:
+        wait_for(lambda: all(status(url_of(port)) == 200 for port in ports), seconds=30)
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

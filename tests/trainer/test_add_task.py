@@ -82,7 +82,7 @@ def test_the_answer_is_the_one_the_design_promises(
         *("version", "parent", "tasks", "classes", "new_classes", "accuracy", "promoted"),
         *("refused", "delta_bytes", "total_bytes", "memory_bytes", "seconds"),
         *("calibration", "unknown", "gate"),
-        *("extended", "forecast", "judged", "verdict", "notes", "deepened", "deeper"),
+        *("extended", "forecast", "judged", "verdict", "notes", "deepened", "adapted", "deeper"),
         *("advice", "served"),
     }
     assert (facts["version"], facts["parent"]) == (2, 1)
@@ -243,7 +243,7 @@ def test_validation_images_judge_instead_of_held_out_ones(
     assert (metrics.source, metrics.images, set(metrics.per_class)) == ("validation", 6, {"a", "2"})
     foreign = write_classes(tmp_path / "foreign", ["zebra"], images=3)
     signs = write_classes(tmp_path / "signs", ["+"])
-    with pytest.raises(WrongUsage, match=r"--val-data .*'zebra', which the model does not know"):
+    with pytest.raises(WrongUsage, match=r"`val_data=.*'zebra', which the model does not know"):
         learn(asked(store, signs, shape=LATER, val_data=foreign))
 
 

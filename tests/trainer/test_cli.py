@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from model_store.records.signing import new_signer
+from model_store.records.signing import Trust, new_signer, save_trust
 from model_store.store.store import Store
 from tests.trainer.command import Command
+from tests.trainer.data.sources.forms import zipped
 from tests.trainer.folders import write_classes
-from tests.trainer.sources.forms import zipped
 from trainer.cli import main
 
 
@@ -274,11 +274,13 @@ def test_a_version_is_signed_with_the_key_that_is_given(
     dne_train: Command, letters: Path, digits: Path, tmp_path: Path
 ) -> None:
     signer = new_signer(tmp_path / "key.pem")
-    assert dne_train.add(letters, "--sign", tmp_path / "key.pem") == 0
+    save_trust(tmp_path / "trust.json", Trust({"ann": signer.public}))
+    trust = ("--trust", tmp_path / "trust.json")
+    assert dne_train.add(letters, "--sign", tmp_path / "key.pem", *trust) == 0
     signature = Store.open(str(dne_train.store)).manifest(1).signature
     assert signature is not None
     assert signature.key == signer.public
-    assert dne_train.add(digits, "--sign", tmp_path / "no-such-key.pem") != 0
+    assert dne_train.add(digits, "--sign", tmp_path / "no-such-key.pem", *trust) != 0
     assert "no-such-key.pem" in dne_train.err
     assert dne_train.versions == [1]
 
@@ -307,7 +309,7 @@ def test_shares_are_taken_as_people_write_them(
 ) -> None:
     """Two images of each class are held out: too few to show it."""
     assert dne_train.add(letters, "--min-new", given, "--json") == 3
-    assert "--min-new 100.0 % cannot be judged" in json.loads(dne_train.out)["refused"]
+    assert "a least accuracy of 100.0 % cannot be judged" in json.loads(dne_train.out)["refused"]
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_evaluate_tells_how_unknown_images_are_told(
     dne_train: Command, letters: Path, digits: Path
 ) -> None:
     dne_train.add(letters)
-    assert "unknown images are told by 4 held-out ones only" in dne_train.out
+    assert "only 4 held-out images set the threshold for unknown images" in dne_train.out
     arguments = ("evaluate", "--data", letters, "--unknown-data", digits)
     assert dne_train(*arguments, "--json") == 0
     told = json.loads(dne_train.out)["unknown"]

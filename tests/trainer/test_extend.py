@@ -146,8 +146,8 @@ def test_one_image_is_enough_to_extend_and_is_not_held_out(store: Path, tmp_path
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"name": "again"}, "--name and --heads do not fit"),
-        ({"shape": NetworkShape(heads=2)}, "--heads"),
+        ({"name": "again"}, "`name` and `heads` do not fit"),
+        ({"shape": NetworkShape(heads=2)}, "`heads`"),
     ],
 )
 def test_what_an_extension_cannot_have_is_wrong_usage(

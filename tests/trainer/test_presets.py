@@ -60,9 +60,9 @@ def test_a_later_task_may_repeat_the_sizes() -> None:
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        (NetworkShape(preset="paper"), r"--preset paper \(--image-size 32\) does not fit"),
-        (NetworkShape(depth=5), "--depth 5 does not fit: the first task has fixed depth 2"),
-        (NetworkShape(preset="tiny", patch_size=8), "--patch-size 8 does not fit"),
+        (NetworkShape(preset="paper"), r"`preset=paper` \(`image_size=32`\) does not fit"),
+        (NetworkShape(depth=5), "`depth=5` does not fit: the first task has fixed depth 2"),
+        (NetworkShape(preset="tiny", patch_size=8), "`patch_size=8` does not fit"),
     ],
 )
 def test_a_later_task_may_not_change_the_sizes(shape: NetworkShape, sentence: str) -> None:

@@ -66,7 +66,7 @@ class WeightFile:
 def read_weight_file(path: Path) -> WeightFile:
     """Read a file or an index. Raise DataRejected for anything but safetensors."""
     if not path.is_file():
-        raise WrongUsage(f"--pretrained {path} is not a file")
+        raise WrongUsage(f"`pretrained={path}` is not a file")
     if path.name.endswith(INDEX):
         return _read_indexed(path)
     data = _read(path, most=MAX_FILE_BYTES)
@@ -135,7 +135,7 @@ def _read(path: Path, *, most: int) -> bytes:
             raise DataRejected(f"{path} is larger than {most / (1 << 30):.2g} GiB")
         return path.read_bytes()
     except OSError as error:
-        raise WrongUsage(f"--pretrained {path}: {error.strerror}") from error
+        raise WrongUsage(f"`pretrained={path}`: {error.strerror}") from error
 
 
 def read_json(path: Path, data: bytes | None = None) -> dict[str, object]:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TypeGuard
 
 from model_store.errors import DataRejected
+from model_store.records.manifest import LARGEST_MEAN, SMALLEST_STD
 from model_store.spec import Activation
 from trainer.backbones.files import read_json
 
 LARGEST = 1e30  # infinity and NaN are no numbers here
+SMALLEST = 1e-30  # less becomes 0 in float32
 Triple = tuple[float, float, float]
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -112,8 +114,8 @@ class _Said:
         found = self.members.get(name)
         if found is None:
             return None
-        if not _is_number(found) or found <= 0:
-            raise self.senseless(name, "a number above 0")
+        if not _is_number(found) or found < SMALLEST:
+            raise self.senseless(name, f"a number above 0, at least {SMALLEST:g}")
         return float(found)
 
     def between_0_and_1(self, name: str) -> float | None:
@@ -133,10 +135,12 @@ class _Said:
     def normalisation(self, mean: str, std: str) -> tuple[Triple, Triple] | None:
         if self.members.get(mean) is None or self.members.get(std) is None:
             return None
-        deviations = self._triple(std)
-        if min(deviations) <= 0:
-            raise self.senseless(std, "three numbers above 0")
-        return self._triple(mean), deviations
+        means, deviations = self._triple(mean), self._triple(std)
+        if max(map(abs, (*means, *deviations))) > LARGEST_MEAN:
+            raise self.senseless(mean, f"three numbers, and {std} too, of at most {LARGEST_MEAN:g}")
+        if min(deviations) < SMALLEST_STD:
+            raise self.senseless(std, f"three numbers above 0, each at least {SMALLEST_STD:g}")
+        return means, deviations
 
     def _triple(self, name: str) -> Triple:
         found = self.members[name]

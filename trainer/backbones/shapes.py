@@ -301,6 +301,6 @@ def attention_heads_of(path: Path, *, width: int, asked: int | None, settings: S
         return heads
     if asked < 1 or width % asked:
         raise WrongUsage(
-            f"--attention-heads {asked}: the {width} channels of {path} cannot be cut like that"
+            f"`attention_heads={asked}`: the {width} channels of {path} cannot be cut like that"
         )
     return asked

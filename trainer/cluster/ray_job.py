@@ -5,19 +5,54 @@ The laptop and the cluster speak JSON over HTTP. Nothing that the cluster sends 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import getpass
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Protocol
 
 from model_store.cli.command import EXIT_FAILED, EXIT_NOT_PROMOTED, EXIT_OK, EXIT_USAGE
 from model_store.errors import DneError, WrongUsage
-from trainer.cluster.entrypoint import Entrypoint, make_entrypoint
-from trainer.cluster.job_output import JobOutput
+from trainer.cluster.entrypoint import Entrypoint, Sent, make_entrypoint
+
+
+class JobOutput:
+    """Output of a job, as it comes. A stream that begins again is not shown twice."""
+
+    def __init__(self, *, mark: str) -> None:
+        self._mark = mark
+        self._text = ""
+        self._skip = 0
+        self._shown = 0
+        self._answer_at: int | None = None
+
+    def begin_again(self) -> None:
+        """Expect the stream from its beginning."""
+        self._skip = len(self._text)
+
+    def take(self, text: str) -> Iterator[str]:
+        """Take the next piece, and yield the lines of progress that it completes."""
+        skipped = min(self._skip, len(text))
+        self._skip -= skipped
+        self._text += text[skipped:]
+        while self._answer_at is None:
+            end = self._text.find("\n", self._shown)
+            if end < 0:
+                return
+            line = self._text[self._shown : end]
+            self._shown = end + 1
+            if line == self._mark:
+                self._answer_at = self._shown
+            else:
+                yield line
+
+    @property
+    def answer(self) -> str:
+        """The answer of the command, without the line break at its end."""
+        return "" if self._answer_at is None else self._text[self._answer_at :].rstrip("\n")
+
 
 OWN_CODES = frozenset({EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_PROMOTED})
 RECONNECTS = 5
@@ -48,20 +83,16 @@ class JobClient(Protocol):
 
 
 def run_on_ray(
-    options: argparse.Namespace,
-    arguments: Sequence[str],
-    *,
-    connect: Callable[[str], JobClient] | None = None,
+    sent: Sent, *, address: str, connect: Callable[[str], JobClient] | None = None
 ) -> int:
     """Submit the command and follow it. Print its answer and return its exit code."""
-    client = (connect or connect_to_ray)(options.ray_address)
-    entrypoint = make_entrypoint(options, arguments)
-    if "://" not in options.store:
-        _say(f"note: the cluster must see the store {options.store} as the same folder")
-    job = _submit(client, entrypoint, options)
+    client = (connect or connect_to_ray)(address)
+    entrypoint = make_entrypoint(sent)
+    if "://" not in sent.store:
+        _say(f"note: the cluster must see the store {sent.store} as the same folder")
+    job = _submit(client, entrypoint, sent)
     _say(
-        f"job {job} of {options.ray_address}: Ctrl-C stops it; to follow it again: "
-        f"ray job logs --follow {job}"
+        f"job {job} of {address}: Ctrl-C stops it; to follow it again: ray job logs --follow {job}"
     )
     output = JobOutput(mark=entrypoint.mark)
     try:
@@ -79,7 +110,7 @@ def connect_to_ray(address: str) -> JobClient:
     """Connect to the dashboard of a cluster. WrongUsage if Ray is not installed here."""
     if not address.startswith(("http://", "https://")):
         raise WrongUsage(
-            f"--ray-address {address} is not the address of a dashboard: "
+            f"`ray_address={address}` is not the address of a dashboard: "
             "give one such as http://head-node:8265"
         )
     try:
@@ -95,7 +126,7 @@ def connect_to_ray(address: str) -> JobClient:
     return client
 
 
-def _submit(client: JobClient, entrypoint: Entrypoint, options: argparse.Namespace) -> str:
+def _submit(client: JobClient, entrypoint: Entrypoint, sent: Sent) -> str:
     # The history of the channel names the person who asked. The job ends as it would at Ctrl-C.
     variables = {"LOGNAME": _user(), "RAY_JOB_STOP_SIGNAL": "SIGINT"}
     environment: dict[str, Any] = {"env_vars": variables}
@@ -106,8 +137,8 @@ def _submit(client: JobClient, entrypoint: Entrypoint, options: argparse.Namespa
         return client.submit_job(
             entrypoint=entrypoint.line,
             runtime_env=environment,
-            entrypoint_num_cpus=options.threads or 1,
-            entrypoint_num_gpus=1 if options.device == "cuda" else 0,
+            entrypoint_num_cpus=sent.threads,
+            entrypoint_num_gpus=sent.gpus,
         )
     except Exception as error:
         raise JobFailed(f"the Ray cluster did not take the job: {_reason(error)}") from error

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from trainer.ranks.part import Part
+from trainer.ranks.ranks import Part
 
 PADDING_SHARE = 1 / 8  # 4 pixels of 32
 SMALLEST_FOR_STANDARD = 32
@@ -27,6 +28,14 @@ CHANCE = 0.5  # that a drawn operation is carried out
 MAX_SHEAR = 0.3
 MAX_SHIFT = 0.45  # of the image's width
 MAX_ROTATION = math.radians(30)
+
+
+class Changes(Protocol):
+    """Random changes to a batch of images, or to a part of it."""
+
+    def __call__(
+        self, images_BCHW: Tensor, generator: Generator, part: Part | None = None, /
+    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +76,7 @@ class Augmentation:
         """
         if not (self.crop or self.flip or self.rand_augment):
             return images_BCHW
-        draws = _Draws(part or Part.of(len(images_BCHW)), images_BCHW.device, generator)
+        draws = Draws(part or Part.of(len(images_BCHW)), images_BCHW.device, generator)
         affine = torch.eye(3, device=images_BCHW.device).expand(draws.count, 3, 3)
         if self.crop:
             affine = _crop(draws, size=images_BCHW.shape[-1]) @ affine
@@ -84,7 +93,7 @@ class Augmentation:
         return images
 
 
-class _Draws:
+class Draws:
     """Random numbers for a batch, one for each image."""
 
     def __init__(self, part: Part, device: torch.device, generator: Generator) -> None:
@@ -107,7 +116,7 @@ class _Draws:
         return drawn[self._part.rows].to(self._device)
 
 
-def _crop(draws: _Draws, *, size: int) -> Tensor:
+def _crop(draws: Draws, *, size: int) -> Tensor:
     """Draw a window of the padded image, at whole pixels."""
     padding = max(1, round(size * PADDING_SHARE))
     step = 2 / size  # of a pixel, where an image reaches from -1 to 1
@@ -115,7 +124,7 @@ def _crop(draws: _Draws, *, size: int) -> Tensor:
     return _affine(draws.count, x.device, shift_x=x, shift_y=y)
 
 
-def _flip(draws: _Draws) -> Tensor:
+def _flip(draws: Draws) -> Tensor:
     return _affine(draws.count, draws.uniform().device, scale_x=draws.sign())
 
 
@@ -243,7 +252,7 @@ class _Round:
     strength_B: Tensor
 
     @classmethod
-    def draw(cls, draws: _Draws) -> _Round:
+    def draw(cls, draws: Draws) -> _Round:
         operations = len(AFFINES) + len(RECOLOURS)
         operation = draws.below(operations)
         operation = torch.where(draws.uniform() < CHANCE, operation, operations)

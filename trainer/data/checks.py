@@ -31,24 +31,25 @@ def refuse_nested(listing: Listing) -> None:
         return
     if not isinstance(listing.folder, Path):
         raise WrongUsage(
-            f"--data {shown(listing.folder)} has its class folders one level deeper, in "
+            f"`data={shown(listing.folder)}` has its class folders one level deeper, in "
             f"{_named(list(split))}: pack them without the folders above, or take those as groups "
-            "with --hierarchy folders"
+            "with `hierarchy=folders`"
         )
     names = {name.lower(): folder for name, folder in split.items()}
     to_learn = [name for name in names if name not in JUDGE_NAMES] or list(names)
     first = names.get("train", names[to_learn[0]])
-    use = f"--data {shown(first)}"
+    use = f"`data={shown(first)}`"
     if "train" not in names and len(to_learn) > 1:
         raise WrongUsage(
-            f"--data {shown(listing.folder)} has its class folders one level deeper, in "
-            f"{counted(len(to_learn), 'folder')}: give one of them at a time, as with {use}"
+            f"`data={shown(listing.folder)}` has its class folders one level deeper, in "
+            f"{counted(len(to_learn), 'folder')}: give one of them at a time, as with {use}; if "
+            "these are folders of images of one class, use `groups=folders`"
         )
     judge = next((names[name] for name in JUDGE_NAMES if name in names), None)
     if judge is not None and judge != first:
-        use += f" --val-data {shown(judge)}"
+        use += f" `val_data={shown(judge)}`"
     raise WrongUsage(
-        f"--data {shown(listing.folder)} has its class folders one level deeper: use {use}"
+        f"`data={shown(listing.folder)}` has its class folders one level deeper: use {use}"
     )
 
 
@@ -69,7 +70,7 @@ def refuse_known_classes(listing: Listing, known: Collection[str]) -> None:
     if again:
         raise DataRejected(
             f"the model knows {_named(again)} already; a task brings new classes only, "
-            "and --extend takes more images of classes that are known"
+            "and `extend` takes more images of classes that are known"
         )
 
 
@@ -77,7 +78,7 @@ def refuse_new_classes(listing: Listing, known: Collection[str]) -> None:
     new = [name for name in listing.names if name not in known]
     if new:
         raise DataRejected(
-            f"the model does not know {_named(new)}{_meant(new, known)}; --extend takes more "
+            f"the model does not know {_named(new)}{_meant(new, known)}; `extend` takes more "
             "images of known classes only, and without it new classes are learnt as a task"
         )
 
@@ -91,27 +92,27 @@ def refuse_retired_classes(listing: Listing, retired: Collection[str]) -> None:
         )
 
 
-def refuse_unknown_classes(listing: Listing, known: Collection[str], *, option: str) -> None:
+def refuse_unknown_classes(listing: Listing, known: Collection[str], *, setting: str) -> None:
     foreign = [name for name in listing.names if name not in known]
     if foreign:
         raise WrongUsage(
-            f"{option} {shown(listing.folder)} holds {_named(foreign)}, "
+            f"`{setting}={shown(listing.folder)}` holds {_named(foreign)}, "
             f"which the model does not know{_meant(foreign, known)}"
         )
 
 
-def refuse_familiar_classes(listing: Listing, known: Collection[str], *, option: str) -> None:
+def refuse_familiar_classes(listing: Listing, known: Collection[str], *, setting: str) -> None:
     familiar = [name for name in listing.names if name in known]
     if familiar:
         raise WrongUsage(
-            f"{option} {shown(listing.folder)} holds {_named(familiar)}, which the model knows"
+            f"`{setting}={shown(listing.folder)}` holds {_named(familiar)}, which the model knows"
         )
 
 
-def refuse_no_images(images: LabelledImages, listing: Listing, *, option: str, to: str) -> None:
+def refuse_no_images(images: LabelledImages, listing: Listing, *, setting: str, to: str) -> None:
     """Refuse an empty set of images. `to` names their use: "learn from" or "judge by"."""
     if not len(images):
-        raise WrongUsage(f"{option} {shown(listing.folder)} holds no images to {to}")
+        raise WrongUsage(f"`{setting}={shown(listing.folder)}` holds no images to {to}")
 
 
 def without_known(

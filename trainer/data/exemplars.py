@@ -19,6 +19,8 @@ ENOUGH_HELD_OUT = 200
 """Held-out images by which the gate notices nine of ten falls of five points; see ADR 49."""
 HELD_OUT_BOUNDS = (2, 20)
 FEWEST_FOR_HELD_OUT = 10
+MOST_TOO_MANY = 4
+"""By how many images the last group may be too large for what is to be held out."""
 KEPT_AS = {"memory": "exemplar", "held-out": "held-out image"}
 """The name that people are told of an image that the store keeps: its file is gone."""
 
@@ -43,24 +45,49 @@ def held_out_share(images_by_class: Mapping[str, int], *, already: int) -> float
 
 
 def set_aside(
-    images: LabelledImages, *, seed: int, already: Mapping[str, int] | None = None
+    images: LabelledImages,
+    *,
+    seed: int,
+    groups_N: NDArray[np.int64] | None = None,
+    already: Mapping[str, int] | None = None,
 ) -> tuple[LabelledImages, LabelledImages]:
     """Split images into those for training and those held out, the same for the same seed.
 
-    `already` counts the images of a class that were held out before: a class has a limit in all.
+    Images of one of the `groups_N` stay together; None: each is a group. `already` counts the
+    images of a class that were held out before: a class has a limit in all.
     """
     draw = np.random.default_rng(seed)
     before = already or {}
     share = held_out_share(images.images_by_class, already=sum(before.values()))
+    groups = np.arange(len(images)) if groups_N is None else groups_N
     held: list[int] = []
     for name in images.classes:
         rows = images.rows_of(name)
         room = max(0, HELD_OUT_BOUNDS[1] - before.get(name, 0))
         count = min(held_out_count(len(rows), share=share), room)
-        held += draw.permutation(rows)[:count].tolist()
+        held += _whole_groups(draw.permutation(rows), groups, count=count)
     chosen = np.zeros(len(images), dtype=bool)
     chosen[held] = True
     return images.take(np.flatnonzero(~chosen)), images.take(np.flatnonzero(chosen))
+
+
+def _whole_groups(rows: NDArray[np.int64], groups: NDArray[np.int64], *, count: int) -> list[int]:
+    """Take groups in the order of these rows, until they have `count` images.
+
+    A group that is too large, or would leave fewer than half of the rows, is passed over. Where
+    none is left, groups are parted: a version that is judged by twins of what it learnt from is
+    still better than one that is not judged.
+    """
+    held: list[int] = []
+    for group in dict.fromkeys(groups[rows].tolist()):
+        if len(held) >= count:
+            break
+        members = rows[groups[rows] == group].tolist()
+        if len(held) + len(members) <= max(count + MOST_TOO_MANY, 1) and (
+            2 * (len(held) + len(members)) <= len(rows)
+        ):
+            held += members
+    return held or rows[:count].tolist()
 
 
 def herding_order(features_ND: NDArray[np.float32], *, count: int) -> list[int]:
@@ -96,8 +123,16 @@ def keep(
         data = encode_images(list(in_threads(pictures.encoded, len(rows))))
         ref = shard_ref(kind, data)
         shards[ref.sha256] = data
-        entries.append(ClassImages(class_name=name, shard=ref, count=len(rows)))
+        groups = numbered([images.groups[row] for row in rows])
+        entries.append(ClassImages(class_name=name, shard=ref, count=len(rows), groups=groups))
     return tuple(entries), shards
+
+
+def numbered(groups: Sequence[str]) -> tuple[int, ...]:
+    """Number the groups of images as a manifest has them: nothing where all are alone."""
+    places = {group: place for place, group in reversed([*enumerate(groups)]) if group}
+    found = tuple(places.get(group, place) for place, group in enumerate(groups))
+    return found if len(set(found)) < len(found) else ()
 
 
 def merged(old: Sequence[ClassImages], new: Sequence[ClassImages]) -> tuple[ClassImages, ...]:
@@ -109,9 +144,7 @@ def merged(old: Sequence[ClassImages], new: Sequence[ClassImages]) -> tuple[Clas
 
 def shrink(entries: Sequence[ClassImages], *, quota: int) -> tuple[ClassImages, ...]:
     """Keep fewer images of the same shards. A class that keeps none has no entry."""
-    return tuple(
-        entry.model_copy(update={"count": min(entry.count, quota)}) for entry in entries if quota
-    )
+    return tuple(entry.first(quota) for entry in entries if quota)
 
 
 def recall(
@@ -126,6 +159,7 @@ def recall(
     stored: list[StoredImage] = []
     labels: list[int] = []
     names: list[str] = []
+    groups: list[str] = []
     for entry in entries:
         data = read(entry.shard)
         check_shard(entry.shard, data, expected=None)
@@ -133,10 +167,12 @@ def recall(
         stored += [StoredImage(one, preprocessing) for one in images]
         labels += [classes.index(entry.class_name)] * len(images)
         kind = KEPT_AS[entry.shard.kind]
+        groups += [f"{kind} group {group}" for group in entry.groups] or [""] * len(images)
         names += [f"{kind} {number} of {entry.class_name}" for number in range(1, len(images) + 1)]
     return LabelledImages(
         classes=classes,
         pixels_NHWC=Pictures(stored, side=preprocessing.image_size),
         labels_N=np.array(labels, dtype=np.int64),
         names=names,
+        groups=groups,
     )

@@ -16,8 +16,18 @@ from model_store.names import new_class_name, spelt_among
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
 from model_store.tables import counted
+from trainer.data.limits import read_file
 from trainer.data.pictures import Pictures, in_threads
-from trainer.data.sources.place import Picture, Place, entries, images_in, is_stray, shown, shown_in
+from trainer.data.sources.place import (
+    Picture,
+    Place,
+    entries,
+    folders_of_images,
+    images_in,
+    is_stray,
+    shown,
+    shown_in,
+)
 from trainer.progress import Progress
 
 MAX_NAMED = 20
@@ -27,6 +37,8 @@ MAX_NAMED = 20
 class ClassFolder:
     name: str
     files: tuple[Picture, ...]
+    groups: tuple[str, ...] = ()
+    """The group of each file, or nothing where the data says none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +79,11 @@ class LabelledImages:
     """Images and the class of each, as an index into `classes`.
 
     Images that the store keeps are decoded when their pixels are asked for. A name tells people
-    which image is meant; it may be empty, and two images may have the same.
+    which image is meant; it may be empty, and two images may have the same. Images of a class with
+    the same group belong together, and stand on one side of every split; it may be empty too.
     """
 
-    __slots__ = ("classes", "labels_N", "names", "pictures")
+    __slots__ = ("classes", "groups", "labels_N", "names", "pictures")
 
     def __init__(
         self,
@@ -79,8 +92,12 @@ class LabelledImages:
         pixels_NHWC: NDArray[np.uint8] | Pictures,
         labels_N: NDArray[np.int64],
         names: Sequence[str] | None = None,
+        groups: Sequence[str] | None = None,
     ) -> None:
         self.classes, self.labels_N = classes, labels_N
+        self.groups: tuple[str, ...] = (
+            tuple(groups) if groups is not None else ("",) * len(labels_N)
+        )
         self.names: tuple[str, ...] = tuple(names) if names is not None else ("",) * len(labels_N)
         self.pictures: Pictures = (
             pixels_NHWC if isinstance(pixels_NHWC, Pictures) else Pictures.of(pixels_NHWC)
@@ -99,6 +116,17 @@ class LabelledImages:
             pixels_NHWC=self.pictures.take(rows),
             labels_N=self.labels_N[rows],
             names=[self.names[row] for row in rows],
+            groups=[self.groups[row] for row in rows],
+        )
+
+    def grouped(self, groups: Sequence[str]) -> LabelledImages:
+        """Give the same images these groups."""
+        return LabelledImages(
+            classes=self.classes,
+            pixels_NHWC=self.pictures,
+            labels_N=self.labels_N,
+            names=self.names,
+            groups=groups,
         )
 
     def rows_of(self, class_name: str) -> NDArray[np.int64]:
@@ -116,6 +144,7 @@ class LabelledImages:
             pixels_NHWC=self.pictures,
             labels_N=places[self.labels_N],
             names=self.names,
+            groups=self.groups,
         )
 
 
@@ -126,36 +155,60 @@ def join(first: LabelledImages, *others: LabelledImages) -> LabelledImages:
         pixels_NHWC=first.pictures.joined([one.pictures for one in others]),
         labels_N=np.concatenate([one.labels_N for one in (first, *others)]),
         names=[name for one in (first, *others) for name in one.names],
+        groups=[group for one in (first, *others) for group in one.groups],
     )
 
 
-def list_classes(folder: Place, *, option: str = "--data") -> Listing:
-    """List the class folders in `folder` by name. Raise WrongUsage where there are none."""
+def list_classes(folder: Place, *, setting: str = "data", with_groups: bool = False) -> Listing:
+    """List the class folders in `folder` by name. Raise WrongUsage where there are none.
+
+    `with_groups`: the images of a folder inside a class folder belong together.
+    """
     if not folder.exists():
-        raise WrongUsage(f"{option} {shown(folder)} does not exist")
+        raise WrongUsage(f"`{setting}={shown(folder)}` does not exist")
     if not folder.is_dir():
-        raise WrongUsage(f"{option} {shown(folder)} is not a folder")
+        raise WrongUsage(f"`{setting}={shown(folder)}` is not a folder")
     found = entries(folder)
     if not found:
         raise WrongUsage(
-            f"{option} {shown(folder)} is empty; it needs one folder of images a class"
+            f"`{setting}={shown(folder)}` is empty; it needs one folder of images a class"
         )
-    strays = [entry for entry in found if is_stray(entry) or not entry.is_dir()]
-    folders = [entry for entry in found if entry not in strays]
+    strays: list[Place] = []
+    folders: list[Place] = []
+    for entry in found:
+        (strays if is_stray(entry) or not entry.is_dir() else folders).append(entry)
     if not folders:
         raise WrongUsage(
-            f"{option} {shown(folder)} has no class folders; put the images of each class into "
+            f"`{setting}={shown(folder)}` has no class folders; put the images of each class into "
             "a folder named after the class"
         )
     classes = []
     named: dict[str, Place] = {}
     for one in folders:
         files, ignored = images_in(one)
-        strays += ignored
         name = new_class_name(one.name)
         _refuse_twice(one, named.setdefault(name, one))
-        classes.append(ClassFolder(name=name, files=files))
+        inner = folders_of_images(ignored) if with_groups else []
+        listed = ClassFolder(name=name, files=files)
+        if inner:
+            listed, ignored = _with_inner(listed, inner, ignored)
+        classes.append(listed)
+        strays += ignored
     return Listing(folder=folder, classes=tuple(classes), ignored=tuple(strays))
+
+
+def _with_inner(
+    found: ClassFolder, inner: Sequence[Place], ignored: Sequence[Place]
+) -> tuple[ClassFolder, list[Place]]:
+    """Add the images of inner folders to a class, each folder a group."""
+    files, groups = list(found.files), [""] * len(found.files)
+    strays = [entry for entry in ignored if entry not in inner]
+    for folder in inner:
+        images, others = images_in(folder)
+        files += images
+        groups += [folder.name] * len(images)
+        strays += others
+    return replace(found, files=tuple(files), groups=tuple(groups)), strays
 
 
 def _refuse_twice(folder: Place, first: Place) -> None:
@@ -167,16 +220,17 @@ def _refuse_twice(folder: Place, first: Place) -> None:
         )
 
 
-def list_loose(folder: Place, *, option: str) -> Listing:
+def list_loose(folder: Place, *, setting: str) -> Listing:
     """List all images in `folder` and in its folders, whatever their names are."""
     if not folder.is_dir():
-        return list_classes(folder, option=option)  # which names the fault
+        return list_classes(folder, setting=setting)  # which names the fault
     here, others = images_in(folder)
     loose = ClassFolder(name="", files=here)
     if not any(entry.is_dir() and not is_stray(entry) for entry in others):
         return Listing(folder=folder, classes=(loose,), ignored=tuple(others))
-    listing = list_classes(folder, option=option)
-    ignored = tuple(entry for entry in listing.ignored if entry not in here)
+    listing = list_classes(folder, setting=setting)
+    images = set(here)
+    ignored = tuple(entry for entry in listing.ignored if entry not in images)
     return Listing(folder=folder, classes=(loose, *listing.classes), ignored=ignored)
 
 
@@ -194,6 +248,7 @@ def read_images(
 ) -> LabelledImages:
     """Read all images of `listing`. Refuse files that are no images, or leave them out."""
     files = [path for one in listing.classes for path in one.files]
+    said = [group for one in listing.classes for group in one.groups or ("",) * len(one.files)]
     labels = np.repeat(np.arange(len(listing.classes)), [len(one.files) for one in listing.classes])
     size = preprocessing.image_size
     pixels = np.zeros((len(files), size, size, 3), dtype=np.uint8)
@@ -202,7 +257,7 @@ def read_images(
 
     def place(row: int) -> str | None:
         try:
-            pixels[row] = read_pixels(files[row].read_bytes(), preprocessing)
+            pixels[row] = read_pixels(read_file(files[row]), preprocessing)
         except ImageRejected as error:
             return str(error)
         except OSError as error:
@@ -222,6 +277,7 @@ def read_images(
         pixels_NHWC=pixels[good],
         labels_N=labels[good].astype(np.int64),
         names=[shown_in(files[row], listing.folder) for row in np.flatnonzero(good)],
+        groups=[said[row] for row in np.flatnonzero(good)],
     )
 
 
@@ -229,7 +285,7 @@ def _refuse_or_note(bad: list[str], *, skip_bad: bool, progress: Progress) -> No
     named = "; ".join(bad[:MAX_NAMED]) + and_more(bad)
     if not skip_bad:
         raise DataRejected(
-            f"{counted(len(bad), 'image')} cannot be read: {named}; --skip-bad goes on without them"
+            f"{counted(len(bad), 'image')} cannot be read: {named}; `skip_bad` goes on without them"
         )
     progress.note(f"going on without {counted(len(bad), 'image')} that cannot be read: {named}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +15,15 @@ from model_store.errors import DataRejected, WrongUsage
 from model_store.names import new_class_name, spelt_among
 from model_store.records.fields import first_reason
 from model_store.records.hierarchy import MAX_LEVELS, Hierarchy
+from model_store.tables import size
+from trainer.data import limits
 from trainer.data.folders import ClassFolder, Listing, list_classes
 from trainer.data.sources.place import Place, shown
 
-MAX_FILE_BYTES = 1 << 24
+MAX_SHOWN = 60
+TEXT = "tag:yaml.org,2002:str"
 FOLDERS = "folders"
-"""The value of --hierarchy that takes the groups from the folders."""
+"""The value of `hierarchy` that takes the groups from the folders."""
 
 Parents = dict[str, str]
 
@@ -28,24 +31,56 @@ Parents = dict[str, str]
 def read_parents(path: Path) -> Parents:
     """Read a YAML or JSON file of `class: group` and `group: group` lines."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise DataRejected(f"--hierarchy {shown(path)} is larger than {MAX_FILE_BYTES} bytes")
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > limits.MAX_GROUPS_BYTES:
+            raise DataRejected(
+                f"`hierarchy={shown(path)}` is larger than {size(limits.MAX_GROUPS_BYTES)}"
+            )
+        found = dict(_pairs(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise WrongUsage(f"--hierarchy {shown(path)} cannot be read: {error.strerror}") from error
+        raise WrongUsage(f"`hierarchy={shown(path)}` cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataRejected(f"--hierarchy {shown(path)} is not YAML: {why}") from error
-    if not isinstance(found, dict) or not found:
-        raise DataRejected(f"--hierarchy {shown(path)} has no lines such as `puma: cat`")
-    for name, parent in found.items():
-        if not isinstance(name, str) or not isinstance(parent, str):
-            which = f"the line of {name!r}" if isinstance(name, str | int | float) else "a line"
-            raise DataRejected(
-                f"--hierarchy {shown(path)}: {which} is not a name and the name of its group; put "
-                "names that look like numbers or words of YAML in quotes"
-            )
+        raise DataRejected(f"`hierarchy={shown(path)}` is not YAML: {why}") from error
+    except ValueError as error:
+        raise DataRejected(f"`hierarchy={shown(path)}`: {error}") from error
+    if not found:
+        raise DataRejected(f"`hierarchy={shown(path)}` has no lines such as `puma: cat`")
     return {_nfc(name): _nfc(parent) for name, parent in found.items()}
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a YAML file. Raise ValueError for a line that is not two names.
+
+    Only events are read, and no value is made of them: an alias, a merge key, a date or a number
+    takes no memory and no time.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        while not isinstance(loader.get_event(), yaml.DocumentStartEvent):
+            if loader.check_event(yaml.StreamEndEvent):
+                return
+        if not isinstance(loader.get_event(), yaml.MappingStartEvent):
+            return
+        while not loader.check_event(yaml.MappingEndEvent):
+            first, second = loader.get_event(), loader.get_event()
+            name, parent = _name(loader, event=first), _name(loader, event=second)
+            if name is None or parent is None:
+                said = first.value[:MAX_SHOWN] if isinstance(first, yaml.ScalarEvent) else None
+                which = "a line" if said is None else f"the line of {said!r}"
+                raise ValueError(
+                    f"{which} is not a name and the name of its group; put names that look like "
+                    "numbers or words of YAML in quotes"
+                )
+            yield name, parent
+    finally:
+        loader.dispose()
+
+
+def _name(loader: yaml.SafeLoader, *, event: yaml.Event) -> str | None:
+    if not isinstance(event, yaml.ScalarEvent):
+        return None
+    tag = event.tag or loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+    return str(event.value) if tag == TEXT else None
 
 
 def list_nested(folder: Place, *, level: int = 0) -> tuple[Listing, Parents]:
@@ -87,9 +122,9 @@ def merged(
         found = Hierarchy(parents={**(before.parents if before else {}), **given})
         found.check_names(classes)
     except ValidationError as error:
-        raise DataRejected(f"--hierarchy: {first_reason(error)}") from error
+        raise DataRejected(f"`hierarchy`: {first_reason(error)}") from error
     except ValueError as error:
-        raise DataRejected(f"--hierarchy: {error}") from error
+        raise DataRejected(f"`hierarchy`: {error}") from error
     return found
 
 

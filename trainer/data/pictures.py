@@ -64,13 +64,18 @@ class Pictures:
             self._decoded = _decode(self._images, side=self._side)
         return self._decoded
 
+    def pixels_of(self, row: int) -> Pixels:
+        """Decode one image, and do not keep it."""
+        image = self._images[row] if self._decoded is None else self._decoded[row]
+        return image.decode() if isinstance(image, StoredImage) else image
+
     def encoded(self, row: int) -> bytes:
         """Encode an image without loss; one of the store is encoded already."""
         image = self._images[row]
         return image.data if isinstance(image, StoredImage) else encode_png(image)
 
     def is_stored(self, row: int) -> bool:
-        """Tell whether the store keeps an image, and it takes decoding to see its pixels."""
+        """Return whether the store keeps an image, and it takes decoding to see its pixels."""
         return isinstance(self._images[row], StoredImage)
 
     def digests(self) -> list[bytes]:

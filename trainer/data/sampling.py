@@ -22,7 +22,7 @@ def epoch_size(draw_epoch: DrawEpoch) -> int:
 
 
 def can_be_balanced(images: LabelledImages, *, retired: Collection[str] = ()) -> bool:
-    """Tell whether every class has images: old classes without exemplars cannot be balanced."""
+    """Return whether every class has images: old classes without exemplars cannot be balanced."""
     return all(len(rows) for rows in _by_class(images, retired))
 
 

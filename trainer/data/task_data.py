@@ -10,7 +10,7 @@ import numpy as np
 
 from model_store.errors import DataRejected
 from model_store.records.hierarchy import Hierarchy
-from model_store.records.manifest import ClassImages, ClassTokens, Preprocessing
+from model_store.records.manifest import ClassImages, ClassTokens, Preprocessing, Scalar
 from trainer.base import Base
 from trainer.data.checks import (
     note_not_judged,
@@ -27,6 +27,7 @@ from trainer.data.folders import (
     note_ignored,
     read_images,
 )
+from trainer.data.groups import LIKE, Groups, numbers_of, with_groups
 from trainer.progress import Progress
 from trainer.request import AddTask, Learning
 
@@ -37,6 +38,34 @@ class KeptStatistics:
 
     entry: ClassTokens
     data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """The images that stand on one side where some are held out."""
+
+    together: int
+    """Images that are in a group with others."""
+    groups: int
+    """Groups of at least two images."""
+    said: bool
+    """Whether the data says groups."""
+
+    @classmethod
+    def of(cls, images: LabelledImages, groups_N: Groups) -> Split:
+        _, sizes = np.unique(groups_N, return_counts=True)
+        several = sizes[sizes > 1]
+        said = any(one and not one.startswith(LIKE) for one in images.groups)
+        return cls(together=int(several.sum()), groups=len(several), said=said)
+
+    def figures(self) -> dict[str, Scalar]:
+        """Give the figures for the record of a version."""
+        how = "groups of the data" if self.said else "near duplicates"
+        return {
+            "split_by": how if self.groups else "single images",
+            "split_groups": self.groups,
+            "split_together": self.together,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +88,8 @@ class TaskData:
     """The groups above the classes."""
     digest: str | None = None
     """The digest of the images of the folder, as they are read; None without a folder."""
+    split: Split | None = None
+    """How the new images were split; None without new images."""
 
     @property
     def exemplars(self) -> int:
@@ -85,12 +116,14 @@ def read_task_data(
         listing, preprocessing=preprocessing, skip_bad=request.skip_bad, progress=progress
     )
     if request.extend:
-        refuse_no_images(images, listing, option="--data", to="learn from")
+        refuse_no_images(images, listing, setting="data", to="learn from")
         images = without_known(images, join(memory, old_held_out), progress)
     else:
         refuse_small_classes(images.images_by_class)
     already = {entry.class_name: entry.count for entry in base.held_out}
-    new, held_out = set_aside(images, seed=request.seed, already=already)
+    images = with_groups(images)
+    groups_N = numbers_of(images)
+    new, held_out = set_aside(images, seed=request.seed, groups_N=groups_N, already=already)
     new, held_out = new.among(classes), held_out.among(classes)
     judge = listing.judge
     if judge is None:
@@ -115,6 +148,7 @@ def read_task_data(
         statistics=_kept_statistics(base),
         hierarchy=hierarchy,
         digest=_digest(images),
+        split=Split.of(images, groups_N),
     )
 
 
@@ -208,13 +242,13 @@ def _validation(
 ) -> LabelledImages:
     """Read the images to judge by. `kept` are images of other classes: a part of the new data has
     none of the old classes, and the gate has to judge those too."""
-    option = "--val-data" if kept is None else "--data"
+    setting = "val_data" if kept is None else "data"
     note_ignored(listing, progress)
     known = [name for name in classes if name not in retired]
     listing = listing.spelt_as(classes)
-    refuse_unknown_classes(listing, known, option=option)
+    refuse_unknown_classes(listing, known, setting=setting)
     images = read_images(listing, preprocessing=preprocessing, skip_bad=skip_bad, progress=progress)
-    refuse_no_images(images, listing, option=option, to="judge by")
+    refuse_no_images(images, listing, setting=setting, to="judge by")
     judged_by = images.among(classes)
     if kept is not None:
         others = tuple(name for name in classes if name not in listing.names)

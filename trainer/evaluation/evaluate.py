@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from model_store.codec import load_doubt, load_network
@@ -13,18 +14,46 @@ from model_store.inference.doubt import Doubt
 from model_store.inference.forward import Lineage
 from model_store.network.device import choose_device
 from model_store.network.network import Network
+from model_store.records.hierarchy import Hierarchy, Levels
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from trainer.data.checks import refuse_familiar_classes, refuse_no_images, refuse_unknown_classes
 from trainer.data.folders import LabelledImages, Listing, note_ignored, read_images
 from trainer.data.sources.forms import list_judged, list_strangers
-from trainer.evaluation.judged import judged_by
-from trainer.evaluation.levels import measure_levels
+from trainer.evaluation.judged import Judged, judged_by
 from trainer.evaluation.unknown import Scores, scores_of, tell_apart
 from trainer.progress import Progress
 from trainer.request import Evaluate
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.passes import Floats
+
+
+def measure_levels(
+    judged: Judged, hierarchy: Hierarchy | None, *, temperature: float
+) -> dict[str, Any] | None:
+    """Count the images that a group answers, and how many answers are right at any level.
+
+    Return None without groups or without images.
+    """
+    if hierarchy is None or not len(judged.labels_N):
+        return None
+    levels = Levels(hierarchy, judged.classes)
+    higher = right_higher = right = 0
+    for logits_C, label in zip(judged.logits_NC, judged.labels_N.tolist(), strict=True):
+        scaled_C = logits_C.astype(np.float64) / temperature
+        weights_C = np.exp(scaled_C - scaled_C.max())
+        found = levels.higher((weights_C / weights_C.sum()).tolist())
+        if found is None:
+            right += int(logits_C.argmax() == label)
+            continue
+        fits = found.name in hierarchy.above(judged.classes[label])
+        higher, right_higher, right = higher + 1, right_higher + fits, right + fits
+    images = len(judged.labels_N)
+    return {
+        "answered_by_groups": higher / images,
+        "right_of_these": right_higher / higher if higher else None,
+        "right_at_any_level": right / images,
+    }
 
 
 def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
@@ -99,28 +128,28 @@ def _read_out(
 
 
 def _read_known(request: Evaluate, manifest: Manifest, progress: Progress) -> LabelledImages:
-    listing = list_judged(request.data, option="--data").spelt_as(manifest.spec.classes)
-    refuse_unknown_classes(listing, manifest.classes, option="--data")
-    images = _read(listing, request, manifest, progress, option="--data")
+    listing = list_judged(request.data, setting="data").spelt_as(manifest.spec.classes)
+    refuse_unknown_classes(listing, manifest.classes, setting="data")
+    images = _read(listing, request, manifest, progress, setting="data")
     return images.among(manifest.spec.classes)
 
 
 def _read_strangers(
     folder: Path, request: Evaluate, manifest: Manifest, progress: Progress
 ) -> LabelledImages:
-    listing = list_strangers(folder, option="--unknown-data").spelt_as(manifest.spec.classes)
-    refuse_familiar_classes(listing, manifest.spec.classes, option="--unknown-data")
-    return _read(listing, request, manifest, progress, option="--unknown-data")
+    listing = list_strangers(folder, setting="unknown_data").spelt_as(manifest.spec.classes)
+    refuse_familiar_classes(listing, manifest.spec.classes, setting="unknown_data")
+    return _read(listing, request, manifest, progress, setting="unknown_data")
 
 
 def _read(
-    listing: Listing, request: Evaluate, manifest: Manifest, progress: Progress, *, option: str
+    listing: Listing, request: Evaluate, manifest: Manifest, progress: Progress, *, setting: str
 ) -> LabelledImages:
     note_ignored(listing, progress)
     images = read_images(
         listing, preprocessing=manifest.preprocessing, skip_bad=request.skip_bad, progress=progress
     )
-    refuse_no_images(images, listing, option=option, to="judge by")
+    refuse_no_images(images, listing, setting=setting, to="judge by")
     return images
 
 
@@ -129,5 +158,5 @@ def _chosen(store: Store, request: Evaluate) -> Manifest:
         return store.manifest(request.version)
     head = store.head(request.channel)
     if head is None:
-        raise ChannelNotFound(f"channel {request.channel} names no version; give --version N")
+        raise ChannelNotFound(f"channel {request.channel} names no version; give `version=N`")
     return store.resolve(head)

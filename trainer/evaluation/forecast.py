@@ -102,13 +102,15 @@ def forecast(
     images: int,
     parent: Before | None,
     doubts: bool = False,
+    replaces: bool = False,
 ) -> Forecast:
     """Forecast the version that `network` becomes by learning its newest task from `images`.
 
-    `experts` are those of `network`, folded. `doubts`: tokens tell unknown images.
+    `experts` are those of `network`, folded. `doubts`: tokens tell unknown images. `replaces`: its
+    only expert takes the place of the parent's.
     """
     spec = network.spec
-    older = len(parent.spec.experts) if parent else 0
+    older = len(parent.spec.experts) if parent and not replaces else 0
     newest = len(spec.experts) - 1
     expert_bytes = len(encode_expert(network, newest)) if newest >= older else 0
     adds_task = parent is None or len(spec.tasks) > len(parent.spec.tasks)
@@ -117,7 +119,7 @@ def forecast(
         empty = {name: np.zeros(shape, np.float32) for name, shape in spec.doubt_tensors().items()}
         delta_bytes += len(encode_doubt(empty))
     version = Cost(
-        bytes=(parent.expert_bytes if parent else 0) + delta_bytes,
+        bytes=(parent.expert_bytes if parent and not replaces else 0) + delta_bytes,
         gflop=_gflop(spec),
         latency_ms=_least_ms(network, experts) if _costs_more(spec, parent) else None,
     )
@@ -130,7 +132,7 @@ def forecast(
 
 
 def _costs_more(spec: NetworkSpec, parent: Before | None) -> bool:
-    """Tell whether the time of a pass is worth a measurement: it follows from the operations."""
+    """Return whether the time of a pass is worth a measurement: it follows from the operations."""
     return parent is None or _gflop(spec) >= SAME * _gflop(parent.spec)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,12 @@ from model_store.records.quality import ClassChange, Confusion, Flip, Gate, Side
 from model_store.tables import counted, percent
 from trainer.evaluation.calibrate import fit_temperature
 from trainer.evaluation.judged import Judged
+from trainer.evaluation.price import NO_PRICE, Price, taken, without
 from trainer.request import GateLimits
 
 SIGNIFICANCE = 0.05
+LIKELY = 0.5
+"""The chance of a gain up to which it counts where it costs no time."""
 BY_PROBABILITY = 0.8
 """The share of the significance that the test of probabilities has. The test of flips has the
 rest."""
@@ -47,12 +50,22 @@ class Candidate:
     model_bytes: int
     deepens: bool = False
     """True for an expert that is added to classes which the parent answers without it."""
+    served: Judged | None = None
+    """The version that serves, where the parent was refused: answers of the classes that it has."""
+    served_classes: tuple[str, ...] = ()
+    slower: bool = True
+    """False for an expert in the place of another: it costs no time, and is taken for any gain
+    that is likelier than not."""
     latency_ms: float | None = None
     hierarchy: Hierarchy | None = None
+    price: Price = NO_PRICE
+    """The share of old images that fairly goes to new classes."""
+    together: float = 1.0
+    """The images of a group of images that belong together, on average."""
 
     @property
     def extends(self) -> bool:
-        """Tell whether no class is new: then every class is compared with the parent."""
+        """Return whether no class is new: then every class is compared with the parent."""
         return set(self.newest) <= set(self.older)
 
     def images_of(self, side: Side) -> int:
@@ -79,6 +92,7 @@ def decide(candidate: Candidate, *, limits: GateLimits) -> Gate:
         *_old_reasons(candidate, limits=limits, p_value=p_value, flips=flips),
         *(() if candidate.deepens else _new_reasons(candidate, limits=limits)),
         *(_earning_reasons(candidate, limits=limits) if candidate.deepens else ()),
+        *_serving_reasons(candidate, limits=limits),
         *_budget_reasons(candidate, limits=limits),
     )
     return Gate(
@@ -170,7 +184,7 @@ def at_least(count: int, *, of: int, chance: float) -> float:
 
 
 def no_better_than_guessing(right: int, *, of: int, classes: int) -> bool:
-    """Tell whether answers look like guesses among `classes`, and not like bad luck.
+    """Return whether answers look like guesses among `classes`, and not like bad luck.
 
     Guesses are not better than chance at 5 %, and are worse at 5 % than an accuracy half way
     between chance and 1.
@@ -184,6 +198,10 @@ def no_better_than_guessing(right: int, *, of: int, classes: int) -> bool:
     return as_guesses > SIGNIFICANCE and as_learnt <= SIGNIFICANCE
 
 
+def _points(share: float) -> str:
+    return f"{100 * share:g} point{'' if share == 0.01 else 's'}"
+
+
 def _old_reasons(
     candidate: Candidate, *, limits: GateLimits, p_value: float | None, flips: tuple[int, int]
 ) -> tuple[str, ...]:
@@ -194,13 +212,51 @@ def _old_reasons(
     # Accuracies are counts over counts: a drop of exactly the limit must not fail by rounding.
     if before - after <= limits.max_drop + 1e-9:
         return ()
-    if p_value > SIGNIFICANCE or flips[0] <= HANDFUL:
+    if p_value > SIGNIFICANCE or flips[0] <= HANDFUL or _is_price(candidate):
         return ()
     return (
         f"accuracy on old classes fell from {percent(before)} to {percent(after)}, more than "
-        f"--max-drop {100 * limits.max_drop:g} allows ({counted(flips[0], 'image')} got worse, "
+        f"the {_points(limits.max_drop)} allowed ({counted(flips[0], 'image')} got worse, "
         f"{flips[1]} better, p = {p_value:.2g})",
     )
+
+
+def _serving_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]:
+    """Compare with the version that serves, too, where the parent was refused."""
+    if candidate.served is None:
+        return ()
+    older = candidate.served_classes
+    beside = replace(
+        candidate,
+        parent=candidate.served,
+        older=older,
+        newest=tuple(name for name in candidate.newest if name not in older),
+    )
+    reasons = _new_reasons(beside, limits=limits)
+    old = np.flatnonzero(candidate.judged.is_of(older))
+    if not len(old):
+        return reasons
+    before, after = candidate.served.take(old), candidate.judged.take(old)
+    flips, p_value = count_flips(before, after), chance_of_a_fall(before, after)
+    return (*_old_reasons(beside, limits=limits, p_value=p_value, flips=flips), *reasons)
+
+
+def _is_price(candidate: Candidate) -> bool:
+    """Tell whether a fall may be the price of more classes to choose among, and chance.
+
+    Two things must hold: among the old classes alone nothing fell, and new classes do not take more
+    old images than the price, beyond chance. The two tests share the significance.
+    """
+    parent, judged, price = candidate.parent, candidate.judged, candidate.price
+    if parent is None or not price.share:
+        return False
+    old = np.flatnonzero(judged.is_of(candidate.older))
+    among_old = without(judged, candidate.newest).take(old)
+    worse, _ = count_flips(parent.take(old), among_old)
+    fell = worse > HANDFUL and chance_of_a_fall(parent.take(old), among_old) <= SIGNIFICANCE / 2
+    count = int(taken(judged, newest=candidate.newest)[old].sum())
+    mine = Price(taken=count, images=len(old)).each_counting(1 / candidate.together)
+    return not fell and price.chance_of(mine.taken, of=mine.images) > SIGNIFICANCE / 2
 
 
 def _earning_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]:
@@ -211,11 +267,12 @@ def _earning_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, 
         return ("the expert was not judged, so nothing shows that it earns its cost",)
     worse, better = count_flips(candidate.parent, candidate.judged)
     p_value = chance_of_a_fall(candidate.judged, candidate.parent)
-    if after - before >= limits.min_gain - 1e-9 and p_value <= SIGNIFICANCE:
+    asked = SIGNIFICANCE if candidate.slower else LIKELY
+    if after - before >= limits.min_gain - 1e-9 and p_value <= asked:
         return ()
     return (
         f"the expert does not earn its cost: accuracy went from {percent(before)} to "
-        f"{percent(after)}, and --min-gain {100 * limits.min_gain:g} asks for more beyond chance "
+        f"{percent(after)}, and {_points(limits.min_gain)} more, beyond chance, are needed "
         f"({counted(better, 'image')} got better, {worse} worse, p = {p_value:.2g})",
     )
 
@@ -230,26 +287,26 @@ def _new_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]
     ):
         return (
             f"accuracy on new classes is {percent(right / of)} ({right} of {counted(of, 'image')})"
-            ", no better than guessing: are the images in the right folders? (--min-new replaces "
-            "this check)",
+            ", no better than guessing: are the images in the right folders? (a least "
+            "accuracy of your own replaces this check)",
         )
     return ()
 
 
 def _least_reasons(right: int, *, of: int, least: float) -> tuple[str, ...]:
-    """Compare with --min-new. A share that is asked for wants evidence; 0 asks for nothing."""
+    """Compare with the least accuracy that is asked for. It needs evidence; 0 asks for nothing."""
     if not least:
         return ()
     if of < FEWEST["new"]:
         return (
-            f"--min-new {percent(least)} cannot be judged by {counted(of, 'image')} of new "
-            f"classes: {FEWEST['new']} are needed; give more with --val-data DIR",
+            f"a least accuracy of {percent(least)} cannot be judged by {counted(of, 'image')} of "
+            f"new classes: {FEWEST['new']} are needed; give more validation images",
         )
     if right / of >= least - 1e-9:
         return ()
     return (
-        f"accuracy on new classes is {percent(right / of)}, less than --min-new {percent(least)} "
-        "asks",
+        f"accuracy on new classes is {percent(right / of)}, less than the {percent(least)} "
+        "asked for",
     )
 
 
@@ -265,11 +322,11 @@ def _budget_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, .
     latency_ms, size = candidate.latency_ms, candidate.model_bytes
     if limits.max_latency_ms and latency_ms and latency_ms > limits.max_latency_ms:
         reasons.append(
-            f"an image takes {latency_ms:.3g} ms here, more than --max-latency-ms "
-            f"{limits.max_latency_ms:g} allows"
+            f"an image takes {latency_ms:.3g} ms here, more than the "
+            f"{limits.max_latency_ms:g} ms allowed"
         )
     if limits.max_bytes and size > limits.max_bytes:
-        reasons.append(f"it has {size} bytes, more than --max-bytes {limits.max_bytes} allows")
+        reasons.append(f"it has {size} bytes, more than the {limits.max_bytes} allowed")
     return tuple(reasons)
 
 
@@ -281,7 +338,20 @@ def _notes(candidate: Candidate) -> tuple[str, ...]:
         missing = [name for name in candidate.older if not judged.is_of([name]).any()]
         if missing:
             notes.append(f"not judged, for want of images to judge by: {_named(missing)}")
-    return (*notes, *_group_notes(candidate))
+    return (*notes, *_price_notes(candidate), *_group_notes(candidate))
+
+
+def _price_notes(candidate: Candidate) -> tuple[str, ...]:
+    """Say how many old images went to new classes, and how many were to be expected."""
+    if not candidate.price.share or candidate.parent is None:
+        return ()
+    old_N = candidate.judged.is_of(candidate.older)
+    count = int((taken(candidate.judged, newest=candidate.newest) & old_N).sum())
+    return (
+        f"{counted(count, 'image')} of old classes went to new ones that look like them; "
+        f"cross-validation of the images to learn from expects "
+        f"{candidate.price.share * int(old_N.sum()):.0f}",
+    )
 
 
 def _group_notes(candidate: Candidate) -> tuple[str, ...]:
@@ -311,7 +381,7 @@ def _too_few(candidate: Candidate, side: Side) -> str:
     found = "there was no image of them to judge by"
     if count:
         found = f"{counted(count, 'image')} to judge by, and {FEWEST[side]} are needed"
-    return f"{side} classes were not judged: {found}; --val-data DIR gives more"
+    return f"{side} classes were not judged: {found}; give more validation images"
 
 
 def _worse_classes(candidate: Candidate) -> tuple[ClassChange, ...]:

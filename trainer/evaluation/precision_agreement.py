@@ -107,7 +107,7 @@ def agreement_of(
 
 
 def _is_worth_it(precision: Reduced, *, try_out: Callable[[Reduced], Trial]) -> bool:
-    """Tell whether a precision runs here, and does not take too long."""
+    """Return whether a precision runs here, and does not take too long."""
     if precision == "int8" and importlib.util.find_spec("onnxruntime") is None:
         return False
     trial = try_out(precision)

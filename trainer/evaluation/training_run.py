@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from model_store.machine import usable_cores
+from model_store.host.machine import usable_cores
 from model_store.records.quality import TrainingRun
 from trainer.request import Learning
 
 MAX_TEXT = 2000
 """Characters that a record takes."""
-NOT_TOLD = ("--store", "--checkpoint", "--sign", "--reason", "--ray-address")
+NOT_TOLD = ("--store", "--checkpoint", "--sign", "--trust", "--reason", "--ray-address")
 """Options that say where things are kept, or that a channel record has."""
 
 

@@ -2,8 +2,9 @@
 
 Each configuration has two files: `<key>.json` tells how far the run has come, and names the
 safetensors file beside it by its SHA-256. The JSON is replaced last, so a torn file is never
-read. The state is the weights, the optimiser's moments and the generator of random changes; the
-order of the images follows from the seed.
+read. The JSON has a seal, so a checkpoint that another user has written is not used. The state is
+the weights, the optimiser's moments and the generator of random changes; the order of the images
+follows from the seed.
 """
 
 from __future__ import annotations
@@ -11,9 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,9 +24,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Generator, Tensor, nn
 
-from model_store.errors import DneError
+from model_store.errors import DneError, NotPrivate
+from model_store.host.private import private_folder, read_private, replace_file, seal
 from model_store.records.manifest import Scalar
-from model_store.store.cache import cache_folder
 from trainer.learning.learner import Learner
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
@@ -37,12 +36,7 @@ Configuration = Mapping[str, Scalar]
 SECONDS_BETWEEN = 1.0
 """The least time between two checkpoints: a second of work is cheaper than many writes."""
 
-
-def default_folder(*, store: str, data: Path) -> Path:
-    """Return the default folder for the checkpoints of a store and a data folder."""
-    location = store if "://" in store else str(Path(store).resolve())
-    which = hashlib.sha256(f"{location}\n{data.resolve()}".encode(errors="surrogateescape"))
-    return cache_folder() / "checkpoints" / which.hexdigest()[:16]
+MAX_RECORD_BYTES = 1 << 20
 
 
 class Resumable(Protocol):
@@ -144,12 +138,22 @@ class Checkpoint:
         self._tensors: dict[str, Tensor] = {}
         self._writable = ranks.rank == 0
         self._saved_at = -math.inf
-        if ranks.rank == 0:
+        if ranks.rank == 0 and self._is_private():
             self._note_others()
             if self._record.exists():
                 self._take_up()
         if ranks.count > 1:
             self._share(ranks)
+
+    def _is_private(self) -> bool:
+        """Tell whether the folder is ours alone, or can still be made; note it where it is not."""
+        try:
+            if self.folder.exists():
+                private_folder(self.folder)
+        except (OSError, NotPrivate) as error:
+            self._writable = False
+            self._progress.note(f"no checkpoints are kept or used: {error}")
+        return self._writable
 
     def take_threads(self) -> None:
         """Compute in as many threads as the run that is taken up: others make other bits."""
@@ -189,11 +193,10 @@ class Checkpoint:
         )
         try:
             self._write(reached, safetensors.torch.save(state.tensors()))
-        except OSError as error:
+        except (OSError, NotPrivate) as error:
             self._writable = False
-            self._progress.note(
-                f"no checkpoints are kept from here on: {self.folder}: {error.strerror}"
-            )
+            said = f"{self.folder}: {error.strerror}" if isinstance(error, OSError) else str(error)
+            self._progress.note(f"no checkpoints are kept from here on: {said}")
             return
         self.reached, self._saved_at = reached, time.monotonic()
 
@@ -226,9 +229,9 @@ class Checkpoint:
             "file": name,
             "sha256": digest,
         }
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(self.folder / name, data)
-        _replace(self._record, json.dumps(record, indent=1).encode())
+        private_folder(self.folder)
+        replace_file(self.folder / name, data)
+        replace_file(self._record, _sealed(self._record.name, record))
         for older in self.folder.glob(f"{self._record.stem}-*"):
             if older.name != name:
                 older.unlink(missing_ok=True)
@@ -236,6 +239,8 @@ class Checkpoint:
     def _take_up(self) -> None:
         try:
             record = _read_record(self._record)
+            if record.pop("seal", None) != _seal_of(self._record.name, record):
+                raise ValueError("without our seal")
             self._tensors = _read_tensors(self.folder, record)
             self.reached = Reached(
                 phase=record["phase"],
@@ -244,9 +249,9 @@ class Checkpoint:
                 unit=record["unit"],
                 threads=record["threads"],
             )
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError):
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError, NotPrivate):
             self._progress.note(
-                f"the checkpoint {self._record} is damaged and is not used: starting anew"
+                f"the checkpoint {self._record} is forged or damaged and is not used: starting anew"
             )
             return
         self._progress.note(f"going on after {self.reached}, from the checkpoint {self._record}")
@@ -258,7 +263,7 @@ class Checkpoint:
             try:
                 theirs = _read_record(path)["configuration"]
                 differences = _differences(theirs, self._configuration)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, NotPrivate):
                 differences = "it cannot be read"
             self._progress.note(
                 f"the checkpoint {path} is of another configuration ({differences}): "
@@ -284,10 +289,18 @@ def _brief(value: object) -> str:
 
 
 def _read_record(path: Path) -> dict[str, Any]:
-    record = json.loads(path.read_bytes())
+    record = json.loads(read_private(path, max_bytes=MAX_RECORD_BYTES))
     if not isinstance(record, dict):
         raise ValueError("not a record")
     return record
+
+
+def _sealed(name: str, record: Mapping[str, Any]) -> bytes:
+    return json.dumps({**record, "seal": _seal_of(name, record)}, indent=1).encode()
+
+
+def _seal_of(name: str, record: Mapping[str, Any]) -> str:
+    return seal(name, json.dumps(record, sort_keys=True).encode()).hex()
 
 
 def _read_tensors(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -295,13 +308,3 @@ def _read_tensors(folder: Path, record: Mapping[str, Any]) -> dict[str, Tensor]:
     if hashlib.sha256(data).hexdigest() != record["sha256"]:
         raise ValueError("another file")
     return safetensors.torch.load(data)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Replace a file as a whole. Do not sync: a file torn by a power cut fails its digest."""
-    unfinished = path.with_name(f"{path.stem}.{uuid.uuid4().hex}.tmp")
-    try:
-        unfinished.write_bytes(data)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

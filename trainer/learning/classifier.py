@@ -1,15 +1,13 @@
-"""Fit the task heads to final tokens: logistic regression with an L2 penalty.
+"""Fit the task heads to final tokens, as cross-validation chooses (`trainer.fitting`).
 
-The problem is convex, so there are no epochs and no learning rate, and the start does not matter.
-Cross-validation finds the L2 penalty. Every class weighs the same, whatever its number of images.
-A token may stand in for an image that is gone (ADR 51). N tokens, W channels, V of them with
-weights, C classes.
+Every class weighs the same, whatever its number of images. A token may stand in for an image that
+is gone (ADR 51). N tokens, W channels, V of them with weights, C classes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,109 +16,164 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from model_store.network.network import Network
-from trainer.evaluation.calibrate import fit_temperature, negative_log_likelihood
+from model_store.spec import NetworkSpec
 from trainer.evaluation.judged import Judged
-from trainer.learning.fit import skip_the_compiler
-from trainer.learning.losses import Classification
+from trainer.fitting.choice import Choice, Method, Tried, choose, fit
+from trainer.fitting.problem import Linear, Problem, variance_of
+from trainer.learning.losses import Classification, cross_entropy
 from trainer.ranks.threads import one_thread
 
-L2_PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003, 0.0001)
-"""The penalties to choose from, for tokens of variance 1; the largest first."""
-UNSEEN_L2_PENALTY = 0.03
-"""The penalty where no class has two images, and none can be left out to choose by."""
-LEAST_GAIN = 0.001
-"""The gain in an image's log-likelihood that makes the next smaller penalty worth a try."""
-SMALL = 50_000_000
-"""Products of a pass (tokens × channels × classes) below which threads wait longer for each other
-than they compute."""
-FOLDS = 5
-IMAGES_TO_CHOOSE_BY = 4000
-ITERATIONS = 100
-TOLERANCE = 1e-6
-"""The largest gradient at which the solver stops."""
-TOLERANCE_TO_CHOOSE = 1e-4
-ITERATIONS_TO_CHOOSE = 20
-"""A quarter of the time of a full fit, and the same choice (ADR 51)."""
+LEAST_DEVIATION = 1e-3
+"""The least deviation of a channel that is standardised, in deviations of a usual channel: a
+channel that hardly changes must not count as much as the others."""
+LEAST_GAIN = 0.02
+"""The gain in an image's log-likelihood for which a wide readout is taken. On ordinary photos
+there is hardly so much to gain (ADR 92)."""
+ORDINARY = 0.9
+"""The accuracy of left-out images of the first few classes below which they are no ordinary photos,
+and any gain counts: a wide readout gains more when there are more classes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """The choices of cross-validation."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Given:
+    """Tokens to fit to, and what is known of them."""
 
-    l2_penalty: float
-    temperature: float
-    by_sample: bool = False
-    """True if a part of the tokens gave the temperature: a fit to all of them is surer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Tokens, and the class of each as an index below `count`."""
-
-    tokens_NW: Tensor
-    labels_N: Tensor
-    count: int
+    tokens_NV: NDArray[np.float32]
+    labels_N: NDArray[np.int64]
+    answered: Sequence[int]
+    """Places of the logits that are fitted."""
     loss: Classification
+    judged_N: NDArray[np.bool_] | None = None
+    """Only these tokens tell how good a choice is; None: all do."""
+    groups_N: NDArray[np.int64] | None = None
+    """Images with one number are left out together; None: each is left out alone."""
 
-    def take(self, rows_N: Tensor) -> Problem:
-        return replace(self, tokens_NW=self.tokens_NW[rows_N], labels_N=self.labels_N[rows_N])
+    def with_tokens(self) -> list[int]:
+        """List the answered places that have tokens."""
+        there = set(np.unique(self.labels_N).tolist())
+        return [place for place in self.answered if place in there]
 
-    def in_single_precision(self) -> Problem:
-        """Halve the time of a fit, whose tolerance must be far from the precision."""
-        return replace(self, tokens_NW=self.tokens_NW.float())
+    def problem(self, spec: NetworkSpec) -> Problem:
+        """Pose the problem on scaled tokens, with the classes that have tokens."""
+        row_of = {place: row for row, place in enumerate(self.with_tokens())}
+        problem = Problem(
+            tokens_NW=torch.from_numpy(self.tokens_NV).double(),
+            labels_N=torch.tensor([row_of[int(label)] for label in self.labels_N]),
+            count=len(row_of),
+            loss=self.loss,
+        )
+        return problem.scaled(factors_of(spec, problem.tokens_NW))
 
-    def narrowed(self, width: int) -> Problem:
-        """Keep the first channels of the tokens only."""
-        return replace(self, tokens_NW=self.tokens_NW[:, :width])
+    def tried(self, problem: Problem) -> Tried:
+        return choose(
+            problem,
+            judged_N=None if self.judged_N is None else torch.from_numpy(self.judged_N),
+            groups_N=None if self.groups_N is None else torch.from_numpy(self.groups_N),
+            methods=self._methods,
+        )
 
     @property
-    def is_small(self) -> bool:
-        """Tell whether one thread is faster than several."""
-        return self.tokens_NW.numel() * self.count < SMALL
+    def _methods(self) -> tuple[Method, ...]:
+        # LDA gives probabilities of classes that exclude each other, as cross-entropy asks for.
+        return ("logistic", "lda") if self.loss is cross_entropy else ("logistic",)
 
-    @property
-    def images_C(self) -> Tensor:
-        return torch.bincount(self.labels_N, minlength=self.count)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fitted:
+    """How a classifier was fitted."""
+
+    choice: Choice
+    left_out: Judged | None
+    """What cross-validation made of left-out images; None where none could be left out."""
 
 
 def fit_classifier(
-    network: Network,
-    tokens_NV: NDArray[np.float32],
-    labels_N: NDArray[np.int64],
-    *,
-    answered: Sequence[int],
-    loss: Classification,
-    judged_N: NDArray[np.bool_] | None = None,
-    former: nn.ModuleList | None = None,
+    network: Network, given: Given, *, former: nn.ModuleList | None = None
 ) -> Fitted:
     """Fit all heads to the first V channels of tokens; all other channels get weights of zero.
 
-    Of the `answered` logits, those without tokens keep their `former` rows, which follow those of
-    the others. Logits that are not answered stay as they are. Penalty and temperature are chosen on
-    the oldest expert's slice: younger experts have learnt from these very images, and would be
-    trusted too much. Only tokens that are `judged_N` tell how good a choice is; None: all do.
+    Of the answered logits, those without tokens keep their `former` rows, which follow those of
+    the others. Logits that are not answered stay as they are. The fit is chosen on the oldest
+    expert's slice: younger experts have learnt from these very images, and would be trusted too
+    much.
     """
-    fitted_to = [place for place in answered if (labels_N == place).any()]
-    places = {place: row for row, place in enumerate(fitted_to)}
-    problem = Problem(
-        tokens_NW=torch.from_numpy(tokens_NV).double(),
-        labels_N=torch.tensor([places[int(label)] for label in labels_N]),
-        count=len(places),
-        loss=loss,
-    )
-    oldest = problem.narrowed(network.spec.slice_width(0))
-    with one_thread() if problem.is_small else nullcontext():
-        fitted = choose(oldest, judged_N=None if judged_N is None else torch.from_numpy(judged_N))
-        narrow_CV, bias_C = solve(problem, l2_penalty=fitted.l2_penalty * variance_of(oldest))
-    weight_CW = torch.zeros(len(places), network.spec.token_width, dtype=torch.float64)
+    spec, fitted_to = network.spec, given.with_tokens()
+    problem = given.problem(spec)
+    oldest = problem.narrowed(spec.slice_width(0))
+    with _threads(problem):
+        tried = given.tried(oldest)
+        choice = tried.choice
+        scaled_CV, bias_C = fit(problem, choice, variance=variance_of(oldest))
+    factors_V = factors_of(spec, torch.from_numpy(given.tokens_NV).double())
+    weight_CW = torch.zeros(problem.count, spec.token_width, dtype=torch.float64)
     # A penalty makes the classifier too unsure: the temperature of cross-validation undoes it.
-    weight_CW[:, : narrow_CV.shape[1]] = narrow_CV / fitted.temperature
-    linear = weight_CW, bias_C / fitted.temperature
-    kept = [place for place in answered if place not in places]
+    weight_CW[:, : scaled_CV.shape[1]] = scaled_CV * factors_V / choice.temperature
+    linear = weight_CW, bias_C / choice.temperature
+    kept = [place for place in given.answered if place not in set(fitted_to)]
     if former is not None and kept:
         linear = _with_former_rows(linear, former, fitted_to=fitted_to, kept=kept)
     _put(network.heads, [*fitted_to, *kept], *linear)
-    return fitted
+    left_out = tried.left_out
+    if left_out is not None:
+        left_out = replace(left_out, classes=tuple(spec.classes[place] for place in fitted_to))
+    return Fitted(choice=choice, left_out=left_out)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Readouts:
+    """Cross-validation of the first expert's last block alone, and of earlier ones with it."""
+
+    narrow: Tried
+    wide: Tried
+
+    @property
+    def widens(self) -> bool:
+        """Tell whether earlier blocks make left-out images clearly likelier."""
+        gain_M = self.narrow.losses_M - self.wide.losses_M
+        if len(gain_M) < 2 or len(self.wide.losses_M) != len(self.narrow.losses_M):
+            return False
+        accuracy = self.narrow.choice.accuracy
+        least = 0.0 if accuracy is not None and accuracy < ORDINARY else LEAST_GAIN
+        return bool(gain_M.mean() > least)
+
+
+def try_readouts(spec: NetworkSpec, given: Given) -> Readouts:
+    """Leave out the same images for both readouts of a network that has both."""
+    narrow_spec = replace(spec, readout=None)
+    narrow = replace(given, tokens_NV=given.tokens_NV[:, : spec.narrow_width])
+    of_narrow, of_wide = narrow.problem(narrow_spec), given.problem(spec)
+    with _threads(of_wide):
+        return Readouts(narrow=narrow.tried(of_narrow), wide=given.tried(of_wide))
+
+
+def factors_of(spec: NetworkSpec, tokens_NV: Tensor) -> Tensor:
+    """Give a factor for each channel, by which all blocks of channels count alike.
+
+    With a readout of earlier blocks every channel is standardised. The slice of a younger expert
+    has the variance, in all its channels together, of the oldest expert's last block: with that of
+    its few channels it would hardly count.
+    """
+    deviation_V = tokens_NV.std(dim=0, correction=0)
+    usual = deviation_V.square().mean().sqrt()
+    if not usual:
+        return torch.ones_like(deviation_V)
+    oldest, narrow = spec.slice_width(0), spec.narrow_width
+    factors_V = torch.ones_like(deviation_V)
+    if spec.readout is not None:
+        factors_V = 1 / deviation_V.clamp_min(LEAST_DEVIATION * float(usual))
+    scaled_V = deviation_V * factors_V
+    begin = oldest
+    for index in range(1, len(spec.experts)):
+        end = begin + spec.slice_width(index)
+        own = float(scaled_V[begin:end].square().sum()) if end <= len(scaled_V) else 0.0
+        if own:
+            factors_V[begin:end] *= (float(scaled_V[:narrow].square().sum()) / own) ** 0.5
+        begin = end
+    return factors_V
+
+
+def _threads(problem: Problem) -> AbstractContextManager[None]:
+    return one_thread() if problem.is_small else nullcontext()
 
 
 def _with_former_rows(
@@ -151,130 +204,6 @@ def _rows_of(heads: nn.ModuleList, *, width: int) -> Linear:
         weights.append(torch.cat([head.weight.detach().cpu(), new], dim=1))
         biases.append(head.bias.detach().cpu())
     return torch.cat(weights).double(), torch.cat(biases).double()
-
-
-Linear = tuple[Tensor, Tensor]
-"""Weight [C, W] and bias [C]."""
-
-
-def solve(
-    problem: Problem,
-    *,
-    l2_penalty: float,
-    near: Linear | None = None,
-    tolerance: float = TOLERANCE,
-    iterations: int = ITERATIONS,
-) -> Linear:
-    """Fit the labels, with an L2 penalty on the weights.
-
-    A solution that is `near` saves time, and changes nothing else.
-    """
-    mean_W = problem.tokens_NW.mean(dim=0)
-    centred_NW = problem.tokens_NW - mean_W  # converges faster; the bias takes up the mean
-    images_C = problem.images_C
-    share_N = (images_C[problem.labels_N] * (images_C > 0).sum()).to(mean_W.dtype).reciprocal()
-    weight_CW = torch.zeros(problem.count, len(mean_W), dtype=mean_W.dtype)
-    bias_C = torch.zeros(problem.count, dtype=mean_W.dtype)
-    if near is not None:
-        weight_CW, bias_C = near[0].clone(), near[1] + near[0] @ mean_W
-    weight_CW.requires_grad_(True)
-    bias_C.requires_grad_(True)
-    skip_the_compiler()
-    optimiser = torch.optim.LBFGS(
-        [weight_CW, bias_C],
-        max_iter=iterations,
-        tolerance_grad=tolerance,
-        history_size=20,
-        line_search_fn="strong_wolfe",
-    )
-
-    def objective() -> Tensor:
-        optimiser.zero_grad()
-        logits_NC = centred_NW @ weight_CW.T + bias_C
-        fit = problem.loss(logits_NC, problem.labels_N, weights_B=share_N)
-        total = fit + 0.5 * l2_penalty * weight_CW.square().sum()
-        total.backward()  # type: ignore[no-untyped-call]
-        return total
-
-    optimiser.step(objective)  # type: ignore[no-untyped-call]
-    weight, bias = weight_CW.detach(), bias_C.detach()
-    return weight, bias - weight @ mean_W
-
-
-def choose(problem: Problem, *, judged_N: Tensor | None = None) -> Fitted:
-    """Choose the penalty under which left-out images are likeliest, each at its temperature.
-
-    Only those that are `judged_N` are left out; None: all are.
-    """
-    rows_N = _sample(problem)
-    sample = problem.take(rows_N).in_single_precision()
-    folds_N = _folds(sample)
-    if judged_N is not None:
-        folds_N = torch.where(judged_N[rows_N], folds_N, -1)
-    if not (folds_N >= 0).any():
-        return Fitted(l2_penalty=UNSEEN_L2_PENALTY, temperature=1.0)
-    best: tuple[float, Fitted] | None = None
-    solutions: list[Linear] = []
-    variance = variance_of(sample)
-    for penalty in L2_PENALTIES:
-        before: Sequence[Linear | None] = solutions or [None] * FOLDS
-        solutions = [
-            solve(
-                sample.take(folds_N != fold),
-                l2_penalty=penalty * variance,
-                near=near,
-                tolerance=TOLERANCE_TO_CHOOSE,
-                iterations=ITERATIONS_TO_CHOOSE,
-            )
-            for fold, near in enumerate(before)
-        ]
-        judged = _left_out(sample, folds_N, solutions)
-        temperature = fit_temperature(judged)
-        found = negative_log_likelihood(judged, float(np.log(temperature)))
-        if best is not None and found > best[0] - LEAST_GAIN * len(judged.labels_N):
-            break  # it gets worse from here, or hardly better
-        # More images need a smaller penalty.
-        scaled = penalty * len(sample.labels_N) / len(problem.labels_N)
-        by_sample = len(sample.labels_N) < len(problem.labels_N)
-        best = found, Fitted(l2_penalty=scaled, temperature=temperature, by_sample=by_sample)
-    assert best is not None
-    return best[1]
-
-
-def _left_out(problem: Problem, folds_N: Tensor, solutions: Sequence[Linear]) -> Judged:
-    """Judge each classifier by the images that it was not fitted to."""
-    logits_NC = torch.zeros(len(folds_N), problem.count, dtype=problem.tokens_NW.dtype)
-    for fold, (weight_CW, bias_C) in enumerate(solutions):
-        unseen = folds_N == fold
-        logits_NC[unseen] = problem.tokens_NW[unseen] @ weight_CW.T + bias_C
-    judged = folds_N >= 0
-    return Judged(
-        classes=tuple(map(str, range(problem.count))),
-        labels_N=problem.labels_N[judged].numpy(),
-        logits_NC=logits_NC[judged].float().numpy(),
-    )
-
-
-def _folds(problem: Problem) -> Tensor:
-    """Spread each class evenly over the folds; the only image of a class is in none: -1."""
-    by_class = torch.argsort(problem.labels_N, stable=True)
-    folds_N = torch.empty_like(problem.labels_N)
-    folds_N[by_class] = torch.arange(len(by_class)) % FOLDS
-    return torch.where(problem.images_C[problem.labels_N] > 1, folds_N, -1)
-
-
-def _sample(problem: Problem) -> Tensor:
-    """Take rows of equally many images of each class, and no more than the choice needs."""
-    most = max(FOLDS, IMAGES_TO_CHOOSE_BY // problem.count)
-    rows = [
-        torch.nonzero(problem.labels_N == place).squeeze(1)[:most] for place in range(problem.count)
-    ]
-    return torch.cat(rows)
-
-
-def variance_of(problem: Problem) -> float:
-    tokens_NW = problem.tokens_NW
-    return float((tokens_NW - tokens_NW.mean(dim=0)).square().mean())
 
 
 def _put(heads: nn.ModuleList, answered: Sequence[int], weight_CW: Tensor, bias_C: Tensor) -> None:

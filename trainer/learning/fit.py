@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from inspect import unwrap
 from operator import itemgetter
@@ -17,29 +19,68 @@ from torch import Generator, Tensor, nn
 from model_store.errors import DneError
 from model_store.preprocess import Normalisation
 from model_store.records.manifest import Preprocessing
-from trainer.data.augment import Augmentation
+from trainer.data.augment import Changes
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
+from trainer.fitting.compiler import skip_the_compiler
 from trainer.learning.checkpoint import Checkpoint, RunState
 from trainer.learning.learner import AnyLearner, BatchLoss, Learner, Step
-from trainer.learning.out_of_memory import explained
 from trainer.learning.plan import Plan
 from trainer.progress import Progress
-from trainer.ranks.part import Part
-from trainer.ranks.ranks import ALONE, LossAndRight, Ranks, part_of
+from trainer.ranks.ranks import ALONE, LossAndRight, Part, Ranks, part_of
+
+SIGNS = ("not enough memory", "can't allocate memory", "out of memory")
+
+
+@contextmanager
+def explained(*, batch_size: int, attempt: Callable[[int], object]) -> Iterator[None]:
+    """Turn exhausted memory into a sentence. `attempt` tries a step and changes no weight."""
+    try:
+        yield
+        return
+    except (RuntimeError, MemoryError) as error:
+        if not is_exhaustion(error):
+            raise
+    # Outside the handler, whose traceback holds the memory of the failed step.
+    fitting = _largest_that_fits(batch_size, attempt)
+    advice = f"`batch_size={fitting}` fits" if fitting else "not even one image at a time fits"
+    raise DneError(f"memory ran out in batches of {batch_size}: nothing was published; {advice}")
+
+
+def is_exhaustion(error: BaseException) -> bool:
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+    )
+
+
+def _largest_that_fits(batch_size: int, attempt: Callable[[int], object]) -> int:
+    """Try half, a quarter …; return 0 when none fits."""
+    size = batch_size // 2
+    while size:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if _fits(size, attempt):
+            return size
+        size //= 2
+    return 0
+
+
+def _fits(size: int, attempt: Callable[[int], object]) -> bool:
+    try:
+        attempt(size)
+    except (RuntimeError, MemoryError) as error:
+        if not is_exhaustion(error):
+            raise
+        return False
+    return True
+
 
 WARM_UP_SHARE = 0.1
 FINAL_RATE_SHARE = 0.01
 WEIGHT_DECAY = 0.05
 SLOW_RATE_SHARE = 0.1
 """The share of the learning rate for weights of a pre-trained expert, which are good already."""
-
-IMPORTS_THE_COMPILER = (
-    "add_param_group", "zero_grad", "state_dict", "load_state_dict",
-    "_cuda_graph_capture_health_check",
-)  # fmt: skip
-"""Methods of torch's optimisers whose wrappers import torch's compiler when they are first called.
-That takes two seconds: longer than a short task learns."""
 
 OptimiserFactory = Callable[[Learner, Sequence[nn.Parameter], float], torch.optim.Optimizer]
 """Make the optimiser of parameters at a learning rate. Its groups may have a `rate_share`."""
@@ -58,7 +99,7 @@ def fit(
     parameters: Sequence[nn.Parameter],
     objective: BatchLoss[AnyLearner],
     plan: Plan,
-    augment: Augmentation,
+    augment: Changes,
     preprocessing: Preprocessing,
     draw_epoch: DrawEpoch,
     seed: int,
@@ -69,11 +110,12 @@ def fit(
     schedule: Schedule | None = None,
     ranks: Ranks = ALONE,
     choose_threads: ChooseThreads | None = None,
+    longest_gradient: float | None = None,
 ) -> None:
     """Change `parameters`, and nothing else, so that `network` answers the labels of `images`.
 
     Go on from `checkpoint`, to the same bits as without an interruption. Each of the `ranks` takes
-    a part of every batch.
+    a part of every batch. `longest_gradient`: a longer one is shortened to it.
     """
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
     epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
@@ -97,6 +139,7 @@ def fit(
         schedule=schedule or rate_share,
         steps=sum(map(len, epochs)),
         taken=sum(map(len, epochs[:done])),
+        longest_gradient=longest_gradient,
     )
     images_left = sum(len(rows) for batches in epochs[done:] for rows in batches)
     if choose_threads is not None:
@@ -129,6 +172,7 @@ class _Stepper:
         steps: int,
         taken: int,
         ranks: Ranks,
+        longest_gradient: float | None = None,
     ) -> None:
         self._state, self._loss_of, self._prepare = state, loss_of, prepare
         self._ranks, self._spread = ranks, ranks.spread(self._loss_and_right, state.parameters)
@@ -137,6 +181,7 @@ class _Stepper:
         self._labels = torch.from_numpy(images.labels_N).to(self._device)
         self._rate, self._share = rate, schedule(steps)
         self._steps, self._taken = steps, taken
+        self._longest_gradient = longest_gradient
 
     def __call__(self, rows: NDArray[np.int64]) -> tuple[float, float]:
         """Take a step on these images. Return their loss and accuracy before the step."""
@@ -153,10 +198,12 @@ class _Stepper:
         if not math.isfinite(loss):
             raise DneError(
                 f"the loss became {loss} in step {self._taken} of {self._steps}: nothing was "
-                "published; try a lower --learning-rate"
+                "published; try a lower `learning_rate`"
             )
         optimiser.zero_grad(set_to_none=True)
         mean.backward()  # type: ignore[no-untyped-call]
+        if self._longest_gradient is not None:
+            nn.utils.clip_grad_norm_(self._state.parameters, self._longest_gradient)
         optimiser.step()
         return loss, answered / len(rows)
 
@@ -192,14 +239,19 @@ def _batches(rows: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
 
 
 def adamw(
-    *, weight_decay: float = WEIGHT_DECAY, slow: Collection[nn.Parameter] = ()
+    *,
+    weight_decay: float = WEIGHT_DECAY,
+    slow: Collection[nn.Parameter] = (),
+    slow_share: float = SLOW_RATE_SHARE,
 ) -> OptimiserFactory:
-    """Make AdamW. Parameters in `slow` change at SLOW_RATE_SHARE of the rate."""
+    """Make AdamW. Parameters in `slow` change at `slow_share` of the rate."""
 
     def make(
         network: Learner, parameters: Sequence[nn.Parameter], rate: float
     ) -> torch.optim.Optimizer:
-        groups = parameter_groups(network, parameters, weight_decay=weight_decay, slow=slow)
+        groups = parameter_groups(
+            network, parameters, weight_decay=weight_decay, slow=slow, slow_share=slow_share
+        )
         return AdamW(groups, lr=rate)
 
     return make
@@ -218,20 +270,13 @@ class AdamW(torch.optim.AdamW):
         unwrap(torch.optim.AdamW.step)(self)
 
 
-def skip_the_compiler() -> None:
-    """Leave out the wrappers that import the compiler: they look for a mark first."""
-    for name in IMPORTS_THE_COMPILER:
-        method = getattr(getattr(torch.optim.Optimizer, name, None), "__wrapped__", None)
-        if method is not None:
-            method.__dict__.setdefault("__dynamo_disable", method)
-
-
 def parameter_groups(
     network: Learner,
     parameters: Sequence[nn.Parameter],
     *,
     weight_decay: float = WEIGHT_DECAY,
     slow: Collection[nn.Parameter] = (),
+    slow_share: float = SLOW_RATE_SHARE,
 ) -> list[dict[str, Any]]:
     """Give weight decay to matrices only: not to biases, norms, scales, tokens and positions."""
     spared = {
@@ -241,7 +286,7 @@ def parameter_groups(
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for one in parameters:
         decay = weight_decay if one.ndim >= 2 and id(one) not in spared else 0.0
-        share = SLOW_RATE_SHARE if id(one) in slowed else 1.0
+        share = slow_share if id(one) in slowed else 1.0
         groups.setdefault((decay, share), []).append(one)
     return [
         {"params": members, "weight_decay": decay, "rate_share": share}

@@ -16,38 +16,38 @@ from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
 from trainer.data.task_data import TaskData
+from trainer.learning.adapting import adapt, adapting_plan
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.classifier import fit_classifier
 from trainer.learning.configuration import digest_of
-from trainer.learning.epochs import (
+from trainer.learning.fit import ChooseThreads, adamw, fit
+from trainer.learning.heads import HeadFit
+from trainer.learning.losses import Objective, classification_named
+from trainer.learning.plan import (
     BALANCING,
     EXTENDING,
     LEARNING,
+    Plan,
     balanced_epoch,
     learning_epoch,
+    make_plan,
+    make_plan_on_pretrained,
     tunes,
     tuning_epoch,
     tuning_plan,
 )
-from trainer.learning.fit import ChooseThreads, adamw, fit
-from trainer.learning.losses import Objective, classification_named
-from trainer.learning.plan import Plan, make_plan, make_plan_on_pretrained
 from trainer.learning.student import Learnt, Student
-from trainer.learning.token_reading import read_tokens
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks, refuse_differences
 from trainer.ranks.threads import choose_threads
 from trainer.request import Learning
-from trainer.tokens.gathered import gather
-from trainer.tokens.statistics import ClassStatistics, decode
-
-FITTING = "fitting the classifier"
 
 
 def plan_of(student: Student, *, images: LabelledImages, request: Learning) -> Plan | None:
     """Plan the steps of learning; None where only the classifier is fitted."""
     if not student.learns_by_steps:
         return None
+    if student.aim == "adaptation":
+        return adapting_plan(request.effort, images=len(images))
     width = student.network.spec.width_of(0)
     if student.on_pretrained:
         new = sum(len(images.rows_of(name)) for name in student.new_classes)
@@ -87,7 +87,16 @@ def learn(
     if plan is not None:
         lesson.learn_by_steps(plan)
         lesson.refuse_different_weights()
-    fitted = lesson.fit_classifier() if student.on_pretrained else Learnt()
+    fitted = Learnt()
+    if student.on_pretrained:
+        fitted = HeadFit(
+            student=student,
+            data=data,
+            request=request,
+            progress=progress,
+            checkpoint=checkpoint,
+            ranks=ranks,
+        ).run()
     student.network.requires_grad_(False).eval()
     return replace(fitted, training={**lesson.figures(), **fitted.training, **student.origin})
 
@@ -121,6 +130,8 @@ class Lesson:
         if plan is not None:
             heads = self.student.network.spec.experts[-1].heads
             expert = f"an expert of {counted(heads, 'head')}, " if self.student.adds_expert else ""
+            if self.student.aim == "adaptation":
+                expert = "low-rank changes of the first expert, "
             effort = (
                 f"{expert}{counted(plan.epochs, 'epoch')} in batches of {plan.batch_size}, "
                 f"learning rate {plan.learning_rate:.2g}"
@@ -134,19 +145,19 @@ class Lesson:
             self._say_without_pictures()
         if 0 < memory < classes:
             self.progress.note(
-                f"--memory {memory} is less than one image for each of {classes} classes, so none "
-                "is kept"
+                f"a memory of {memory} is less than one image for each of {classes} classes, so "
+                "none is kept"
             )
 
     def _say_without_pictures(self) -> None:
-        judged = "--val-data"
+        judged = "the validation images"
         if self.data.source == "held-out":
             judged = "the images held out of this run, which are not kept either"
         self.progress.note(
-            "--memory statistics: the version keeps counts, means and scatters of tokens, and no "
+            "no picture is kept: the version keeps counts, means and scatters of tokens, and no "
             f"picture. Its calibration, its threshold and its gate stand on {judged}; later "
-            "versions cannot judge these classes without --val-data. At the last measurement this "
-            "cost 0.2 to 0.4 points (ADR 52)"
+            "versions cannot judge these classes without validation images. At the last "
+            "measurement this cost 0.2 to 0.4 points (ADR 52)"
         )
 
     def _say_if_alone(self) -> None:
@@ -172,6 +183,18 @@ class Lesson:
             )
 
     def learn_by_steps(self, plan: Plan) -> None:
+        if self.student.aim == "adaptation":
+            adapt(
+                self.student,
+                data=self.data,
+                plan=plan,
+                request=self.request,
+                progress=self.progress,
+                checkpoint=self.checkpoint,
+                ranks=self.ranks,
+                choose_threads=self._choose_threads,
+            )
+            return
         frozen = self.student.frozen_lineage()
         if self.student.aim == "extension":
             self._extend(plan, frozen)
@@ -183,66 +206,8 @@ class Lesson:
     def refuse_different_weights(self) -> None:
         """Refuse to go on unless all ranks have learnt the same, to the last bit."""
         if self.ranks.count > 1:
-            learnt = digest_of(self.student.network.learnable())
+            learnt = digest_of(self.student.network.parameters())
             refuse_differences(self.ranks, {"learnt": learnt}, what="weights")
-
-    def fit_classifier(self) -> Learnt:
-        """Fit all heads to the tokens at hand, and to stand-ins for images that are gone."""
-        student, request, retired = self.student, self.request, self.data.retired
-        tokens_NW, cache = read_tokens(
-            student,
-            self.images,
-            folder=request.tokens,
-            progress=self.progress,
-            checkpoint=self.checkpoint,
-            ranks=self.ranks,
-        )
-        if self.ranks.rank:
-            return Learnt(cache=cache)
-        width = student.network.spec.slice_width(0)
-        gathered = gather(
-            tokens_NW,
-            self.images.labels_N,
-            classes=self.images.classes,
-            new=0 if student.aim == "deepening" else self.data.new_images,
-            width=width,
-            known=self._known_statistics(width),
-        )
-        gathered = gathered.without(retired)
-        if gathered.narrow and tokens_NW.shape[1] > width:
-            self.progress.note(
-                "without images of every class the classifier reads the pre-trained expert only: "
-                "there are no statistics of old classes in the channels of younger experts"
-            )
-        with self.progress.phase(FITTING, total=0):
-            fitted = fit_classifier(
-                student.network,
-                gathered.tokens_NV,
-                gathered.labels_N,
-                answered=[
-                    place for place, name in enumerate(self.images.classes) if name not in retired
-                ],
-                loss=classification_named(request.loss),
-                judged_N=gathered.real_N,
-                former=student.before,
-            )
-        return Learnt(
-            cache=cache,
-            training={"strength": fitted.l2_penalty},
-            statistics=gathered.changed,
-            tokens_NW=gathered.tokens_NV,
-            labels_N=gathered.labels_N,
-            real_N=gathered.real_N,
-            fitted_on=0 if fitted.by_sample else int(gathered.real_N.sum()),
-        )
-
-    def _known_statistics(self, width: int) -> dict[str, ClassStatistics]:
-        return {
-            kept.entry.class_name: decode(
-                kept.entry.shard, kept.data, count=kept.entry.count, width=width
-            )
-            for kept in self.data.statistics
-        }
 
     def figures(self) -> dict[str, Scalar]:
         plan = self.plan
@@ -254,8 +219,14 @@ class Lesson:
             "learning_rate": plan.learning_rate if plan else None,
             "loss": self.request.loss,
             "seed": self.request.seed,
-            **({"data": self.data.digest} if self.student.aim == "head" else {}),
+            **(self.data.split.figures() if self.data.split else {}),
+            **({"data": self.data.digest} if self._can_be_grown else {}),
         }
+
+    @property
+    def _can_be_grown(self) -> bool:
+        """Tell whether a later run may grow the network for these very images."""
+        return self.student.aim == "head" or (self.student.aim == "expert" and self.plan is None)
 
     def _learn_expert(self, plan: Plan, frozen: Lineage | None) -> None:
         network = self.student.network

@@ -17,13 +17,14 @@ from model_store.inference.stacks import stack_up
 from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing, Scalar
 from model_store.spec import NetworkSpec
+from trainer.evaluation.price import NO_PRICE, Price
 from trainer.learning.losses import Teacher
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.statistics import ClassStatistics
 
-Aim = Literal["expert", "head", "extension", "deepening"]
+Aim = Literal["expert", "head", "extension", "deepening", "adaptation"]
 """A student adds one of these: a task with its expert; a task with a head only; more images of
-known classes; an expert for tasks that have none."""
+known classes; an expert for tasks that have none; changes of the first expert, its only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +36,23 @@ class Student:
     preprocessing: Preprocessing
     new_classes: tuple[str, ...]
     """The classes to learn; in an extension, known classes with more images; in a deepening, the
-    classes of the tasks that get an expert."""
+    classes of the tasks that get an expert; in an adaptation, all classes."""
     before: nn.ModuleList | None = None
     """The parent's heads; None for a first version."""
     origin: dict[str, Scalar] = field(default_factory=dict)
     """The source of the newest expert's weights, for the record; empty for random weights."""
     frozen: tuple[FoldedExpert, ...] = ()
     """The experts that do not learn, folded once for all passes over images."""
+    parent: Network | None = None
+    """The parent's network, where its experts are not those of the student: in an adaptation."""
+    served: nn.ModuleList | None = None
+    """The heads of the version that the channel names, where the gate has refused the parent."""
+    adapted_before: bool = False
+    """The first expert was adapted to older classes, so their images are right more often than
+    others of them."""
+
+    readout_is_open: bool = False
+    """The network reads earlier blocks too, unless cross-validation says that it need not."""
 
     @property
     def on_pretrained(self) -> bool:
@@ -50,7 +61,7 @@ class Student:
     @property
     def knows_all(self) -> bool:
         """Tell whether the parent answers every class: then each has to be as good as before."""
-        return self.aim in ("extension", "deepening")
+        return self.aim in ("extension", "deepening", "adaptation")
 
     @property
     def adds_expert(self) -> bool:
@@ -59,7 +70,7 @@ class Student:
     @property
     def teacher(self) -> Teacher | None:
         """Return the part of the parent that an expert has to agree with: its older classes."""
-        if self.before is None:
+        if self.before is None or self.aim == "adaptation":
             return None
         spec = self.network.spec
         taught = spec.tasks[: len(self.before)]
@@ -78,6 +89,8 @@ class Student:
     @property
     def learns_by_steps(self) -> bool:
         """Tell whether an expert learns, or heads on features that no convex fit is made for."""
+        if self.aim == "adaptation":
+            return True
         if self.adds_expert:
             return bool(self.network.newest.learnable())
         return not self.on_pretrained
@@ -108,8 +121,10 @@ class Learnt:
     real_N: NDArray[np.bool_] | None = None
     """False for stand-ins."""
     fitted_on: int = 0
-    """The number of images that gave the classifier a temperature of its own; 0 without one, and
-    where a sample of them gave it."""
+    """The number of images that gave the classifier a temperature of its own, those that belong
+    together counted once; 0 without one, and where a sample of them gave it."""
+    price: Price = NO_PRICE
+    """What more classes to choose among cost the old ones, by cross-validation."""
     cache: TokenCache | None = None
     """The tokens that were read, if any were."""
 

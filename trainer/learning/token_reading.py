@@ -41,6 +41,18 @@ def cache_of(student: Student, experts: Lineage, *, folder: Path | None) -> Toke
     )
 
 
+def parent_cache_of(student: Student, *, folder: Path | None) -> TokenCache | None:
+    """Open the tokens by the parent's experts; None where they are those of the student."""
+    if student.parent is None:
+        return None
+    return TokenCache(
+        student.parent,
+        Lineage.of(student.parent).token,
+        preprocessing=student.preprocessing,
+        folder=folder,
+    )
+
+
 def reduced_tokens_of(student: Student, *, folder: Path | None, progress: Progress) -> ReadTokens:
     """Make a reader of tokens in reduced precisions, which keeps them as `cache_of` does."""
 
@@ -91,6 +103,7 @@ def read_tokens(
     done = checkpoint.restore(READING, state) if checkpoint is not None else 0
     # Folded after the checkpoint has put the learnt weights back.
     cache = cache_of(student, student.lineage(), folder=folder)
+    cache.prove(images)
     with progress.phase(READING, total=sum(map(len, parts[done:]))) as phase:
         for first in range(done, len(parts), ranks.count):
             turn = parts[first : first + ranks.count]

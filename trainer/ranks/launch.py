@@ -20,6 +20,7 @@ from types import FrameType
 
 from model_store.cli.command import EXIT_FAILED, EXIT_NOT_PROMOTED, EXIT_OK
 from model_store.errors import WrongUsage
+from model_store.host.children import end_of, ending, last_words
 from trainer.ranks.place import Place
 
 MOST_PROCESSES = 1024
@@ -149,7 +150,6 @@ def _verdict(first: Started, ended: Sequence[Started]) -> int:
 
 def _how_it_ended(one: Started) -> str:
     code = one.process.returncode
-    if code < 0:
-        return f"was ended by {signal.Signals(-code).name}; the same command goes on"
-    said = one.said.read_text(errors="backslashreplace").strip()
-    return f"ended with {code}: {said.removeprefix('error: ')}" if said else f"ended with {code}"
+    reason = last_words(end_of(one.said)).removeprefix("error: ")
+    told = f"{ending(code)}: {reason}" if reason else ending(code)
+    return f"{told}; the same command goes on" if code < 0 else told

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 import torch
 
+from model_store.tables import counted
+
 FEWEST_IMAGES = 2000
 """Images to learn from, epochs included, below which timing costs more than it saves."""
 TIMED_STEPS = 3
@@ -46,8 +48,9 @@ def choose_threads(
     torch.set_num_threads(fastest)
     if fastest != usual:
         note(
-            f"learning with --threads {fastest}: a step takes {1000 * took_s[fastest]:.0f} ms, and "
-            f"{1000 * took_s[usual]:.0f} ms with {usual} threads, which other programs hold up"
+            f"learning with {counted(fastest, 'thread')}: a step takes "
+            f"{1000 * took_s[fastest]:.0f} ms, and {1000 * took_s[usual]:.0f} ms with {usual} "
+            "threads, which other programs hold up"
         )
 
 

@@ -1,12 +1,15 @@
-"""Print outcomes and evaluations as sentences; `--json` has the same facts for programs."""
+"""Print outcomes and evaluations as sentences, and the commands that a person may want next."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from model_store.advice.lines import lines as advice_lines
 from model_store.advice.record import Advice
+from model_store.cli.command import DEFAULT_CHANNEL, default_store
 from model_store.records.describe import verdict
 from model_store.records.quality import Calibration, Gate, Unknown
 from model_store.tables import counted, percent, printable
@@ -42,7 +45,7 @@ def tell_outcome(outcome: Outcome) -> None:
     if outcome.advice is not None and outcome.deeper is None:
         tell_advice(outcome.advice)
     if outcome.deeper is not None:
-        print("with an expert:")
+        print("adapted:" if outcome.deeper.manifest.adapted else "with an expert:")
         tell_outcome(outcome.deeper)
 
 
@@ -105,24 +108,27 @@ def _tell_calibration(calibration: Calibration) -> None:
 
 def _tell_detector(unknown: Unknown | None) -> None:
     if unknown is None:
-        print("no image is ever called unknown: nothing was held out to tell known ones by")
+        print("no image is ever answered as unknown: nothing was held out to set the threshold by")
     elif unknown.rate * (unknown.images + 1) < 1:
         print(
-            f"unknown images are told by {unknown.images} held-out ones only: about "
-            f"{percent(1 / (unknown.images + 1))} of known images will be called unknown"
+            f"only {counted(unknown.images, 'held-out image')} set the threshold for unknown "
+            f"images: about {percent(1 / (unknown.images + 1))} of known images will be answered "
+            "as unknown"
         )
 
 
 def _tell_what_got_worse(gate: Gate) -> None:
     worse = [
-        f"{one.class_name}: {percent(one.before)} before, {percent(one.after)} now "
-        f"({counted(one.images, 'image')})"
-        for one in gate.worse
+        f"{change.class_name}: {percent(change.before)} before, {percent(change.after)} now "
+        f"({counted(change.images, 'image')})"
+        for change in gate.worse
     ]
-    confused = [f"{one.class_name} taken for {one.taken_for}: {one.count}" for one in gate.confused]
+    confused = [
+        f"{pair.class_name} taken for {pair.taken_for}: {pair.count}" for pair in gate.confused
+    ]
     flipped = [
-        f"{one.class_name}, answered {one.before} before and {one.after} now: {one.count}"
-        for one in gate.flipped
+        f"{flip.class_name}, answered {flip.before} before and {flip.after} now: {flip.count}"
+        for flip in gate.flipped
     ]
     for what, lines in (("got worse", worse), ("confused", confused), ("flipped", flipped)):
         _tell_lines(what, lines)
@@ -137,3 +143,53 @@ def _tell_lines(what: str, lines: list[str]) -> None:
 
 def _mib(count: int) -> str:
     return f"{count / (1 << 20):.2f} MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """The last lines for a person, whose commands reach the same channel of the same store."""
+
+    outcome: Outcome
+    store: str
+    channel: str
+
+    def tell(self) -> None:
+        print(self._served())
+        print("next:")
+        rows = self._commands()
+        width = max(len(command) for command, _ in rows)
+        for command, purpose in rows:
+            print(f"  {printable(command):{width}}  {purpose}")
+
+    @property
+    def _last(self) -> Outcome:
+        return self.outcome.deeper or self.outcome
+
+    def _served(self) -> str:
+        last, version = self._last, self._last.manifest.version
+        if last.promoted:
+            return f"served: version {version}; running servers load it by themselves"
+        if last.served is None:
+            return f"served: nothing yet; version {version} is published and not promoted"
+        return f"served: version {last.served}, as before; version {version} is published beside it"
+
+    def _commands(self) -> list[tuple[str, str]]:
+        version, parent = self._last.manifest.version, self._last.manifest.parent
+        if not self._last.promoted:
+            return [
+                (f"dne-store show {version}{self._in_store}", "the version, and its verdict"),
+                (f"dne-store promote {version}{self._in_channel}", "serve it all the same"),
+            ]
+        more = (f"dne-train add-task --data FOLDER{self._in_channel}", "teach more classes")
+        if parent is None:
+            return [(f"dne-serve{self._in_channel}", "answer requests over HTTP"), more]
+        return [more, (f"dne-store rollback{self._in_channel}", f"go back to version {parent}")]
+
+    @property
+    def _in_store(self) -> str:
+        return f" --store {shlex.quote(self.store)}" if self.store != default_store() else ""
+
+    @property
+    def _in_channel(self) -> str:
+        named = f" --channel {shlex.quote(self.channel)}"
+        return self._in_store + (named if self.channel != DEFAULT_CHANNEL else "")

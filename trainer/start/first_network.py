@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from model_store.errors import WrongUsage
 from model_store.network.expert import Expert
 from model_store.records.manifest import Preprocessing
-from model_store.spec import ExpertSpec, NetworkSpec
+from model_store.spec import ExpertSpec, NetworkSpec, Readout
 from model_store.tables import counted
 from trainer.backbones.pretrained import Pretrained, read_pretrained
 from trainer.backbones.settings import Triple
@@ -17,6 +17,10 @@ from trainer.progress import Progress
 from trainer.request import AddTask, PretrainedFile
 
 NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {"half": HALF, "imagenet": IMAGENET}
+READ_AT = (4 / 12, 6 / 12, 8 / 12, 10 / 12)
+"""The places of earlier blocks that a wide readout reads, as shares of the depth."""
+GRID_AT, GRID = 6 / 12, 3
+"""The place of the block that is read on a grid, and the cells of a side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,8 @@ class Start:
     preprocessing: Preprocessing
     weights: Pretrained | None = None
     unfreeze_last: int = 0
+    readout_is_open: bool = False
+    """The readout of earlier blocks is given up unless cross-validation asks for it."""
 
     def give(self, expert: Expert) -> None:
         """Put the pre-trained weights, if there are any, into the first expert."""
@@ -50,7 +56,7 @@ def start_of(request: AddTask, *, progress: Progress) -> Start:
 def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: Progress) -> Start:
     if shape.preset is not None:
         raise WrongUsage(
-            f"--preset {shape.preset} does not go with --pretrained: the file has its own sizes"
+            f"`preset={shape.preset}` does not go with `pretrained`: the file has its own sizes"
         )
     # A wrong option is refused before a large file is read.
     normalisation = None if asked.normalise is None else normalisation_named(asked.normalise)
@@ -62,9 +68,12 @@ def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: P
     _refuse_other_sizes(shape, geometry, weights.expert)
     if asked.unfreeze_last > geometry.depth:
         raise WrongUsage(
-            f"--unfreeze-last {asked.unfreeze_last}: {asked.file} has "
+            f"`unfreeze_last={asked.unfreeze_last}`: {asked.file} has "
             f"{counted(geometry.depth, 'block')}"
         )
+    readout = None if asked.readout == "narrow" else wide_readout(geometry)
+    if asked.readout == "wide" and readout is None:
+        raise WrongUsage(f"`readout=wide`: {asked.file} has no block before its last one")
     heads = counted(weights.expert.attention_heads, "attention head")
     progress.note(
         f"starting from {asked.file}: {counted(geometry.depth, 'block')}, {weights.width} "
@@ -72,12 +81,27 @@ def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: P
         f"{_named_normalisation(mean, std)}"
     )
     return Start(
-        geometry=geometry,
+        geometry=replace(geometry, readout=readout),
         expert=weights.expert,
+        readout_is_open=asked.readout == "auto" and readout is not None,
         preprocessing=Preprocessing(image_size=geometry.image_size, mean=mean, std=std),
         weights=weights,
         unfreeze_last=asked.unfreeze_last,
     )
+
+
+def wide_readout(geometry: NetworkSpec) -> Readout | None:
+    """Choose the earlier blocks to read: 4, 6, 8 and 10 of 12, and a grid of block 6 (ADR 92).
+
+    Return None where there is only one block.
+    """
+    depth, side = geometry.depth, geometry.image_size // geometry.patch_size
+    chosen = {max(1, round(share * depth)) for share in READ_AT}
+    blocks = tuple(sorted(block for block in chosen if block < depth))
+    if not blocks:
+        return None
+    middle = min(blocks, key=lambda block: abs(block - GRID_AT * depth))
+    return Readout(blocks=blocks, grid_block=middle, grid=min(GRID, side))
 
 
 def _refuse_other_sizes(shape: NetworkShape, geometry: NetworkSpec, expert: ExpertSpec) -> None:
@@ -90,12 +114,13 @@ def _refuse_other_sizes(shape: NetworkShape, geometry: NetworkSpec, expert: Expe
     for name, value in fixed.items():
         asked = getattr(shape, name)
         if asked is not None and asked != value:
-            option = f"--{name.replace('_', '-')} {asked}"
-            raise WrongUsage(f"{option} does not fit: the pre-trained file has fixed it at {value}")
+            raise WrongUsage(
+                f"`{name}={asked}` does not fit: the pre-trained file has fixed it at {value}"
+            )
 
 
 def _named_normalisation(mean: Triple, std: Triple) -> str:
-    """Give the value of --normalise for these numbers."""
+    """Return the value of `normalise` for these numbers."""
     for name, known in NORMALISATIONS.items():
         if known == (mean, std):
             return name
@@ -112,12 +137,12 @@ def normalisation_named(text: str) -> tuple[Triple, Triple]:
         )
     except ValueError as error:
         raise WrongUsage(
-            f"--normalise {text!r} is neither imagenet, half nor M,M,M/S,S,S"
+            f"`normalise={text!r}` is neither imagenet, half nor M,M,M/S,S,S"
         ) from error
     if not all(0 < one < float("inf") for one in (s1, s2, s3)) or not all(
         abs(one) < float("inf") for one in (m1, m2, m3)
     ):
-        raise WrongUsage(f"--normalise {text!r}: deviations must be above 0, and all finite")
+        raise WrongUsage(f"`normalise={text!r}`: deviations must be above 0, and all finite")
     return (m1, m2, m3), (s1, s2, s3)
 
 
@@ -125,6 +150,6 @@ def refuse_pretrained(request: AddTask) -> None:
     """Refuse a pre-trained file for a store that has versions: their first expert is fixed."""
     if request.pretrained is not None:
         raise WrongUsage(
-            f"--pretrained is for the first task of a store, and {request.store} has versions; "
+            f"`pretrained` is for the first task of a store, and {request.store} has versions; "
             "later tasks build on what the first one began with"
         )

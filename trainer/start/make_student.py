@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import nn
 
 from model_store.codec import load_network
 from model_store.errors import WrongUsage
@@ -47,6 +48,7 @@ def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progre
         preprocessing=base.parent.preprocessing,
         new_classes=new_classes,
         frozen=folded(network, 0, len(base.parent.experts)),
+        adapted_before=any("adapted_images" in task.training for task in base.parent.tasks),
     )
 
 
@@ -69,6 +71,36 @@ def make_deepening(base: Base, *, heads: int, request: Learning) -> Student:
     )
 
 
+def make_adapting(base: Base, *, request: Learning) -> Student:
+    """Load the parent's network, whose first expert and heads will change, and the parent."""
+    assert base.parent is not None
+    device = choose_device(request.device)
+    network, parent = (load_network(base.read_shard, base.parent).to(device) for _ in range(2))
+    parent.requires_grad_(False).eval()
+    return Student(
+        network=network,
+        aim="adaptation",
+        before=parent.heads,
+        preprocessing=base.parent.preprocessing,
+        new_classes=base.parent.classes,
+        parent=parent,
+        served=_served_heads(base, device=device),
+    )
+
+
+def _served_heads(base: Base, *, device: torch.device) -> nn.ModuleList | None:
+    """Load the heads of the version that serves while the parent was refused. It has the parent's
+    experts."""
+    if base.store is None or base.head is None or base.parent is None:
+        return None
+    if base.head.target != base.parent.parent:
+        return None
+    served = base.store.manifest(base.head.target)
+    if served.experts != base.parent.experts:
+        return None
+    return load_network(base.read_shard, served).heads.to(device)
+
+
 def _make_first(
     base: Base, *, request: AddTask, classes: tuple[str, ...], progress: Progress
 ) -> Student:
@@ -83,6 +115,7 @@ def _make_first(
         preprocessing=start.preprocessing,
         new_classes=classes,
         origin=_origin(start),
+        readout_is_open=start.readout_is_open,
     )
 
 
@@ -95,9 +128,9 @@ def _origin(start: Start) -> dict[str, Scalar]:
 def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -> Student:
     """Load the parent's network; only its heads will change."""
     if base.parent is None:
-        raise WrongUsage("--extend needs a version to extend, and the store has none")
+        raise WrongUsage("`extend` needs a version to extend, and the store has none")
     if request.name is not None or request.shape.heads is not None:
-        raise WrongUsage("--extend adds neither task nor expert: --name and --heads do not fit it")
+        raise WrongUsage("`extend` adds neither task nor expert: `name` and `heads` do not fit it")
     request.shape.check_agrees(base.parent.spec)
     device = choose_device(request.device)
     network = load_network(base.read_shard, base.parent).to(device)
@@ -117,7 +150,7 @@ def _task_name(base: Base, request: AddTask) -> str:
     taken = {task.name for task in base.parent.tasks} if base.parent else set()
     if request.name is not None:
         if spelt_among(request.name, taken):
-            raise WrongUsage(f"there is a task named {request.name!r} already; give another --name")
+            raise WrongUsage(f"there is a task named {request.name!r} already; give another `name`")
         return new_name(request.name, what="the task name")
     name = new_name(name_of(request.data).strip() or "task", what="the task name")
     return f"{name}-{len(taken) + 1}" if spelt_among(name, taken) else name

@@ -1,40 +1,63 @@
 """Keep the tokens of images by digest, so that no image passes through the same experts twice.
 
 In a folder there is a file for each lineage of experts, named by a digest of weights and shapes. It
-holds tokens and no pictures: the SHA-256 of the rest, and then safetensors. A file that was
-damaged is not used.
+holds tokens and no pictures: a seal, the time at which the file was begun, and then safetensors. A
+file without our seal is not used, nor one with tokens that are not numbers. A random sample of the
+tokens that are used is computed again from pixels; one that differs discards the file. See ADR 88.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-import uuid
+import secrets
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save
 from torch import Tensor
 
+from model_store.errors import NotPrivate
+from model_store.host.private import (
+    SEAL_BYTES,
+    is_sealed,
+    private_folder,
+    read_private,
+    replace_file,
+    seal,
+)
 from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing
-from model_store.store.cache import cache_folder
 from model_store.store.shard import read_layout
 from trainer.data.folders import LabelledImages
-from trainer.data.pictures import Pictures, StoredImage, pixels_digest
+from trainer.data.pictures import Pictures, Pixels, StoredImage, pixels_digest
 from trainer.tokens.passes import BATCH, Floats, in_batches
 
 MAX_BYTES = 1 << 30
 """Bytes of all files of a folder; those that were not used for longest go first."""
 MAX_FILE_BYTES = 1 << 28
 DIGEST_BYTES = 32
+TIME_BYTES = 8
+MAX_AGE_S = 30 * 24 * 3600
+"""Tokens of pictures that were forgotten on another machine are gone after this time."""
+SAMPLE_LEAST, SAMPLE_SHARE = 4, 32
+"""Of the tokens that a file gives at once, one in 32 is computed again, and at least 4."""
+TOLERANCE = 0.02
+"""Distance of a kept token from the computed one, relative to its length. Other batches, threads
+and processors make differences of 1e-5."""
+
+log = logging.getLogger("dne_train")
 
 
-def default_folder() -> Path:
-    return cache_folder() / "tokens"
+def drop_tokens(folder: Path) -> None:
+    """Delete the tokens of a folder, where pictures behind some of them are gone."""
+    for path in [*folder.glob("*.tokens"), *folder.glob("tmp-*")]:
+        path.unlink(missing_ok=True)
 
 
 class TokenCache:
@@ -52,13 +75,24 @@ class TokenCache:
     ) -> None:
         """`read` computes tokens by the experts of `network`. Without a folder there is no file."""
         self._network, self._read, self._preprocessing = network, read, preprocessing
-        self._batch_size = batch_size
+        self._batch_size, self._folder, self._precision = batch_size, folder, precision
         self._width = network.spec.token_width
-        self._known: dict[bytes, Floats] = {}
-        self._path: Path | None = None
+        self._path = None
+        kept = _Kept(tokens={}, begun_s=int(time.time()))
         if folder is not None:
-            self._path = folder / f"{_key(network, preprocessing, precision)}.tokens"
-            self._known = _read(self._path, width=self._width)
+            try:
+                self._path = (
+                    private_folder(folder) / f"{_key(network, preprocessing, precision)}.tokens"
+                )
+                kept = _read(self._path, width=self._width) or kept
+            except (OSError, NotPrivate) as error:
+                self._path = None
+                log.warning("tokens of images are computed anew, and not kept: %s", error)
+        self._known, self._begun_s = kept.tokens, kept.begun_s
+        self._from_file = frozenset(self._known)
+        # Reduced precisions say how often answers agree, and no classifier is fitted to them. Their
+        # tokens depend on the batch, and a session for a sample would take seconds.
+        self._unproved = set(self._known) if precision == "fp32" else set()
         self._saved = len(self._known)
 
     def tokens(
@@ -69,6 +103,7 @@ class TokenCache:
         `advance` is told how many images more are done, while others are computed.
         """
         names = images.pictures.digests()
+        self._prove(images.pictures, names)
         missing = [row for row, name in enumerate(names) if name not in self._known]
         if advance is not None and len(missing) < len(names):
             advance(len(names) - len(missing))
@@ -78,6 +113,55 @@ class TokenCache:
         for row, name in enumerate(names):
             found[row] = self._known[name]
         return found
+
+    def narrowed(self, network: Network) -> TokenCache:
+        """Keep the tokens of a network that reads the first of these channels only."""
+        width = network.spec.token_width
+        narrow = TokenCache(
+            network,
+            lambda images_BCHW: self._read(images_BCHW)[:, :width],
+            preprocessing=self._preprocessing,
+            folder=self._folder,
+            precision=self._precision,
+            batch_size=self._batch_size,
+        )
+        for name, token_W in self._known.items():
+            narrow._known.setdefault(name, np.ascontiguousarray(token_W[:width]))
+        narrow.save()
+        return narrow
+
+    def prove(self, images: LabelledImages) -> None:
+        """Compute a sample again of the tokens that the file has of these images."""
+        self._prove(images.pictures, images.pictures.digests())
+
+    def _prove(self, pictures: Pictures, names: Sequence[bytes]) -> None:
+        rows = [row for row, name in enumerate(names) if name in self._unproved]
+        if not rows:
+            return
+        count = min(len(rows), max(SAMPLE_LEAST, len(rows) // SAMPLE_SHARE))
+        chosen = secrets.SystemRandom().sample(rows, count)
+        computed_NW = self._compute(pictures.take(np.array(chosen, dtype=np.int64)).pixels_NHWC)
+        kept_NW = np.stack([self._known[names[row]] for row in chosen])
+        distance_N = np.linalg.norm(kept_NW - computed_NW, axis=1)
+        if (distance_N > TOLERANCE * np.linalg.norm(computed_NW, axis=1)).any():
+            self._discard()
+        self._unproved.difference_update(names[row] for row in rows)
+
+    def _discard(self) -> None:
+        """Drop everything that came from the file, and the file."""
+        log.warning(
+            "the tokens in %s do not follow from the images: the file is removed, and they are "
+            "computed anew",
+            self._path,
+        )
+        self._known = {
+            name: one for name, one in self._known.items() if name not in self._from_file
+        }
+        self._unproved.clear()
+        self._saved = -1
+        if self._path is not None:
+            with suppress(OSError):  # a file that stays is discarded again
+                self._path.unlink(missing_ok=True)
 
     def also_name(self, images: LabelledImages, stored: Sequence[StoredImage]) -> None:
         """Keep tokens that are known under the names, too, that the images have in the store."""
@@ -89,21 +173,25 @@ class TokenCache:
         """Decode images, and compute the tokens of those whose pixels are new too."""
         pixels_NHWC = pictures.pixels_NHWC
         digests = [pixels_digest(pixels) for pixels in pixels_NHWC]
+        self._prove(pictures, digests)
         new = [row for row, digest in enumerate(digests) if digest not in self._known]
         if advance is not None and len(new) < len(digests):
             advance(len(digests) - len(new))
-        computed = in_batches(
+        computed = self._compute(pixels_NHWC[new], advance)
+        for row, token_W in zip(new, computed, strict=True):
+            self._known[digests[row]] = token_W
+        for name, digest in zip(pictures.digests(), digests, strict=True):
+            self._known[name] = self._known[digest]
+
+    def _compute(self, pixels_NHWC: Pixels, advance: Callable[[int], None] | None = None) -> Floats:
+        return in_batches(
             self._network,
-            pixels_NHWC[new],
+            pixels_NHWC,
             self._read,
             preprocessing=self._preprocessing,
             batch_size=self._batch_size,
             advance=advance,
         )
-        for row, token_W in zip(new, computed, strict=True):
-            self._known[digests[row]] = token_W
-        for name, digest in zip(pictures.digests(), digests, strict=True):
-            self._known[name] = self._known[digest]
 
     def know(self, images: LabelledImages, tokens_NW: Floats) -> None:
         """Take up tokens of images that another process has computed."""
@@ -114,8 +202,8 @@ class TokenCache:
         """Write new tokens to the file. A cache that cannot be written is no reason to stop."""
         if self._path is None or len(self._known) == self._saved:
             return
-        with suppress(OSError):
-            _write(self._path, self._known)
+        with suppress(OSError, NotPrivate):
+            _write(self._path, _Kept(tokens=self._known, begun_s=self._begun_s))
             self._saved = len(self._known)
 
 
@@ -130,61 +218,81 @@ def _key(network: Network, preprocessing: Preprocessing, precision: str) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, *, width: int) -> dict[bytes, Floats]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """The contents of a file: tokens by name, and the time at which it was begun."""
+
+    tokens: dict[bytes, Floats]
+    begun_s: int
+
+
+def _read(path: Path, *, width: int) -> _Kept | None:
+    """Read a file of ours. Return None where there is none; remove one that is not to be used."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            return {}
-        told, data = _split(path.read_bytes())
-        if hashlib.sha256(data).digest() != told:
-            return {}
-        layout = read_layout(data)
-        digests, tokens = layout["digests"], layout["tokens"]
-    except (OSError, ValueError, KeyError):
-        return {}
+        content = read_private(path, max_bytes=MAX_FILE_BYTES)
+        kept = _parse(path.name, content, width=width)
+    except FileNotFoundError:
+        return None
+    except (NotPrivate, ValueError, KeyError) as error:
+        log.warning("tokens of images are computed anew: %s: %s", path, error)
+        kept = None
+    if kept is None:
+        path.unlink(missing_ok=True)
+    else:
+        os.utime(path)
+    return kept
+
+
+def _parse(name: str, content: bytes, *, width: int) -> _Kept | None:
+    """Parse a file. Return None for one whose time is over, and raise ValueError or KeyError for
+    one that is damaged or was written by another user."""
+    told, sealed = content[:SEAL_BYTES], content[SEAL_BYTES:]
+    if not is_sealed(name, sealed, by=told):
+        raise ValueError("it is damaged, or was not written by this user")
+    begun_s = int.from_bytes(sealed[:TIME_BYTES], "big")
+    if abs(time.time() - begun_s) > MAX_AGE_S:
+        return None
+    data = sealed[TIME_BYTES:]
+    layout = read_layout(data)
+    digests, tokens = layout["digests"], layout["tokens"]
     count = tokens.shape[0] if tokens.shape else -1
     fits = (digests.dtype, digests.shape) == ("U8", (count, DIGEST_BYTES))
     if not fits or (tokens.dtype, tokens.shape) != ("F32", (count, width)):
-        return {}
-    with suppress(OSError):
-        os.utime(path)
+        raise ValueError("it has other shapes")
+    tokens_NW = np.frombuffer(data, dtype="<f4", count=count * width, offset=tokens.start)
+    if not np.isfinite(tokens_NW).all():
+        raise ValueError("it has tokens that are not numbers")
     names = [
         data[digests.start + DIGEST_BYTES * row : digests.start + DIGEST_BYTES * (row + 1)]
         for row in range(count)
     ]
-    tokens_NW = np.frombuffer(data, dtype="<f4", count=count * width, offset=tokens.start)
-    return dict(zip(names, tokens_NW.reshape(count, width).astype(np.float32), strict=True))
+    rows_NW = tokens_NW.reshape(count, width).astype(np.float32)
+    return _Kept(tokens=dict(zip(names, rows_NW, strict=True)), begun_s=begun_s)
 
 
-def _split(content: bytes) -> tuple[bytes, bytes]:
-    return content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-
-
-def _write(path: Path, known: dict[bytes, Floats]) -> None:
+def _write(path: Path, kept: _Kept) -> None:
     """Write the newest tokens that fit, and make room for them."""
-    width = len(next(iter(known.values())))
+    finite = {name: one for name, one in kept.tokens.items() if np.isfinite(one).all()}
+    if not finite:
+        return
+    width = len(next(iter(finite.values())))
     most = MAX_FILE_BYTES // (DIGEST_BYTES + 4 * width + 1)
-    kept = dict(list(known.items())[-most:])
-    data = save(
+    newest = dict(list(finite.items())[-most:])
+    data = kept.begun_s.to_bytes(TIME_BYTES, "big") + save(
         {
-            "digests": np.frombuffer(b"".join(kept), dtype=np.uint8).reshape(-1, DIGEST_BYTES),
-            "tokens": np.stack(list(kept.values())),
+            "digests": np.frombuffer(b"".join(newest), dtype=np.uint8).reshape(-1, DIGEST_BYTES),
+            "tokens": np.stack(list(newest.values())),
         }
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Named like a file of tokens: what a killed run leaves behind makes room in its turn.
-    temporary = path.with_name(f"{uuid.uuid4().hex}.tokens")
-    try:
-        temporary.write_bytes(hashlib.sha256(data).digest() + data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    _make_room(path.parent)
+    replace_file(private_folder(path.parent) / path.name, seal(path.name, data) + data)
+    _make_room(path.parent.parent)
 
 
 def _make_room(folder: Path) -> None:
-    files = sorted(folder.glob("*.tokens"), key=lambda one: one.stat().st_mtime, reverse=True)
+    """Delete the files of all stores that were not used for longest, and what killed runs left."""
+    files = [*folder.glob("*/*.tokens"), *folder.glob("*/tmp-*")]
     total = 0
-    for one in files:
+    for one in sorted(files, key=lambda one: one.stat().st_mtime, reverse=True):
         total += one.stat().st_size
-        if total > MAX_BYTES:
+        if total > MAX_BYTES or time.time() - one.stat().st_mtime > MAX_AGE_S:
             one.unlink(missing_ok=True)

@@ -26,6 +26,8 @@ class Gathered:
     labels_N: NDArray[np.int64]
     real_N: NDArray[np.bool_]
     """False for stand-ins."""
+    rows_N: NDArray[np.int64]
+    """The place of each token's image among those that were given; -1 for stand-ins."""
     narrow: bool
     """Only the first slice is there, because a class has no image left."""
     changed: Mapping[str, ClassStatistics]
@@ -41,6 +43,7 @@ class Gathered:
             tokens_NV=self.tokens_NV[stays_N],
             labels_N=self.labels_N[stays_N],
             real_N=self.real_N[stays_N],
+            rows_N=self.rows_N[stays_N],
             changed={name: one for name, one in self.changed.items() if name not in retired},
         )
 
@@ -79,8 +82,10 @@ def gather(
     used = width if narrow else tokens_NW.shape[1]
     parts = [tokens_NW[uses_N, :used], *(one.tokens(used) for one in made)]
     labels = [labels_N[uses_N], *(np.full(len(one.first_MF), one.place) for one in made)]
+    stand_in_rows = np.full(sum(map(len, parts[1:])), -1)
     return Gathered(
         tokens_NV=np.concatenate(parts),
+        rows_N=np.concatenate([np.flatnonzero(uses_N), stand_in_rows]).astype(np.int64),
         labels_N=np.concatenate(labels),
         real_N=np.arange(sum(map(len, parts))) < int(uses_N.sum()),
         narrow=narrow,

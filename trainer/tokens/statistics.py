@@ -45,7 +45,7 @@ def accumulate(tokens_NW: NDArray[np.floating]) -> ClassStatistics:
     tokens = tokens_NW.astype(np.float64)
     mean_W = tokens.mean(axis=0)
     return ClassStatistics(
-        count=len(tokens), mean_W=mean_W, factor_RW=_factor(tokens - mean_W, count=len(tokens))
+        count=len(tokens), mean_W=mean_W, factor_RW=factor_of(tokens - mean_W, count=len(tokens))
     )
 
 
@@ -57,7 +57,7 @@ def merge(one: ClassStatistics, other: ClassStatistics) -> ClassStatistics:
     return ClassStatistics(
         count=count,
         mean_W=(one.count * one.mean_W + other.count * other.mean_W) / count,
-        factor_RW=_factor(rows, count=count),
+        factor_RW=factor_of(rows, count=count),
     )
 
 
@@ -102,7 +102,7 @@ def stand_ins(statistics: ClassStatistics, *, seed: int, most: int = MOST_STAND_
     return np.asarray(statistics.mean_W + scale * columns @ factor_RW, dtype=np.float64)
 
 
-def _factor(rows_NW: Doubles, *, count: int) -> Doubles:
+def factor_of(rows_NW: Doubles, *, count: int) -> Doubles:
     """Make the factor R for `count` images, with RᵀR = rowsᵀ rows."""
     _, lengths, axes = np.linalg.svd(rows_NW, full_matrices=False)
     # The deviations of N tokens from their mean have rank N - 1: a further row is rounding.

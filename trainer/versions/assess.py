@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -12,9 +13,10 @@ from torch import nn
 
 from model_store.codec import decode_doubt, encode_doubt
 from model_store.inference.forward import Lineage
-from model_store.records.quality import Accuracy, Metrics
+from model_store.records.quality import Accuracy, Calibration, Metrics, Unknown
 from model_store.tables import counted
 from trainer.data.folders import LabelledImages
+from trainer.data.groups import numbers_of
 from trainer.data.task_data import TaskData
 from trainer.evaluation.calibrate import calibrate
 from trainer.evaluation.doubt import FEWEST_CLASSES, fit_doubt
@@ -22,6 +24,7 @@ from trainer.evaluation.forecast import latencies_ms
 from trainer.evaluation.gate import FEWEST, Candidate, decide, noticed
 from trainer.evaluation.judged import Judged, judged_by
 from trainer.evaluation.precision_agreement import ReadTokens, Verdict, agreement_of
+from trainer.evaluation.price import NO_PRICE, Price
 from trainer.evaluation.shown import choose_shown
 from trainer.evaluation.unknown import fit_threshold, scores_of
 from trainer.learning.student import Student
@@ -29,8 +32,17 @@ from trainer.progress import Progress
 from trainer.request import GateLimits
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.passes import Floats
-from trainer.versions.assessment import Assessment
 from trainer.versions.final import JUDGING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assessment:
+    metrics: Metrics
+    calibration: Calibration
+    unknown: Unknown | None
+    doubt: bytes | None
+    """The shard of the score by which `unknown` judges; None for the largest logit."""
+
 
 TIMED_RUNS = 11
 
@@ -40,6 +52,7 @@ def assess(
     *,
     experts: Lineage,
     cache: TokenCache,
+    parent_cache: TokenCache | None = None,
     reduced_tokens: ReadTokens,
     data: TaskData,
     tokens_NW: Floats | None,
@@ -50,14 +63,19 @@ def assess(
     progress: Progress,
     fitted_on: int = 0,
     shows_images: bool = False,
+    price: Price = NO_PRICE,
 ) -> Assessment:
     """Judge by images that were held out. `tokens_NW`: those that the classifier was fitted to, if
-    they are to tell unknown images, with `labels_N`. `model_bytes`: without the shard that tells
+    they are to tell unknown images, with `labels_N`. `parent_cache`: the tokens by the parent's
+    experts, where they are not the student's. `model_bytes`: without the shard that tells
     them. `fitted_on` counts the images that the classifier has a temperature from. `shows_images`:
     the images stay in the store, and the report may name some."""
     newest, older = student.new_classes, _older(student)
     with progress.phase(JUDGING, total=len(data.judged_by)) as phase:
-        judged, parent, judged_token_NW = _judge_both(student, data, cache, advance=phase.advance)
+        judged, parent, judged_token_NW = _judge_both(
+            student, data, cache, parent_cache, advance=phase.advance
+        )
+        served = _judge_served(student, data, parent_cache)
     shard = None
     if tokens_NW is not None and labels_N is not None and len(data.judged_by):
         shard = _doubt(tokens_NW, labels_N, student, data)
@@ -68,9 +86,15 @@ def assess(
             older=older,
             newest=newest,
             model_bytes=model_bytes + len(shard or b""),
-            deepens=student.aim == "deepening",
+            deepens=student.aim in ("deepening", "adaptation"),
+            slower=student.aim != "adaptation",
+            served=served,
+            served_classes=_classes_of(student.served, data) if student.served else (),
             latency_ms=_latency_ms(student, experts) if limits.max_latency_ms else None,
             hierarchy=data.hierarchy,
+            price=price,
+            together=len(data.judged_by) / max(1, len(np.unique(numbers_of(data.judged_by))))
+            or 1.0,
         ),
         limits=limits,
     )
@@ -115,6 +139,11 @@ def assess(
         unknown=unknown,
         doubt=shard,
     )
+
+
+def _together(images: LabelledImages) -> float:
+    """Return the images of a group of images that belong together, on average."""
+    return len(images) / len(np.unique(numbers_of(images))) if len(images) else 1.0
 
 
 def can_doubt(student: Student, data: TaskData) -> bool:
@@ -164,7 +193,9 @@ def say_evidence(
         old_images = _count_of(images, _older(student))
         says += f" and {old_images} of old ones{_power(old_images, limits=limits)}"
     if limits.min_new and new < FEWEST["new"]:
-        says += f"; --min-new needs {FEWEST['new']} of new classes, give more with --val-data DIR"
+        says += (
+            f"; a least accuracy needs {FEWEST['new']} of new classes: give more validation images"
+        )
     progress.note(says)
 
 
@@ -194,18 +225,45 @@ def _latency_ms(student: Student, experts: Lineage) -> float:
     return median(latencies_ms(student.network, experts, runs=TIMED_RUNS))
 
 
+def _judge_served(
+    student: Student, data: TaskData, parent_cache: TokenCache | None
+) -> Judged | None:
+    """Judge the version that serves, where it is not the parent but has the parent's experts."""
+    if student.served is None or student.parent is None or parent_cache is None:
+        return None
+    token_NW = torch.from_numpy(parent_cache.tokens(data.judged_by)).to(student.network.device)
+    with torch.no_grad():
+        logits_NC = student.parent.classify([token_NW], student.served).cpu().numpy()
+    return judged_by(logits_NC, data.judged_by, retired=data.retired)
+
+
+def _classes_of(heads: nn.ModuleList, data: TaskData) -> tuple[str, ...]:
+    """List the classes that these heads answer: the first ones."""
+    count = sum(head.out_features for head in heads if isinstance(head, nn.Linear))
+    return tuple(name for name in data.judged_by.classes[:count] if name not in data.retired)
+
+
 def _judge_both(
-    student: Student, data: TaskData, cache: TokenCache, *, advance: Callable[[int], None]
+    student: Student,
+    data: TaskData,
+    cache: TokenCache,
+    parent_cache: TokenCache | None,
+    *,
+    advance: Callable[[int], None],
 ) -> tuple[Judged, Judged | None, Floats]:
-    """Judge the student and its parent by the same tokens. Return the oldest slice of them too."""
+    """Judge the student and its parent, by the same tokens if they have the same experts. Return
+    the oldest slice of the student's tokens too."""
     network, before, images = student.network, student.before, data.judged_by
     found_NW = cache.tokens(images, advance=advance)
-    token_NW = torch.from_numpy(found_NW).to(network.device)
 
-    def judged(heads: nn.ModuleList) -> Judged:
+    def judged(heads: nn.ModuleList, tokens_NW: Floats) -> Judged:
+        token_NW = torch.from_numpy(tokens_NW).to(network.device)
         with torch.no_grad():
             logits_NC = network.classify([token_NW], heads).cpu().numpy()
         return judged_by(logits_NC, images, retired=data.retired)
 
-    parent = None if before is None else judged(before)
-    return judged(network.heads), parent, found_NW[:, : network.spec.doubt_width]
+    parent = None
+    if before is not None:
+        parent = judged(before, parent_cache.tokens(images) if parent_cache else found_NW)
+    student_judged = judged(network.heads, found_NW)
+    return student_judged, parent, found_NW[:, : network.spec.doubt_width]

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from model_store.network.flops import folded_flops
 from trainer.data.sampling import can_be_balanced, epoch_size
 from trainer.data.task_data import TaskData
-from trainer.learning.epochs import (
+from trainer.learning.adapting import ADAPTING, adapting_epoch
+from trainer.learning.plan import (
     BALANCING,
     EXTENDING,
     LEARNING,
+    Plan,
     balanced_epoch,
     learning_epoch,
     tunes,
     tuning_epoch,
     tuning_plan,
 )
-from trainer.learning.plan import Plan
 from trainer.learning.student import Student
 from trainer.learning.token_reading import READING
 from trainer.request import Learning
@@ -60,6 +61,10 @@ def _steps(
             return  # it will be refused, with the names of the classes
         images = plan.epochs * epoch_size(balanced_epoch(data))
         yield ExpectedPhase(name=EXTENDING, images=images, gflop=of_heads)
+        return
+    if student.aim == "adaptation":
+        images = plan.epochs * epoch_size(adapting_epoch(data.for_training))
+        yield ExpectedPhase(name=ADAPTING, images=images, gflop=gflop)
         return
     images = plan.epochs * epoch_size(learning_epoch(student, data.for_training))
     yield ExpectedPhase(name=LEARNING, images=images, gflop=gflop)

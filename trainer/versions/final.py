@@ -26,8 +26,8 @@ class Final:
 
 
 def herded_classes(student: Student, data: TaskData, request: Learning) -> tuple[str, ...]:
-    """List the classes that get new exemplars. A deepening has no images but exemplars."""
-    if student.aim == "deepening" or not quota_of(student, data, request):
+    """List the classes that get new exemplars. A version of the same images keeps the parent's."""
+    if student.aim in ("deepening", "adaptation") or not quota_of(student, data, request):
         return ()
     return student.new_classes
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from model_store.advice.kept import write_advice
-from model_store.advice.record import Advice
-from model_store.errors import Interrupted, OutcomeUnknown, StoreError
+from model_store.advice.record import Advice, write_advice
+from model_store.errors import Interrupted, OutcomeUnknown, PicturesGone, StoreError
+from model_store.maintenance.forget import drop_removed, forget_version
 from model_store.records.manifest import Draft, Manifest, total_bytes
-from model_store.store.channel_moves import promote_or_explain
 from model_store.store.store import Store
-from trainer.advice.of_run import advise_on
+from model_store.tables import counted
+from trainer.advice.advise import advise_on
 from trainer.base import Base
 from trainer.data.sources.place import shown
 from trainer.data.task_data import TaskData
@@ -29,10 +29,11 @@ from trainer.learning.configuration import configuration_of
 from trainer.learning.learn import learn, plan_of
 from trainer.learning.plan import Plan
 from trainer.learning.student import Learnt, Student
-from trainer.learning.token_reading import reduced_tokens_of
+from trainer.learning.token_reading import parent_cache_of, reduced_tokens_of
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, RankLost, Ranks, refuse_differences
 from trainer.request import Learning
+from trainer.tokens.cache import drop_tokens
 from trainer.versions.assess import assess, can_doubt, say_evidence
 from trainer.versions.expected import expected_phases
 from trainer.versions.final import Final
@@ -44,44 +45,47 @@ MAX_REASON = 2000
 """Characters that a channel record takes."""
 PUBLISHING, ADVISING = "publishing", "looking what would help most"
 
-Prepare = Callable[[], tuple[Student, TaskData]]
-"""Make the student, and read its images."""
 
-
-def learn_version(
-    base: Base,
-    *,
-    request: Learning,
-    progress: Progress,
-    prepare: Prepare,
-    ranks: Ranks = ALONE,
-) -> tuple[Outcome, TaskData]:
-    """Learn what `prepare` returns, and publish it. The base's shards are announced meanwhile.
-
-    Return the images too: a version that follows learns from them again. All ranks learn, and the
-    first one judges and publishes.
-    """
+@contextmanager
+def announced(
+    base: Base, *, request: Learning, progress: Progress, ranks: Ranks = ALONE
+) -> Iterator[Run]:
+    """Announce the shards of the base, so that no housekeeping removes them during the run. All
+    ranks learn, and the first one judges and publishes."""
     transaction = ranks.from_first(uuid.uuid4().hex.encode()).decode()
-    announced = base if ranks.rank == 0 else None
-    _announce(announced, transaction)
-    run = _Run(base=base, request=request, progress=progress, ranks=ranks, transaction=transaction)
+    at_first_rank = base if ranks.rank == 0 else None
+    if at_first_rank and at_first_rank.store and request.tokens is not None:
+        drop_removed(at_first_rank.store)
+    _announce(at_first_rank, transaction)
+    run = Run(
+        base=base,
+        request=request,
+        progress=progress,
+        ranks=ranks,
+        transaction=transaction,
+        forgotten=base.store.forgotten() if base.store else frozenset(),
+    )
     try:
-        return run.go(prepare)
+        yield run
+    except PicturesGone:
+        _withdraw(at_first_rank, transaction)
+        run.drop_kept()
+        raise
     except OutcomeUnknown:
-        raise  # the version may be there, so its shards stay announced
+        raise  # the version may be there, so its shards stay at_first_rank
     except KeyboardInterrupt as error:
-        _withdraw(announced, transaction)
+        _withdraw(at_first_rank, transaction)
         raise Interrupted(f"interrupted: {run.where_it_stopped()}") from error
     except RankLost as error:
-        _withdraw(announced, transaction)
+        _withdraw(at_first_rank, transaction)
         raise RankLost(f"{error}: {run.where_it_stopped()}") from error
     except Exception:
-        _withdraw(announced, transaction)
+        _withdraw(at_first_rank, transaction)
         raise
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class Run:
     """One run, and the checkpoint that it keeps once it has its images."""
 
     base: Base
@@ -89,11 +93,13 @@ class _Run:
     progress: Progress
     ranks: Ranks
     transaction: str
+    forgotten: frozenset[str]
+    """Shards that were forgotten before the run began."""
     checkpoint: Checkpoint | None = None
     started_s: float = field(default_factory=time.monotonic)
 
-    def go(self, prepare: Prepare) -> tuple[Outcome, TaskData]:
-        student, data = prepare()
+    def learn(self, student: Student, data: TaskData) -> Outcome:
+        """Teach the student, judge it, publish it, and promote it if the gate lets it pass."""
         expected = _forecast(student, self.base, data)
         self.progress.note(str(expected))
         say_evidence(student, data=data, limits=self.request.limits, progress=self.progress)
@@ -101,9 +107,9 @@ class _Run:
         self.checkpoint = self._open_checkpoint(student, data, plan)
         phases = expected_phases(student, data=data, plan=plan, request=self.request)
         with self.progress.whole(phases):
-            learnt, final = self._learn(student, data, plan)
+            learnt, final = self._teach(student, data, plan)
             published = self._publish_by_first(student, data, learnt, final, expected)
-        outcome = Outcome(
+        return Outcome(
             manifest=published.manifest,
             parent=self.base.parent,
             promoted=self.request.promote and published.refused is None,
@@ -113,9 +119,8 @@ class _Run:
             seconds=time.monotonic() - self.started_s,
             advice=published.advice,
         )
-        return outcome, data
 
-    def _learn(self, student: Student, data: TaskData, plan: Plan | None) -> tuple[Learnt, Final]:
+    def _teach(self, student: Student, data: TaskData, plan: Plan | None) -> tuple[Learnt, Final]:
         learnt = learn(
             student,
             data=data,
@@ -157,7 +162,7 @@ class _Run:
         self.ranks.total(0)  # all ranks are still there, or nothing is published
         store = self.base.made_store()
         with progress.phase(PUBLISHING, total=0):
-            manifest = store.publish(draft, shards=shards, signer=request.signer)
+            manifest = self._publish_remembered(store, draft, shards)
         if self.checkpoint:
             self.checkpoint.remove()
         if request.on_published:
@@ -171,6 +176,38 @@ class _Run:
         served = _served(store, manifest, refused=refused, request=request)
         return _Published(manifest=manifest, refused=refused, served=served, advice=advice)
 
+    def _publish_remembered(self, store: Store, draft: Draft, shards: Shards) -> Manifest:
+        """Publish, unless images that the run has learnt from were forgotten meanwhile. Look again
+        afterwards: `forget` looks for versions after it has deleted pictures, so one of the two
+        sees the other."""
+        self._refuse_forgotten(store)
+        manifest = store.publish(draft, shards=shards, signer=self.request.keys.signer)
+        try:
+            self._refuse_forgotten(store)
+        except PicturesGone as error:
+            forget_version(store, manifest, actor=self.request.actor, reason=str(error))
+            raise
+        return manifest
+
+    def _refuse_forgotten(self, store: Store) -> None:
+        parent = self.base.parent
+        kept = parent.kept_of_classes if parent else ()
+        gone = {one.shard.sha256 for one in kept} & (store.forgotten() - self.forgotten)
+        if gone:
+            raise PicturesGone(
+                "images of a class that this run has learnt from were forgotten meanwhile, so its "
+                "version is not kept; run it again without them"
+            )
+        if self.request.before_publish:
+            self.request.before_publish()
+
+    def drop_kept(self) -> None:
+        """Drop what the run has kept of its images on this machine."""
+        if self.checkpoint:
+            self.checkpoint.remove()
+        if self.request.tokens is not None:
+            drop_tokens(self.request.tokens)
+
     def _draft(
         self, student: Student, data: TaskData, learnt: Learnt, final: Final, expected: Forecast
     ) -> tuple[Draft, Shards]:
@@ -181,6 +218,7 @@ class _Run:
             student,
             experts=final.experts,
             cache=final.cache,
+            parent_cache=parent_cache_of(student, folder=request.tokens),
             reduced_tokens=reduced_tokens_of(
                 student, folder=request.tokens, progress=self.progress
             ),
@@ -190,10 +228,13 @@ class _Run:
             limits=request.limits,
             unknown_rate=request.unknown_rate,
             fitted_on=learnt.fitted_on,
+            price=learnt.price,
             shows_images=request.keeps_pictures and data.source == "held-out",
             model_bytes=model.bytes,
             progress=self.progress,
         )
+        if self.base.store is not None:
+            self._refuse_forgotten(self.base.store)
         return draft_version(
             student,
             base=self.base,
@@ -294,6 +335,7 @@ def _forecast(student: Student, base: Base, data: TaskData) -> Forecast:
         images=data.new_images,
         parent=before,
         doubts=can_doubt(student, data),
+        replaces=student.aim == "adaptation",
     )
 
 
@@ -301,11 +343,9 @@ def _promote(store: Store, manifest: Manifest, *, base: Base, request: Learning)
     """Promote the version, if that is asked for. Return the reason against it, if there is one."""
     if not request.promote:
         return None
-    return promote_or_explain(
-        store,
+    return store.channel(request.channel).promote_or_explain(
         manifest,
         head=base.head,
-        channel=request.channel,
         actor=request.actor,
         reason=_reason(manifest, request),
     )
@@ -333,6 +373,10 @@ def _reason(manifest: Manifest, request: Learning) -> str:
 
 
 def _done(manifest: Manifest) -> str:
+    if manifest.adapted:
+        return (
+            f"the first expert was adapted to {counted(len(manifest.classes), 'class', 'classes')}"
+        )
     if manifest.deepened:
         return f"an expert for {', '.join(manifest.deepened)}"[:MAX_REASON]
     if manifest.extended:

@@ -28,11 +28,18 @@ class Outcome:
     notes: tuple[str, ...] = ()
     """Warnings about the names of the classes."""
     deeper: Outcome | None = None
-    """The version with an expert that the run published after this one."""
+    """The version that the run grew and published after this one."""
+    grew_by_itself: bool = False
+    """True: nobody has asked for the version that was grown, and it may be refused. That is
+    `deeper` or, where a run was taken up, this one."""
 
     @property
     def any_refused(self) -> str | None:
-        """Say why this version, or the one after it, was not promoted."""
+        """Say why this version, or one after it that was asked for, was not promoted."""
+        if self.deeper and self.deeper.promoted:
+            return None
+        if self.grew_by_itself:
+            return self.refused if self.deeper else None
         return self.refused or (self.deeper.refused if self.deeper else None)
 
     def as_json(self) -> dict[str, Any]:
@@ -46,6 +53,7 @@ class Outcome:
             "new_classes": list(manifest.new_classes),
             "extended": list(manifest.extended),
             "deepened": list(manifest.deepened),
+            "adapted": manifest.adapted,
             "accuracy": manifest.metrics.accuracy.model_dump(),
             "calibration": manifest.calibration.model_dump(),
             "unknown": manifest.unknown and manifest.unknown.model_dump(),

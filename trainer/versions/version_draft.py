@@ -33,7 +33,7 @@ from trainer.learning.student import Learnt, Student
 from trainer.request import Learning
 from trainer.tokens.cache import TokenCache
 from trainer.tokens.statistics import encode
-from trainer.versions.assessment import Assessment
+from trainer.versions.assess import Assessment
 from trainer.versions.final import Final, quota_of
 
 Shards = dict[str, bytes]
@@ -80,7 +80,9 @@ def draft_version(
     doubt = shard_ref("doubt", assessment.doubt) if assessment.doubt else None
     memory, held_out, image_shards = _images_to_keep(student, base, data, final, request)
     final.cache.save()
-    statistics, statistics_shards = _statistics(learnt, base, classes=network.spec.classes)
+    statistics, statistics_shards = _statistics(
+        learnt, base, classes=network.spec.classes, adapted=student.aim == "adaptation"
+    )
     draft = Draft(
         parent=parent.version if parent else None,
         parent_digest=parent.digest if parent else None,
@@ -95,6 +97,7 @@ def draft_version(
         statistics=statistics,
         extended=student.new_classes if student.aim == "extension" else (),
         deepened=_deepened(student),
+        adapted=student.aim == "adaptation",
         retired=data.retired,
         hierarchy=data.hierarchy,
         calibration=assessment.calibration,
@@ -118,7 +121,10 @@ def _images_to_keep(
     if not request.keeps_pictures:
         return (), (), {}
     older = shrink(base.memory, quota=quota_of(student, data, request))
-    if student.aim == "deepening":  # there are no images but those that are kept already
+    if student.aim in (
+        "deepening",
+        "adaptation",
+    ):  # there are no images but those that are kept already
         return older, base.held_out, {}
     cache = final.cache
     memory, memory_shards = _keep(
@@ -150,12 +156,27 @@ def _tasks(
         return (*older, task), {}
     data = encode_expert(network, len(network.spec.experts) - 1)
     expert = shard_ref("expert", data)
+    if student.aim == "adaptation":
+        return _with_adapted(older, expert, training), {expert.sha256: data}
     if student.aim == "deepening":
         newest, older = older[-1], older[:-1]
         # The record of the task's own images stays: they are what its classes were learnt from.
         training = {**newest.training, **{f"expert_{name}": one for name, one in training.items()}}
     task = task_record(network.spec.tasks[-1], expert=expert, training=dict(training))
     return (*older, task), {expert.sha256: data}
+
+
+def _with_adapted(
+    tasks: tuple[TaskRecord, ...], expert: ShardRef, training: Mapping[str, Scalar]
+) -> tuple[TaskRecord, ...]:
+    """Put the adapted expert in the place of the first one. The newest task's record tells how it
+    was adapted, because its images were the reason."""
+    first, *others = tasks
+    tasks = (first.model_copy(update={"expert": expert}), *others)
+    newest = tasks[-1]
+    figures = {f"adapted_{name}": one for name, one in training.items()}
+    figured = newest.model_copy(update={"training": {**newest.training, **figures}})
+    return (*tasks[:-1], figured)
 
 
 def _deepened(student: Student) -> tuple[str, ...]:
@@ -165,10 +186,12 @@ def _deepened(student: Student) -> tuple[str, ...]:
 
 
 def _statistics(
-    learnt: Learnt, base: Base, *, classes: Sequence[str]
+    learnt: Learnt, base: Base, *, classes: Sequence[str], adapted: bool
 ) -> tuple[tuple[ClassTokens, ...], Shards]:
-    """Hand on the statistics of older classes, and encode those that are new."""
-    by_class, shards = {entry.class_name: entry for entry in base.statistics}, {}
+    """Hand on the statistics of older classes, and encode those that are new. Those by another
+    first expert are not handed on."""
+    kept = () if adapted else base.statistics
+    by_class, shards = {entry.class_name: entry for entry in kept}, {}
     for name, statistics in learnt.statistics.items():
         data = encode(statistics)
         ref = shard_ref("statistics", data)

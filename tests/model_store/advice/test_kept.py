@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from model_store.advice.kept import drop_advice_on, read_advice, write_advice
 from model_store.advice.lines import MOST_LINES, lines
-from model_store.advice.record import Advice, AdvisedImage, ClassAdvice, Confused, Copy, Suspect
+from model_store.advice.record import (
+    Advice,
+    AdvisedImage,
+    ClassAdvice,
+    Confused,
+    Copy,
+    Suspect,
+    drop_advice_on,
+    read_advice,
+    write_advice,
+)
 from model_store.errors import RecordInvalid
 from model_store.layout import advice_name
 from model_store.maintenance.forget import forget_class

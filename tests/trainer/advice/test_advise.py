@@ -98,7 +98,7 @@ def test_a_class_that_lost_images_is_learnt_from_and_not_forecast() -> None:
     images = images_of([30, 30, 0])
     advice = advised(images, lost=(three, np.full(40, 2)))
     (lost,) = (one for one in advice.classes if one.class_name == "c")
-    assert lost.why == "the store has no longer all of its 90 images"
+    assert lost.why == "the store no longer has all of its 90 images"
 
 
 def test_one_class_and_copies_only_are_told_to_say_nothing() -> None:

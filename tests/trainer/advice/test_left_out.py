@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainer.advice.forecast import gain, how_many_more, slopes
+from trainer.advice.advise import confusions, doubt_labels, gain, how_many_more, slopes
 from trainer.advice.left_out import SHARES, LeftOut, leave_out
-from trainer.advice.suspects import confusions, doubt_labels
 
 Doubles = NDArray[np.float64]
 Labels = NDArray[np.int64]

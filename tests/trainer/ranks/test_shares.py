@@ -26,8 +26,7 @@ from trainer.learning.losses import Objective, cross_entropy
 from trainer.learning.plan import Plan
 from trainer.learning.student import Student
 from trainer.learning.token_reading import cache_of, read_tokens
-from trainer.ranks.part import Part
-from trainer.ranks.ranks import ALONE, Ranks, refuse_differences
+from trainer.ranks.ranks import ALONE, Part, Ranks, refuse_differences
 from trainer.versions.finish import herded
 
 PREPROCESSING = Preprocessing(image_size=8)

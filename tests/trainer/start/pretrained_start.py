@@ -24,8 +24,8 @@ LETTERS = ["a", "b", "c"]
 
 def choose_quickly(patch: pytest.MonkeyPatch) -> None:
     """Choosing a penalty takes most of the time of so small a task; test_classifier tries all."""
-    patch.setattr("trainer.learning.classifier.L2_PENALTIES", (0.1, 0.01))
-    patch.setattr("trainer.learning.classifier.FOLDS", 2)
+    patch.setattr("trainer.fitting.choice.L2_PENALTIES", (0.1, 0.01))
+    patch.setattr("trainer.fitting.choice.FOLDS", 2)
 
 
 def first(store: Path, data: Path, vit: Path, **others: object) -> AddTask:

@@ -255,6 +255,6 @@ def test_a_store_that_has_versions_takes_no_pre_trained_file(
     begun: Path, digits: Path, vit: Path
 ) -> None:
     for extend in (False, True):
-        with pytest.raises(WrongUsage, match="--pretrained is for the first task of a store"):
+        with pytest.raises(WrongUsage, match="`pretrained` is for the first task of a store"):
             run(first(begun, digits, vit, extend=extend))
     assert Store.open(str(begun)).versions() == [1]

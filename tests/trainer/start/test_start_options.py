@@ -21,13 +21,21 @@ from trainer.start.first_network import normalisation_named
 HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
 
 
+@pytest.mark.parametrize("readout", ["narrow", "wide"])
 def test_the_forecast_is_what_the_version_then_has(
-    store: Path, letters: Path, digits: Path, vit: Path
+    store: Path, letters: Path, digits: Path, vit: Path, readout: str
 ) -> None:
-    for request in (first(store, letters, vit), later(store, digits)):
+    for request in (first(store, letters, vit, readout=readout), later(store, digits)):
         outcome = run(request)
         assert outcome.forecast.version.bytes == outcome.as_json()["total_bytes"]
         assert outcome.forecast.delta_bytes == outcome.as_json()["delta_bytes"]
+
+
+def test_the_forecast_is_an_upper_bound_while_the_readout_is_open(
+    store: Path, letters: Path, vit: Path
+) -> None:
+    outcome = run(first(store, letters, vit))
+    assert outcome.forecast.version.bytes >= outcome.as_json()["total_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +69,7 @@ def test_the_normalisation_is_that_of_the_family_unless_said(
     "given", ["", "quarter", "1,2,3", "1,2/3,4", "1,1,1/1,0,1", "1,1,1/1,1,inf"]
 )
 def test_a_normalisation_that_makes_no_sense_is_wrong_usage(given: str) -> None:
-    with pytest.raises(WrongUsage, match="--normalise"):
+    with pytest.raises(WrongUsage, match="`normalise="):
         normalisation_named(given)
 
 
@@ -75,19 +83,19 @@ def test_another_image_size_is_fine_and_stays(store: Path, letters: Path, vit: P
 @pytest.mark.parametrize(
     ("others", "sentence"),
     [
-        ({"shape": NetworkShape(preset="tiny")}, "--preset tiny does not go with --pretrained"),
+        ({"shape": NetworkShape(preset="tiny")}, "`preset=tiny` does not go with `pretrained`"),
         (
             {"shape": NetworkShape(depth=5)},
-            "--depth 5 does not fit: the pre-trained file has fixed it",
+            "`depth=5` does not fit: the pre-trained file has fixed it",
         ),
-        ({"shape": NetworkShape(patch_size=8)}, "--patch-size 8 does not fit"),
-        ({"shape": NetworkShape(head_width=16)}, "--head-width 16 does not fit"),
-        ({"shape": NetworkShape(heads=1)}, "--heads 1 does not fit"),
+        ({"shape": NetworkShape(patch_size=8)}, "`patch_size=8` does not fit"),
+        ({"shape": NetworkShape(head_width=16)}, "`head_width=16` does not fit"),
+        ({"shape": NetworkShape(heads=1)}, "`heads=1` does not fit"),
         ({"shape": NetworkShape(image_size=10)}, "cannot be cut into patches of 4"),
-        ({"unfreeze_last": 3}, "--unfreeze-last 3: .* has 2 blocks"),
-        ({"normalise": "mine"}, "--normalise 'mine' is neither"),
-        ({"attention_heads": 7}, "--attention-heads 7"),
-        ({"extend": True}, "--extend needs a version to extend"),
+        ({"unfreeze_last": 3}, "`unfreeze_last=3`: .* has 2 blocks"),
+        ({"normalise": "mine"}, "`normalise='mine'` is neither"),
+        ({"attention_heads": 7}, "`attention_heads=7`"),
+        ({"extend": True}, "`extend` needs a version to extend"),
     ],
 )
 def test_what_contradicts_the_file_is_wrong_usage(

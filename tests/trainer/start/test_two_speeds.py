@@ -20,7 +20,7 @@ from trainer.versions.outcome import Outcome
 
 
 def deepened(store: Path, **others: object) -> Outcome:
-    request = {"store": str(store), "effort": EFFORT, "device": "cpu", "augment": "light", **others}
+    request = {"store": str(store), "effort": EFFORT, "device": "cpu", "kind": "dense", **others}
     return deepen(Deepen(**request), progress=Listening())  # type: ignore[arg-type]
 
 
@@ -115,19 +115,19 @@ def test_other_images_of_known_classes_do_not_pass_for_the_same_run(
 def test_without_a_pre_trained_start_every_task_has_an_expert(
     store: Path, letters: Path, digits: Path
 ) -> None:
-    with pytest.raises(WrongUsage, match="--quick is for a model with a pre-trained start"):
+    with pytest.raises(WrongUsage, match="`quick=True` is for a model with a pre-trained start"):
         learn(asked(store, letters, quick=True, shape=NetworkShape(preset="tiny")))
     learn(asked(store, letters))
-    with pytest.raises(WrongUsage, match="--no-quick is for a model with a pre-trained start"):
+    with pytest.raises(WrongUsage, match="`quick=False` is for a model with a pre-trained start"):
         learn(asked(store, digits, quick=False, shape=NetworkShape()))
     with pytest.raises(WrongUsage, match="version 1 has no task without an expert"):
         deepened(store)
 
 
 def test_options_that_do_not_fit_a_speed_are_refused(begun: Path, digits: Path) -> None:
-    with pytest.raises(WrongUsage, match="--heads does not fit"):
+    with pytest.raises(WrongUsage, match="`heads` does not fit"):
         later(begun, digits, quick=True, shape=NetworkShape(heads=1))
-    with pytest.raises(WrongUsage, match="--extend adds no task"):
+    with pytest.raises(WrongUsage, match="`extend` adds no task"):
         later(begun, digits, quick=True, extend=True)
 
 
@@ -147,7 +147,7 @@ def test_the_commands_say_what_happened(
     assert (facts["version"], facts["promoted"], facts["refused"]) == (2, True, None)
     assert facts["deeper"]["version"] == 3
     assert "does not earn its cost" in facts["deeper"]["refused"]
-    assert command("deepen", "--epochs", 1) == 3
+    assert command("deepen", "--kind", "dense", "--epochs", 1) == 3
     assert "not promoted: " in command.err
     assert "does not earn its cost" in command.err
     assert head_of(begun) == 2
@@ -160,15 +160,16 @@ def test_a_command_by_the_clock_ends_well_if_there_is_nothing_to_learn(
     begun: Path, digits: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = Command(begun, capsys)
-    assert command("deepen") == 2
-    assert command("deepen", "--if-needed", "--json") == 0
+    dense = ("deepen", "--kind", "dense")
+    assert command(*dense) == 2
+    assert command(*dense, "--if-needed", "--json") == 0
     facts = json.loads(command.out)
     assert (facts["version"], facts["deepened"]) == (None, [])
     assert "no task without an expert" in facts["nothing"]
     run(later(begun, digits))
-    assert command("deepen", "--if-needed", "--epochs", 1) == 3  # there was something, and refused
+    assert command(*dense, "--if-needed", "--epochs", 1) == 3  # there was something, and refused
     versions = Store.open(str(begun)).versions()
-    assert command("deepen", "--if-needed") == 0
+    assert command(*dense, "--if-needed") == 0
     assert f"version {versions[-1]} has an expert for these tasks" in command.out
     assert Store.open(str(begun)).versions() == versions  # not one more each night
     nowhere = Command(begun.parent / "nowhere", capsys)

@@ -140,6 +140,6 @@ def test_a_retired_class_is_not_learnt_again(bare: Path, digits: Path) -> None:
 
 
 def test_without_a_pre_trained_start_pictures_are_needed(store: Path, letters: Path) -> None:
-    with pytest.raises(WrongUsage, match="--memory statistics is for a model with a pre-trained"):
+    with pytest.raises(WrongUsage, match="`memory=statistics` is for a model with a pre-trained"):
         run(asked(store, letters, memory="statistics"))
     assert not store.exists()

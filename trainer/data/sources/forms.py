@@ -6,9 +6,10 @@ metadata, JSON exports of annotation tools, parquet.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from model_store.errors import WrongUsage
 from trainer.data.folders import Listing, list_classes, list_loose
@@ -31,14 +32,84 @@ from trainer.data.sources.place import (
     folders_of_images,
     images_in,
     is_stray,
+    refuse_missing,
     shown,
 )
-from trainer.data.sources.rows import WHOLE, Parts, part_named
-from trainer.data.sources.splits import refuse_two, split_folders, to_judge, to_learn
+from trainer.data.sources.rows import TEST, TRAIN, VAL, WHOLE, Parts, part_named
 from trainer.data.sources.tables import has_labels, list_table
 from trainer.data.sources.tars import open_tar
 from trainer.data.sources.zips import open_zip
 from trainer.request import AddTask, Learning
+
+Found = TypeVar("Found")
+
+
+def split_folders(folder: Place) -> dict[str, Place]:
+    """Find train and val folders; return none where a folder has classes or something else.
+
+    A class may be named `train`: it has images in it, and a part has folders or a table.
+    """
+    if images_in(folder)[0]:
+        return {}
+    parts: dict[str, Place] = {}
+    for one in folders_in(folder):
+        name = part_named(one.name)
+        if name is None or not _is_part(one):
+            return {}
+        refuse_two(parts, name, one, folder)
+        parts[name] = one
+    return parts if TRAIN in parts else {}
+
+
+def refuse_two(parts: Mapping[str, Found], name: str, new: Place, folder: Place) -> None:
+    if name in parts:
+        raise WrongUsage(
+            f"{shown(folder)} has two parts for {name}, and one is {shown(new.name)}: name the "
+            "parts train, val and test"
+        )
+
+
+def to_learn(parts: Parts, *, source: Place, judged: bool = False) -> Listing:
+    """Choose the part to learn from, and the part to judge by: val, or test if there is no val.
+
+    Where the data is `judged` by other images, its own part is left out.
+    """
+    if WHOLE in parts:
+        return parts[WHOLE]
+    if TRAIN not in parts:
+        raise WrongUsage(
+            f"`data={shown(source)}` has no part to learn from: it has {', '.join(parts)}, and "
+            "needs train"
+        )
+    by = None if judged else next((name for name in (VAL, TEST) if name in parts), None)
+    note = f"{shown(source)} is split: learning from train" + (f", judging by {by}" if by else "")
+    left = [name for name in parts if name not in (TRAIN, by)]
+    if left:
+        note += f"; {' and '.join(left)} left for `dne-train evaluate`"
+    chosen = parts[TRAIN]
+    return replace(chosen, judge=parts[by] if by else None, notes=(note, *chosen.notes))
+
+
+def to_judge(parts: Parts, *, setting: str, source: Place) -> Listing:
+    """Choose the part to judge by: test, or val if there is no test."""
+    if WHOLE in parts:
+        return parts[WHOLE]
+    by = next((name for name in (TEST, VAL) if name in parts), None)
+    if by is None:
+        raise WrongUsage(
+            f"`{setting}={shown(source)}` has a part to learn from only: to judge by it all the "
+            "same, give its train part"
+        )
+    note = f"{shown(source)} is split: judging by {by}"
+    return replace(parts[by], notes=(note, *parts[by].notes))
+
+
+def _is_part(folder: Place) -> bool:
+    from_table = any(
+        one.suffix.lower() in (*CSV, *JSONL, *JSON, *PARQUET) for one in folder.iterdir()
+    )
+    return from_table or (bool(folders_in(folder)) and not images_in(folder)[0])
+
 
 METADATA = ("metadata.csv", "metadata.jsonl")
 EXPORTS = ("labels.json", "_annotations.coco.json", "annotations.json")
@@ -47,62 +118,67 @@ ListFolders = Callable[[Place], Listing]
 
 
 def list_data(request: AddTask) -> Listing:
-    """List the classes to learn, and those to judge by: --val-data, or a part of the data."""
+    """List the classes to learn, and those to judge by: validation data, or a part of the data."""
     judge = list_judge(request)
-    listing = _listed(request.data, nested=request.hierarchy == FOLDERS, judged=judge is not None)
+    listing = _listed(
+        request.data,
+        nested=request.hierarchy == FOLDERS,
+        with_groups=request.groups == FOLDERS,
+        judged=judge is not None,
+    )
     return listing if judge is None else replace(listing, judge=judge)
 
 
 def list_judge(request: Learning) -> Listing | None:
-    """List --val-data, if it is given."""
+    """List the validation data, if there is any."""
     if request.val_data is None:
         return None
-    return list_judged(request.val_data, option="--val-data")
+    return list_judged(request.val_data, setting="val_data")
 
 
-def _listed(path: Path, *, nested: bool, judged: bool) -> Listing:
-    """List the classes to learn. `nested`: folders in folders are groups of classes."""
-    source = _opened(path, "--data")
+def _listed(path: Path, *, nested: bool, with_groups: bool, judged: bool) -> Listing:
+    """List the classes to learn. `nested`: folders in folders are groups of classes.
+    `with_groups`: folders in class folders hold images that belong together."""
+    source = _opened(path, "data")
 
     def folders(place: Place) -> Listing:
         if not nested:
-            return list_classes(place)
+            return list_classes(place, with_groups=with_groups)
         listing, parents = list_nested(place)
         return replace(listing, parents=parents)
 
-    listing = to_learn(_parts(source, folders, "--data"), source=source, judged=judged)
+    listing = to_learn(_parts(source, folders, "data"), source=source, judged=judged)
     if nested and not listing.folder.is_dir():
         raise WrongUsage(
-            f"--hierarchy folders takes groups from folders, and {shown(listing.folder)} is a "
-            "table: give a file of groups, --hierarchy FILE"
+            f"`hierarchy=folders` takes groups from folders, and {shown(listing.folder)} is a "
+            "table: give a file of groups, `hierarchy=FILE`"
         )
     return listing
 
 
-def list_judged(path: Path, *, option: str) -> Listing:
+def list_judged(path: Path, *, setting: str) -> Listing:
     """List the classes to judge by: the part of split data that is not for learning."""
-    source = _opened(path, option)
-    parts = _parts(source, lambda place: list_classes(place, option=option), option)
-    return to_judge(parts, option=option, source=source)
+    source = _opened(path, setting)
+    parts = _parts(source, lambda place: list_classes(place, setting=setting), setting)
+    return to_judge(parts, setting=setting, source=source)
 
 
-def list_strangers(path: Path, *, option: str) -> Listing:
+def list_strangers(path: Path, *, setting: str) -> Listing:
     """List all images, whatever classes they are said to have."""
-    source = _opened(path, option)
-    parts = _parts(source, lambda place: list_loose(place, option=option), option)
-    return to_judge(parts, option=option, source=source)
+    source = _opened(path, setting)
+    parts = _parts(source, lambda place: list_loose(place, setting=setting), setting)
+    return to_judge(parts, setting=setting, source=source)
 
 
-def _opened(path: Path, option: str) -> Place:
+def _opened(path: Path, setting: str) -> Place:
     """Open an archive as a folder; leave other places as they are."""
-    if not path.exists():
-        raise WrongUsage(f"{option} {shown(path)} does not exist")
+    refuse_missing(path, setting=setting)
     if path.is_dir():
         return path
     name = path.name.lower()
     if not path.is_file() or not name.endswith(FILES):
         raise WrongUsage(
-            f"{option} {shown(path)} is not a folder, and no file that can hold data: "
+            f"`{setting}={shown(path)}` is not a folder, and no file that can hold data: "
             f"{', '.join(FILES)}"
         )
     if name.endswith(ZIPS):
@@ -123,7 +199,7 @@ def _without_wrapper(root: Member) -> Place:
         place = only
 
 
-def _parts(source: Place, list_folders: ListFolders, option: str) -> Parts:
+def _parts(source: Place, list_folders: ListFolders, setting: str) -> Parts:
     if not source.is_dir():
         return _of_table(source)
     found = _table_in(source)
@@ -135,7 +211,7 @@ def _parts(source: Place, list_folders: ListFolders, option: str) -> Parts:
         parts[name] = _unsplit(inner(), folder) if inner else list_folders(folder)
     if parts:
         return parts
-    _refuse_archive_inside(source, option)
+    _refuse_archive_inside(source, setting)
     return {WHOLE: list_folders(source)}
 
 
@@ -219,13 +295,13 @@ def _parquet_in(folder: Place) -> list[Place]:
     return []
 
 
-def _refuse_archive_inside(source: Place, option: str) -> None:
+def _refuse_archive_inside(source: Place, setting: str) -> None:
     """Name the archives in a folder that holds nothing else."""
     inside = [one for one in entries(source) if not is_stray(one)]
     archives = [one for one in inside if one.name.lower().endswith(ARCHIVES)]
     if archives and not any(one.is_dir() for one in inside):
         what = "holds another archive" if isinstance(source, Member) else "holds an archive"
         raise WrongUsage(
-            f"{option} {shown(source)} {what}, {shown(archives[0].name)}: "
+            f"`{setting}={shown(source)}` {what}, {shown(archives[0].name)}: "
             f"{'unpack it, and give that one' if isinstance(source, Member) else 'give that one'}"
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from model_store.errors import DataRejected
+from trainer.data.limits import parse_table
 from trainer.data.sources.place import MAX_DEPTH, Place, folders_in, images_in, shown
 from trainer.data.sources.rows import Parts, Row, list_rows, read_table
 
@@ -30,9 +30,9 @@ def list_export(table: Place, *, root: Place | None = None, subset: str = "") ->
 
 def _document(table: Place) -> Any:
     try:
-        return json.loads(read_table(table).decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise DataRejected(f"{shown(table)} is not JSON: {error}") from error
+        return parse_table(read_table(table))
+    except ValueError as error:
+        raise DataRejected(f"{shown(table)} is not JSON that can be read: {error}") from error
 
 
 def _rows(document: Any, root: Place, table: Place) -> Iterator[Row]:
@@ -114,9 +114,11 @@ def _datumaro(document: Mapping[str, Any]) -> Iterator[Row]:
         numbers = [one["label_id"] for one in item["annotations"] if one["type"] == "label"]
         file = (item.get("image") or item.get("media") or {}).get("path") or item["id"]
         if any(not 0 <= one < len(names) for one in numbers):
-            yield Row(where=f"item {number}", file=file, problem="has a label that is not listed")
+            problem = "has a label that is not listed"
+            yield Row(where=f"item {number}", file=str(file), problem=problem)
             continue
-        yield _row(f"item {number}", file, [names[one] for one in dict.fromkeys(numbers)])
+        labels = [str(names[one]) for one in dict.fromkeys(numbers)]
+        yield _row(f"item {number}", str(file), labels)
 
 
 def _files_below(folder: Place, *, above: str = "", depth: int = 0) -> Iterator[str]:

@@ -12,16 +12,13 @@ from typing import Protocol
 
 from model_store.errors import DataRejected, ImageRejected
 from model_store.tables import counted, size
+from trainer.data import limits
+from trainer.data.limits import Unpacking
 from trainer.data.sources.place import inner_parts, shown
 
-MAX_MEMBERS = 1_000_000
-MAX_UNPACKED_BYTES = 1 << 38
-MAX_FILE_BYTES = 1 << 27
-"""Bytes of one image or table. An image of the most pixels that are read has fewer."""
-MAX_RATIO = 200
-"""Unpacked bytes for each packed one, counted from FREE_BYTES on."""
-FREE_BYTES = 1 << 28
 MAX_TOLD = 20
+MAX_NAME = 1000
+"""Characters of a name that are told."""
 
 
 class Content(Protocol):
@@ -97,33 +94,11 @@ class Member:
         return self.content.chunks()
 
     def read_bytes(self) -> bytes:
-        if self.stat().st_size > MAX_FILE_BYTES:
+        if self.stat().st_size > limits.MAX_FILE_BYTES:
             raise ImageRejected(
-                f"{size(self.stat().st_size)}; at most {size(MAX_FILE_BYTES)} are read"
+                f"{size(self.stat().st_size)}; at most {size(limits.MAX_FILE_BYTES)} are read"
             )
         return b"".join(self.chunks())
-
-
-@dataclass(slots=True)
-class Unpacking:
-    """Count unpacked bytes, and stop before an archive fills a disk."""
-
-    archive: Path
-    packed_bytes: int
-    unpacked_bytes: int = 0
-
-    def count(self, more_bytes: int) -> None:
-        self.unpacked_bytes += more_bytes
-        if self.unpacked_bytes > MAX_UNPACKED_BYTES:
-            raise DataRejected(
-                f"{shown(self.archive)} unpacks to more than {size(MAX_UNPACKED_BYTES)}: "
-                "unpack it, and give the folder"
-            )
-        if self.unpacked_bytes > max(FREE_BYTES, MAX_RATIO * self.packed_bytes):
-            raise DataRejected(
-                f"{shown(self.archive)} unpacks to more than {MAX_RATIO} times its size, as a "
-                "decompression bomb does; if you trust it, unpack it and give the folder"
-            )
 
 
 @dataclass(slots=True)
@@ -132,8 +107,8 @@ class Tree:
 
     archive: Path
     unpacking: Unpacking
-    problems: list[str] = field(default_factory=list)
-    members: int = 0
+    problems: int = 0
+    told: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.root = Member(self.archive.name, self.archive, inside={})
@@ -141,49 +116,54 @@ class Tree:
     root: Member = field(init=False)
 
     def refuse(self, name: str, reason: str) -> None:
-        self.problems.append(f"{shown(name)} {reason}")
+        """Count a hostile member, and keep the reason of the first ones."""
+        self.unpacking.count_member()
+        self.problems += 1
+        if len(self.told) < MAX_TOLD:
+            self.told.append(f"{shown(name[:MAX_NAME])} {reason}")
 
     def add(self, name: str, content: Content | None) -> None:
         """Add a file, or a folder where there is no content."""
-        self.members += 1
-        if self.members > MAX_MEMBERS:
-            raise DataRejected(f"{shown(self.archive)} has more than {MAX_MEMBERS:,} files")
         try:
             parts = inner_parts(name)
         except ValueError as error:
             if content is not None or name.strip("./"):
                 self.refuse(name, str(error))
+            else:
+                self.unpacking.count_member()
             return
-        if content is not None:
-            self.unpacking.count(content.size)
         self._place(parts, name, content)
 
     def _place(self, parts: tuple[str, ...], name: str, content: Content | None) -> None:
         folder = self.root
         for part in parts if content is None else parts[:-1]:
             assert folder.inside is not None
-            below = folder.inside.setdefault(
-                part, Member(part, self.archive, above=folder, inside={})
-            )
-            if below.inside is None:
+            if part not in folder.inside:
+                self._keep(Member(part, self.archive, above=folder, inside={}))
+            folder = folder.inside[part]
+            if folder.inside is None:
                 return self.refuse(name, "is in a file of the same name")
-            folder = below
-        if content is not None:
-            assert folder.inside is not None
-            if parts[-1] in folder.inside:
-                return self.refuse(name, "comes twice")
-            file = Member(parts[-1], self.archive, above=folder, content=content)
-            folder.inside[parts[-1]] = file
-        return None
+        if content is None:
+            return self.unpacking.count_member()
+        assert folder.inside is not None
+        if parts[-1] in folder.inside:
+            return self.refuse(name, "comes twice")
+        return self._keep(Member(parts[-1], self.archive, above=folder, content=content))
+
+    def _keep(self, new: Member) -> None:
+        self.unpacking.count_member()
+        assert new.above is not None
+        assert new.above.inside is not None
+        new.above.inside[new.name] = new
 
     def checked(self) -> Member:
         """Return the root. Raise DataRejected where any member is hostile."""
         if self.problems:
-            named = "; ".join(self.problems[:MAX_TOLD])
-            more = len(self.problems) - MAX_TOLD
+            named = "; ".join(self.told)
+            more = self.problems - len(self.told)
             raise DataRejected(
                 f"{shown(self.archive)} is refused, and nothing of it is read, for "
-                f"{counted(len(self.problems), 'member')}: {named}"
+                f"{counted(self.problems, 'member')}: {named}"
                 + (f" and {more} more" if more > 0 else "")
             )
         return self.root

@@ -5,7 +5,6 @@ Images are copied once, batch by batch, into a nameless file; memory holds one b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from model_store.errors import DataRejected, ImageRejected, WrongUsage
-from trainer.data.sources.members import MAX_FILE_BYTES, Member
+from trainer.data import limits
+from trainer.data.limits import Unpacking, parse_table
+from trainer.data.sources.members import Member
 from trainer.data.sources.place import Place, shown
 from trainer.data.sources.rows import (
     WHOLE,
@@ -24,9 +25,118 @@ from trainer.data.sources.rows import (
     grouped,
     part_named,
 )
-from trainer.data.sources.stored_bytes import CHUNK_BYTES, Part, StoredBytes
+from trainer.data.sources.stored_bytes import CHUNK_BYTES, BoundedReader, Part, StoredBytes
+
+MAX_HEADER_BYTES = 1 << 16
+"""Bytes of the header of a page. Statistics of large values are the most of it."""
+UNPACKED, PACKED = 2, 3
+STOP, TRUE, FALSE, BYTE, DOUBLE, BINARY, STRUCT = 0, 1, 2, 3, 7, 8, 12
+WHOLE_NUMBERS = (4, 5, 6)
+MAX_NESTED = 8
+
+
+def largest_page(stored: StoredBytes, metadata: Any, *, columns: set[str]) -> int:
+    """Return the unpacked bytes of the largest page. Raise ValueError where a page is too large, or
+    where pages are not where the metadata says."""
+    chunks = [
+        chunk
+        for group in map(metadata.row_group, range(metadata.num_row_groups))
+        for chunk in map(group.column, range(group.num_columns))
+        if chunk.path_in_schema in columns
+    ]
+    if any(one.total_compressed_size < 0 for one in chunks) or stored.size < sum(
+        one.total_compressed_size for one in chunks
+    ):
+        raise ValueError("its parts are larger than the file")
+    return max((size for chunk in chunks for size in _page_sizes(stored, chunk)), default=0)
+
+
+def _page_sizes(stored: StoredBytes, chunk: Any) -> Iterator[int]:
+    at = chunk.data_page_offset
+    if chunk.dictionary_page_offset:
+        at = min(at, chunk.dictionary_page_offset)
+    end = at + chunk.total_compressed_size
+    while at < end:
+        header = _Header(stored.read(at, MAX_HEADER_BYTES))
+        fields = header.whole_numbers()
+        unpacked, packed = fields.get(UNPACKED, -1), fields.get(PACKED, -1)
+        if unpacked < 0 or packed < 0:
+            raise ValueError("a page has no size")
+        if max(unpacked, packed) > limits.MAX_PAGE_BYTES:
+            raise ValueError(
+                f"a page unpacks to {unpacked} bytes, and {limits.MAX_PAGE_BYTES} are the most: "
+                "write it again with fewer rows in a group"
+            )
+        yield unpacked
+        at += header.at + packed
+
+
+class _Header:
+    """A Thrift struct in the compact protocol. Every field but whole numbers is passed over."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.at = 0
+
+    def whole_numbers(self) -> dict[int, int]:
+        """Read the struct to its end, and return its own whole numbers by their fields."""
+        found: dict[int, int] = {}
+        for field, kind in self._fields():
+            if kind in WHOLE_NUMBERS:
+                found[field] = self._zigzag()
+            else:
+                self._skip(kind, nested=0)
+        return found
+
+    def _fields(self) -> Iterator[tuple[int, int]]:
+        field = 0
+        while (first := self._byte()) & 0x0F != STOP:
+            field = field + (first >> 4) if first >> 4 else self._zigzag()
+            yield field, first & 0x0F
+
+    def _skip(self, kind: int, *, nested: int) -> None:
+        if nested > MAX_NESTED:
+            raise ValueError("the header of a page is nested too deeply")
+        if kind in (TRUE, FALSE):
+            return
+        if kind in WHOLE_NUMBERS:
+            self._varint()
+        elif kind == STRUCT:
+            for _, inner in self._fields():
+                self._skip(inner, nested=nested + 1)
+        elif kind in (BYTE, DOUBLE, BINARY):
+            self._pass({BYTE: 1, DOUBLE: 8}.get(kind) or self._varint())
+        else:
+            raise ValueError("the header of a page has a field that no page has")
+
+    def _zigzag(self) -> int:
+        number = self._varint()
+        return (number >> 1) ^ -(number & 1)
+
+    def _varint(self) -> int:
+        number, shift = 0, 0
+        while True:
+            byte = self._byte()
+            number |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return number
+            if shift > 63:
+                raise ValueError("the header of a page has a number that is too long")
+
+    def _byte(self) -> int:
+        self._pass(1)
+        return self._data[self.at - 1]
+
+    def _pass(self, count: int) -> None:
+        self.at += count
+        if self.at > len(self._data):
+            raise ValueError("the header of a page does not end")
+
 
 ROWS_A_BATCH = 64
+BATCH_BYTES = 1 << 27
+"""Bytes of a batch. Rows may share one value, so each may be as large as the largest page."""
 IMAGES, LABELS = ("image", "img"), ("label", "labels")
 
 
@@ -56,12 +166,14 @@ class Schema:
 def list_parquet(files: Sequence[Place], *, source: Place) -> Parts:
     """List the rows of one or more files; `train-…` and `test-…` are parts of one whole."""
     stored, problems = StoredBytes.temporary(), Problems(source)
+    unpacking = Unpacking(source, sum(file.stat().st_size for file in files))
     good: list[Labelled] = []
     parts = {file: part_of(file) for file in files}
     split = all(part is not None for part in parts.values()) and len(set(parts.values())) > 1
     for file in files:
         part = (parts[file] or WHOLE) if split else WHOLE
-        good += (replace(one, part=part) for one in _rows(file, stored, problems))
+        rows = _rows(file, stored, problems, unpacking)
+        good += (replace(one, part=part) for one in rows)
     problems.refuse_any()
     if not good:
         raise DataRejected(f"{shown(source)} has no rows")
@@ -73,30 +185,54 @@ def part_of(file: Place) -> str | None:
     return part_named(file.name.partition(".")[0].partition("-")[0].partition("_")[0])
 
 
-def _rows(file: Place, stored: StoredBytes, problems: Problems) -> Iterator[Labelled]:
-    with _opened(file) as table:
+def _rows(
+    file: Place, stored: StoredBytes, problems: Problems, unpacking: Unpacking
+) -> Iterator[Labelled]:
+    with _opened(file) as (table, packed):
         schema = _schema(table.schema_arrow, file)
-        columns = [schema.image, schema.label]
-        for number, record in enumerate(_records(table, columns, file), start=1):
+        leaves = _leaves(table, schema, file)
+        for number, record in enumerate(_records(table, packed, leaves, file), start=1):
+            unpacking.count_member()
             try:
-                yield _labelled(record, schema, stored, file=file, number=number)
+                label, image = _label_and_image(record, schema)
             except ValueError as error:
                 problems.add(f"row {number} of {shown(file.name)}", "", str(error))
+                continue
+            unpacking.count(len(image))
+            picture = RowPicture(f"{file.name}: row {number}", stored.append(image))
+            yield Labelled((file.name, number), label, WHOLE, picture)
 
 
-def _records(table: Any, columns: list[str], file: Place) -> Iterator[dict[str, Any]]:
+def _leaves(table: Any, schema: Schema, file: Place) -> list[str]:
+    """Name the columns of values that are read: one of images and one of labels."""
+    flat = [one.path for one in table.schema if not one.max_repetition_level]
+    image = next((one for one in (schema.image, f"{schema.image}.bytes") if one in flat), None)
+    if image is None or schema.label not in flat:
+        raise DataRejected(
+            f"{shown(file)} has no bytes of images, or no plain labels: write it with one image "
+            "and one class a row, and with the images embedded"
+        )
+    return [image, schema.label]
+
+
+def _records(
+    table: Any, packed: StoredBytes, leaves: list[str], file: Place
+) -> Iterator[dict[str, Any]]:
     import pyarrow
 
     try:
-        for batch in table.iter_batches(ROWS_A_BATCH, columns=columns, use_threads=False):
+        largest = largest_page(packed, table.metadata, columns=set(leaves))
+        rows = max(1, min(ROWS_A_BATCH, BATCH_BYTES // max(1, largest)))
+        for batch in table.iter_batches(rows, columns=leaves, use_threads=False):
             batch.validate(full=True)
-            yield from batch.select(columns).to_pylist()
+            for row in range(batch.num_rows):
+                yield {name: batch.column(name)[row].as_py() for name in batch.schema.names}
     except (pyarrow.ArrowException, ValueError, OSError, MemoryError) as error:
         raise DataRejected(f"{shown(file)} is damaged: {error}") from error
 
 
 @contextmanager
-def _opened(file: Place) -> Iterator[Any]:
+def _opened(file: Place) -> Iterator[tuple[Any, StoredBytes]]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -104,14 +240,15 @@ def _opened(file: Place) -> Iterator[Any]:
         raise WrongUsage(
             f"{shown(file)} is parquet, which pyarrow reads: pip install 'dne-serve[parquet]'"
         ) from error
-    with _on_disk(file).reader() as reader:
+    stored = _on_disk(file)
+    with stored.reader(BoundedReader) as reader:
         try:
             # Pages are read one by one, whatever the size of a group of rows.
             table = parquet.ParquetFile(reader, pre_buffer=False, buffer_size=CHUNK_BYTES)
         except (pyarrow.ArrowException, ValueError, OSError) as error:
             raise DataRejected(f"{shown(file)} is not parquet that can be read: {error}") from error
         with table:
-            yield table
+            yield table, stored
 
 
 def _on_disk(file: Place) -> StoredBytes:
@@ -143,10 +280,10 @@ def _schema(schema: Any, file: Place) -> Schema:
 def _features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
     """Read the types of the columns that `datasets` adds to the schema."""
     try:
-        found = json.loads(metadata.get(b"huggingface", b"{}"))
+        found = parse_table(metadata.get(b"huggingface", b"{}"))
         features = found.get("info", {}).get("features", {})
         return {name: one for name, one in features.items() if isinstance(one, dict)}
-    except (ValueError, AttributeError, RecursionError):
+    except (ValueError, AttributeError):
         return {}
 
 
@@ -161,18 +298,15 @@ def _chosen(
     return named[0] if named else of_kind[0] if len(of_kind) == 1 else None
 
 
-def _labelled(
-    record: dict[str, Any], schema: Schema, stored: StoredBytes, *, file: Place, number: int
-) -> Labelled:
+def _label_and_image(record: dict[str, Any], schema: Schema) -> tuple[str, bytes]:
     label = checked_label(_label(record[schema.label], schema))
     image = record[schema.image]
     data = image.get("bytes") if isinstance(image, dict) else image
     if not isinstance(data, bytes):
         raise ValueError("has no bytes of an image; write the data with its images embedded")
-    if len(data) > MAX_FILE_BYTES:
-        raise ValueError(f"has an image of {len(data)} bytes; {MAX_FILE_BYTES} are the most")
-    picture = RowPicture(f"{file.name}: row {number}", stored.append(data))
-    return Labelled((file.name, number), label, WHOLE, picture)
+    if len(data) > limits.MAX_FILE_BYTES:
+        raise ValueError(f"has an image of {len(data)} bytes; {limits.MAX_FILE_BYTES} are the most")
+    return label, data
 
 
 def _label(value: Any, schema: Schema) -> str:

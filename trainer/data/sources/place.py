@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from model_store.errors import DataRejected
+from model_store.errors import DataRejected, WrongUsage
 from model_store.names import is_shown
 
 MAX_DEPTH = 32
@@ -87,6 +87,11 @@ def shown(place: object) -> str:
     """Show a path to a user, with control characters and broken encodings escaped."""
     text = str(place)
     return text if is_shown(text) else repr(text)
+
+
+def refuse_missing(path: Path, *, setting: str) -> None:
+    if not path.exists():
+        raise WrongUsage(f"`{setting}={shown(path)}` does not exist")
 
 
 def shown_in(place: object, folder: object) -> str:

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 from model_store.errors import DataRejected, ImageRejected, SpecInvalid
 from model_store.names import new_class_name
 from model_store.tables import counted, size
+from trainer.data import limits
 from trainer.data.folders import ClassFolder, Listing, and_more
+from trainer.data.limits import Unpacking
 from trainer.data.sources.place import Picture, Place, inner_parts, shown
 
 MAX_NAMED = 20
-MAX_TABLE_BYTES = 1 << 28
+MAX_SHOWN = 1000
+"""Characters of the name of a bad file."""
 TRAIN, VAL, TEST, WHOLE = "train", "val", "test", ""
 NAMES = {
     "train": TRAIN,
@@ -40,6 +43,8 @@ class Row:
     file: str = ""
     label: str = ""
     split: str = WHOLE
+    group: str = ""
+    """Names the images that belong together with this one; empty: none is said to."""
     problem: str | None = None
 
 
@@ -51,23 +56,28 @@ class Labelled:
     label: str
     part: str
     picture: Picture
+    group: str = ""
 
 
 @dataclass(slots=True)
 class Problems:
-    """Bad rows of one table."""
+    """Count the bad rows of one table, and keep the reasons of the first ones."""
 
     table: Place
+    count: int = 0
     told: list[str] = field(default_factory=list)
 
     def add(self, where: str, file: str, reason: str) -> None:
-        self.told.append(f"{where} ({shown(file)}) {reason}" if file else f"{where} {reason}")
+        self.count += 1
+        if len(self.told) < MAX_NAMED:
+            named = shown(file[:MAX_SHOWN])
+            self.told.append(f"{where} ({named}) {reason}" if file else f"{where} {reason}")
 
     def refuse_any(self) -> None:
-        if self.told:
-            named = "; ".join(self.told[:MAX_NAMED]) + and_more(self.told, named=MAX_NAMED)
+        if self.count:
+            named = "; ".join(self.told) + and_more(range(self.count), named=MAX_NAMED)
             raise DataRejected(
-                f"{shown(self.table)} has {counted(len(self.told), 'bad row')}, and nothing of it "
+                f"{shown(self.table)} has {counted(self.count, 'bad row')}, and nothing of it "
                 f"is read: {named}. Correct these rows or take them out"
             )
 
@@ -80,8 +90,13 @@ def part_named(name: str) -> str | None:
 def read_table(table: Place) -> bytes:
     """Read a file of rows as a whole, within a limit."""
     try:
-        if table.stat().st_size > MAX_TABLE_BYTES:
-            raise DataRejected(f"{shown(table)} is larger than {size(MAX_TABLE_BYTES)}")
+        table_bytes = table.stat().st_size
+        if table_bytes > limits.MAX_FILE_BYTES:
+            raise DataRejected(
+                f"{shown(table)} has {size(table_bytes)}, and a table may have "
+                f"{size(limits.MAX_FILE_BYTES)}: leave out what is not a class of a whole "
+                "image, as outlines are, or give the data in parts"
+            )
         return table.read_bytes()
     except ImageRejected as error:
         raise DataRejected(f"{shown(table)} cannot be read: {error}") from error
@@ -95,12 +110,15 @@ def list_rows(
     """List the files of the rows, which are relative to the first base that has them."""
     problems, seen = Problems(table), dict[tuple[str, ...], Row]()
     good: list[Labelled] = []
+    # A row takes less than NODE_BYTES, whatever the size of its table.
+    unpacking = Unpacking(table, limits.MAX_UNPACKED_BYTES)
     for row in rows:
+        unpacking.count_member()
         try:
             good.append(_checked(row, seen, bases))
         except ValueError as error:
             problems.add(row.where, row.file, str(error))
-    if not good and not problems.told:
+    if not good and not problems.count:
         raise DataRejected(f"{shown(table)} has no rows")
     problems.refuse_any()
     return grouped(good, table=table, notes=notes)
@@ -135,7 +153,7 @@ def _checked(row: Row, seen: dict[tuple[str, ...], Row], bases: Sequence[Place])
                 "class"
             )
         raise ValueError(f"came in {first.where} already")
-    return Labelled(parts, label, checked_part(row.split), _found(parts, bases))
+    return Labelled(parts, label, checked_part(row.split), _found(parts, bases), row.group)
 
 
 def _found(parts: tuple[str, ...], bases: Sequence[Place]) -> Place:
@@ -166,10 +184,13 @@ def grouped(good: Sequence[Labelled], *, table: Place, notes: tuple[str, ...] = 
 
 
 def _classes(by_label: dict[str, list[Labelled]]) -> tuple[ClassFolder, ...]:
-    return tuple(
-        ClassFolder(
-            name=label,
-            files=tuple(one.picture for one in sorted(rows, key=lambda row: row.order)),
-        )
-        for label, rows in sorted(by_label.items())
+    return tuple(_class(label, rows) for label, rows in sorted(by_label.items()))
+
+
+def _class(label: str, rows: Sequence[Labelled]) -> ClassFolder:
+    in_order = sorted(rows, key=lambda row: row.order)
+    return ClassFolder(
+        name=label,
+        files=tuple(one.picture for one in in_order),
+        groups=tuple(one.group for one in in_order),
     )

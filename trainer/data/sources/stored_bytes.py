@@ -13,20 +13,20 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from model_store.errors import DataRejected, ImageRejected
+from trainer.data import limits
 
 CHUNK_BYTES = 1 << 20
-MAX_ONE_READ = 1 << 27
-"""Bytes that a reader of archives may ask for at once: more is a forged length."""
+Reader = TypeVar("Reader", bound="BoundedReader")
 
 
 class BoundedReader(io.BufferedReader):
     """A file that refuses to read a length that only a forged header asks for."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > MAX_ONE_READ:
+        if size is not None and size > limits.MAX_ONE_READ:
             raise ValueError(f"a header asks for {size} bytes at once")
         return super().read(size)
 
@@ -60,11 +60,11 @@ class StoredBytes:
         self.size += len(data)
         return part
 
-    def reader(self) -> BoundedReader:
+    def reader(self, kind: type[Reader]) -> Reader:
         """Open the file again from its beginning, for libraries that want a file."""
         copy = os.dup(self._file.fileno())
         os.lseek(copy, 0, os.SEEK_SET)
-        return BoundedReader(io.FileIO(copy, "rb"))
+        return kind(io.FileIO(copy, "rb"))
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self._file.fileno(), size, offset)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from model_store.errors import DataRejected
+from model_store.received import memory_for_json
+from model_store.tables import size
+from trainer.data import limits
+from trainer.data.limits import Unpacking, parse_table
 from trainer.data.sources.place import JSONL, Place, shown
 from trainer.data.sources.rows import Parts, Row, list_rows, read_table
 
 FILE = ("file", "file_name", "filename", "path", "image")
 LABEL = ("label", "class", "category")
 SPLIT = ("split", "subset")
+GROUP = ("group",)
 DELIMITERS = ",;\t"
 
 
@@ -26,19 +31,20 @@ class Columns:
     file: str
     label: str
     split: str | None
+    group: str | None
     unused: tuple[str, ...]
 
     @classmethod
     def among(cls, names: Sequence[str]) -> Columns | None:
         by_name = {name.strip().lower(): name for name in names}
-        file, label, split = (
+        file, label, split, group = (
             next((by_name[one] for one in known if one in by_name), None)
-            for known in (FILE, LABEL, SPLIT)
+            for known in (FILE, LABEL, SPLIT, GROUP)
         )
         if file is None or label is None:
             return None
-        unused = tuple(name for name in names if name not in (file, label, split))
-        return cls(file, label, split, unused)
+        unused = tuple(name for name in names if name not in (file, label, split, group))
+        return cls(file, label, split, group, unused)
 
 
 def list_table(table: Place) -> Parts:
@@ -58,7 +64,7 @@ def list_table(table: Place) -> Parts:
 
 
 def has_labels(table: Place) -> bool:
-    """Tell whether a table has columns for files and labels."""
+    """Return whether a table has columns for files and labels."""
     return Columns.among(_opened(table)[0]) is not None
 
 
@@ -67,31 +73,61 @@ Record = Mapping[str, Any] | str
 
 
 def _opened(table: Place) -> tuple[list[str], Iterable[tuple[str, Record]]]:
+    data = read_table(table)
     try:
-        text = read_table(table).decode("utf-8-sig")
+        data.decode()
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
+        line = data.count(b"\n", 0, error.start) + 1
         raise DataRejected(f"{shown(table)} is not UTF-8 in row {line}") from error
     if table.suffix.lower() in JSONL:
-        records = list(_json_lines(text))
-        first = next((one for _, one in records if not isinstance(one, str)), {})
-        return list(first), records
-    return _csv(text, table)
+        if memory_for_json(data) > limits.MAX_MEMORY:
+            raise DataRejected(
+                f"{shown(table)} would take more than {size(limits.MAX_MEMORY)} of memory: leave "
+                "out all but the file, the label and the part, or give the data in parts"
+            )
+        records = list(_json_lines(data.removeprefix(codecs.BOM_UTF8), table))
+        first = next((one for _, one in records if not isinstance(one, str)), None)
+        if records and first is None:
+            raise DataRejected(
+                f"{shown(table)} has no row that can be read: {' '.join(map(str, records[0]))}"
+            )
+        return list(first or ()), records
+    return _csv(data, table)
 
 
-def _csv(text: str, table: Place) -> tuple[list[str], Iterable[tuple[str, Record]]]:
-    header = text.partition("\n")[0]
+def _csv(data: bytes, table: Place) -> tuple[list[str], Iterable[tuple[str, Record]]]:
+    header = data.partition(b"\n")[0][: limits.MAX_ROW_BYTES].decode(errors="ignore")
     delimiter = next((one for one in DELIMITERS if one in header), ",")
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    text = _Lines(data)
+    lines = csv.reader(text, delimiter=delimiter, strict=True)
     try:
         names = next(lines, [])
     except csv.Error as error:
         raise DataRejected(f"{shown(table)} is not CSV: {error}") from error
-    return names, _csv_records(lines, names)
+    return names, _csv_records(lines, names, text)
 
 
-def _csv_records(lines: Any, names: list[str]) -> Iterator[tuple[str, Record]]:
+class _Lines(Iterator[str]):
+    """The lines of a CSV, decoded one by one: as one text, a single emoji makes every character
+    take four bytes. Refuse a row that is too long, on one line or on many."""
+
+    def __init__(self, data: bytes) -> None:
+        self._text = io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline="")
+        self.row_length = 0
+
+    def __next__(self) -> str:
+        line = self._text.readline(limits.MAX_ROW_BYTES + 1)
+        self.row_length += len(line)
+        if self.row_length > limits.MAX_ROW_BYTES:
+            raise csv.Error(f"a row has more than {size(limits.MAX_ROW_BYTES)}")
+        if not line:
+            raise StopIteration
+        return line
+
+
+def _csv_records(lines: Any, names: list[str], text: _Lines) -> Iterator[tuple[str, Record]]:
     while True:
+        text.row_length = 0
         try:
             values = next(lines)
         except StopIteration:
@@ -107,13 +143,15 @@ def _csv_records(lines: Any, names: list[str]) -> Iterator[tuple[str, Record]]:
         yield f"row {lines.line_num}", record
 
 
-def _json_lines(text: str) -> Iterator[tuple[str, Record]]:
-    for number, line in enumerate(text.split("\n"), start=1):
+def _json_lines(data: bytes, table: Place) -> Iterator[tuple[str, Record]]:
+    unpacking = Unpacking(table, limits.MAX_UNPACKED_BYTES)
+    for number, line in enumerate(io.BytesIO(data), start=1):
+        unpacking.count_member()
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            found = parse_table(line)
+        except ValueError as error:
             yield f"row {number}", f"is not JSON: {error}"
             continue
         yield f"row {number}", found if isinstance(found, dict) else "is not an object of JSON"
@@ -129,4 +167,8 @@ def _row(where: str, record: Record, columns: Columns) -> Row:
     if label is not None and (isinstance(label, bool) or not isinstance(label, str | int)):
         return Row(where=where, file=file, problem="has a label that is not text")
     named = "" if label is None else str(label)
-    return Row(where=where, file=file, label=named, split=str(split or ""))
+    group = record.get(columns.group) if columns.group else None
+    if group is not None and (isinstance(group, bool) or not isinstance(group, str | int)):
+        return Row(where=where, file=file, problem="has a group that is not text")
+    said = "" if group is None else str(group).strip()
+    return Row(where=where, file=file, label=named, split=str(split or ""), group=said)

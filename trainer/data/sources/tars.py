@@ -10,14 +10,42 @@ import zlib
 from pathlib import Path
 
 from model_store.errors import DataRejected
-from trainer.data.sources.members import Member, Tree, Unpacking
+from trainer.data import limits
+from trainer.data.limits import Unpacking
+from trainer.data.sources.members import Member, Tree
 from trainer.data.sources.place import shown
-from trainer.data.sources.stored_bytes import CHUNK_BYTES, Part, StoredBytes
+from trainer.data.sources.stored_bytes import CHUNK_BYTES, BoundedReader, Part, StoredBytes
 
 GZIP, BZIP2 = b"\x1f\x8b", b"BZh"
 OTHERS = {b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 """Packers that take as much memory as the archive asks for, or that are not in the library."""
-DAMAGES = (tarfile.TarError, zlib.error, ValueError, OverflowError, EOFError, OSError)
+DAMAGES = (
+    tarfile.TarError,
+    zlib.error,
+    ValueError,
+    OverflowError,
+    EOFError,
+    OSError,
+)
+MAX_GLOBAL_HEADERS = 100
+"""The library copies these for every member."""
+
+
+class HeaderReader(BoundedReader):
+    """A tar of which the library reads the headers alone, within a limit for each member.
+
+    Long names, pax headers, maps of sparse files and chains of headers all count.
+    """
+
+    header_bytes = 0
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.header_bytes += size or 0
+        if size is None or size < 0 or self.header_bytes > limits.MAX_HEADER_BYTES:
+            raise ValueError(
+                f"a member has headers of more than {limits.MAX_HEADER_BYTES >> 10} KiB"
+            )
+        return super().read(size)
 
 
 def open_tar(path: Path) -> Member:
@@ -25,11 +53,18 @@ def open_tar(path: Path) -> Member:
     unpacking = Unpacking(path, path.stat().st_size)
     try:
         stored = _unpacked(path, unpacking)
-        tree = Tree(path, Unpacking(path, stored.size))
-        with stored.reader() as file, tarfile.open(fileobj=file, mode="r:") as archive:
-            _add_all(tree, archive, stored)
+        tree = Tree(path, unpacking)
+        with (
+            stored.reader(HeaderReader) as file,
+            tarfile.open(fileobj=file, mode="r:") as archive,
+        ):
+            _add_all(tree, archive, stored, file)
     except DAMAGES as error:
         raise DataRejected(f"{shown(path)} is not a tar that can be read: {error}") from error
+    except RecursionError as error:  # the library calls itself for each header before a member
+        raise DataRejected(
+            f"{shown(path)} is not a tar that can be read: it has a chain of headers"
+        ) from error
     return tree.checked()
 
 
@@ -58,12 +93,14 @@ def _copied(packed: io.BufferedIOBase, unpacking: Unpacking) -> StoredBytes:
     return stored
 
 
-def _add_all(tree: Tree, archive: tarfile.TarFile, stored: StoredBytes) -> None:
+def _add_all(tree: Tree, archive: tarfile.TarFile, stored: StoredBytes, file: HeaderReader) -> None:
     at = -1
     while (member := archive.next()) is not None:
         if member.offset <= at or member.size < 0:
             raise ValueError("a header leads backwards")
-        at = member.offset
+        if len(archive.pax_headers) > MAX_GLOBAL_HEADERS:
+            raise ValueError(f"it has more than {MAX_GLOBAL_HEADERS} global headers")
+        at, file.header_bytes = member.offset, 0
         # The library would keep a kilobyte a member.
         archive.members = []  # type: ignore[attr-defined]
         _add(tree, member, stored)

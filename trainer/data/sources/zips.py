@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_store.errors import DataRejected, ImageRejected
-from trainer.data.sources.members import Member, Tree, Unpacking
+from trainer.data import limits
+from trainer.data.limits import Unpacking
+from trainer.data.sources.members import Member, Tree
 from trainer.data.sources.place import shown
 from trainer.data.sources.stored_bytes import CHUNK_BYTES, BoundedReader
 
 ENCRYPTED, UTF_8 = 0x1, 0x800
+ENTRY = b"PK\x01\x02"
+"""The first bytes of each entry of a zip's directory."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Others ask for memory as the archive likes (LZMA), or are rare."""
 DAMAGES = (
@@ -30,6 +34,16 @@ DAMAGES = (
     EOFError,
     OSError,
 )
+
+
+class ZipReader(BoundedReader):
+    """A zip that refuses a directory of too many entries before the library keeps them all."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        if data.count(ENTRY) > limits.MAX_MEMBERS:
+            raise ValueError(f"it lists more than {limits.MAX_MEMBERS:,} files")
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +66,7 @@ class ZipContent:
 
 def open_zip(path: Path) -> Member:
     """List a zip as a tree of places. Raise DataRejected where it is damaged or hostile."""
-    file = BoundedReader(io.FileIO(path))
+    file = ZipReader(io.FileIO(path))
     try:
         archive = zipfile.ZipFile(file)
     except DAMAGES as error:
@@ -82,4 +96,5 @@ def _add(tree: Tree, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
         return tree.refuse(
             name, f"is packed by method {entry.compress_type}; pack it again with deflate"
         )
+    tree.unpacking.count(entry.file_size)
     return tree.add(name, ZipContent(archive, entry))

@@ -1,1 +1,0 @@
-"""Keep doubtful pictures in the inbox, off the way of the answers."""

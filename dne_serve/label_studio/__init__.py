@@ -1,1 +1,0 @@
-"""Be the ML backend of a Label Studio project, for pictures of the inbox."""

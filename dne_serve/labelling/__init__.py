@@ -1,1 +1,0 @@
-"""Show the inbox over HTTP, and take labels and feedback."""

@@ -1,1 +1,0 @@
-"""Show what the server does now, as JSON and as a stream of events."""

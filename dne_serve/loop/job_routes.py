@@ -1,0 +1,105 @@
+"""Define the routes of jobs. Asking for a job and cancelling it need the scope `admin`; reading
+needs `label`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+
+from dne_serve.access.permission import Permission
+from dne_serve.http.openapi import problems
+from dne_serve.http.scoped_route import FACTS, Parts, actor_of, json_only, needing
+from dne_serve.loop.schemas import JobAnswer, JobBody, JobsAnswer, WaitingAnswer
+from dne_serve.server import Serving
+from model_store.errors import NothingToLearn
+from model_store.loop.describe import describe_job, describe_waiting
+from model_store.loop.jobs import LEASE_S, Job, Jobs
+from model_store.loop.waiting import WaitingLabels
+from model_store.store.store import Store
+
+DEFAULT_LISTED = 10
+MAX_LISTED = 100
+JobPath = Annotated[str, Path(max_length=100)]
+
+reading = APIRouter(
+    route_class=needing(Permission.LABEL),
+    dependencies=[Depends(json_only)],
+    responses=problems(400, 404, 503),
+    tags=["jobs"],
+)
+asking = APIRouter(
+    route_class=needing(Permission.ADMIN),
+    dependencies=[Depends(json_only)],
+    responses=problems(400, 404, 409, 415, 503),
+    tags=["jobs"],
+)
+
+
+@reading.get("/jobs")
+def list_jobs(
+    serving: Parts,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = DEFAULT_LISTED,
+) -> JobsAnswer:
+    """List the newest jobs of the served channel, and count the labels that wait."""
+    store = serving.open_store()
+    jobs = Jobs(store.objects, keys=store.keys)
+    newest = jobs.of_channel(serving.settings.channel, limit=limit)
+    waiting = describe_waiting(_waiting(serving, store))
+    head = store.head(serving.settings.channel)
+    return JobsAnswer(
+        jobs=[_answer(jobs, job, store) for job in newest],
+        waiting=WaitingAnswer(**waiting),
+        head=head.target if head else None,
+    )
+
+
+@reading.get("/jobs/{job}")
+def show_job(serving: Parts, job: JobPath) -> JobAnswer:
+    """Show a job: its progress while it runs, and its verdict at the end."""
+    store = serving.open_store()
+    jobs = Jobs(store.objects, keys=store.keys)
+    return _answer(jobs, jobs.job(job), store)
+
+
+@asking.post("/jobs")
+def ask_for_job(request: Request, serving: Parts, body: JobBody | None = None) -> JobAnswer:
+    """Ask a worker to learn from the labels that wait. `dne-train worker` takes the job."""
+    store, reason = serving.open_store(), body.reason if body else ""
+    waiting = _waiting(serving, store)
+    if not waiting.items:
+        raise NothingToLearn("no label waits that can be learnt from; label images first")
+    jobs = Jobs(store.objects, keys=store.keys)
+    made = jobs.ask(channel=serving.settings.channel, actor=actor_of(request), reason=reason)
+    request.scope[FACTS].update(job=made.id, reason=reason)
+    return _answer(jobs, jobs.job(made.id), store)
+
+
+@asking.post("/jobs/{job}/cancel")
+def cancel_job(request: Request, serving: Parts, job: JobPath) -> JobAnswer:
+    """Cancel a job. Its worker stops within seconds, and nothing is promoted."""
+    store = serving.open_store()
+    jobs = Jobs(store.objects, keys=store.keys)
+    jobs.cancel(job, actor=actor_of(request))
+    request.scope[FACTS].update(job=job)
+    return _answer(jobs, jobs.job(job), store)
+
+
+def _waiting(serving: Serving, store: Store) -> WaitingLabels:
+    return serving.inbox_handle.waiting_labels(store, channel=serving.settings.channel)
+
+
+def _answer(jobs: Jobs, job: Job, store: Store) -> JobAnswer:
+    is_dead = _seems_dead(job) and jobs.is_dead(job.state)
+    return JobAnswer(**describe_job(job, store, is_dead=is_dead))
+
+
+def _seems_dead(job: Job) -> bool:
+    """Return whether the job looks dead by our own clock, so that the store's clock is worth a
+    request."""
+    newest = job.heartbeat or job.claim
+    if job.end is not None or newest is None:
+        return False
+    age = datetime.now(UTC) - datetime.fromisoformat(newest.time)
+    return abs(age.total_seconds()) > LEASE_S

@@ -1,0 +1,257 @@
+"""Predict tasks of Label Studio, and write its annotations as labels of the inbox.
+
+Only pictures of the inbox get predictions. Nothing is fetched, whatever address a task has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dne_serve.errors import TooLarge, public_message
+from dne_serve.http.uploads import Upload
+from dne_serve.inference.store_threads import check_wanted
+from dne_serve.loop.inbox_handle import InboxHandle
+from dne_serve.loop.label_studio_schemas import WebhookBody, WebhookOutcome
+from dne_serve.rollout.canary import Chosen
+from dne_serve.server import Serving
+from model_store.errors import (
+    ImageRejected,
+    ItemNotFound,
+    LabelConflict,
+    LabelInvalid,
+    LabelsFull,
+    RecordInvalid,
+    StoreUnsupported,
+)
+from model_store.loop.inbox import CLEAR, Inbox
+from model_store.loop.items import in_threads, read_items
+from model_store.loop.label_studio_annotations import (
+    is_from,
+    key_of,
+    number_in,
+    read_annotation,
+    take_annotation,
+)
+from model_store.loop.label_studio_tasks import (
+    Controls,
+    is_same_picture,
+    item_of,
+    prediction,
+    read_label_config,
+)
+from model_store.records.inbox import ItemRecord, LabelRecord
+
+NOT_OURS = "no image of the inbox is named by this task: `dne-train label-studio push` makes tasks"
+ANNOTATED = frozenset({"ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED"})
+DELETED = "ANNOTATIONS_DELETED"
+MAX_ANNOTATIONS = 500
+
+log = logging.getLogger("dne_serve.loop")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPicture:
+    """The item of a task, with its picture unless the served version has answered it before."""
+
+    item: ItemRecord
+    picture: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPredictor:
+    """Predicts the tasks of one request, all with one version."""
+
+    serving: Serving
+    chosen: Chosen
+    controls: Controls
+
+    async def answer(self, tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Predict the tasks in order, in batches of as many images as a request may have."""
+        size = self.serving.settings.max_images
+        results: list[dict[str, Any]] = []
+        for start in range(0, len(tasks), size):
+            results += await self._answer_batch(tasks[start : start + size])
+        return results
+
+    async def _answer_batch(self, tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        entries = await self.serving.readers.run(lambda: self._find_all(tasks))
+        pictures = [
+            entry.picture for entry in entries if isinstance(entry, TaskPicture) and entry.picture
+        ]
+        scored = iter(await self._score(pictures))
+        return [self._result(entry, scored) for entry in entries]
+
+    def _find_all(self, tasks: Sequence[dict[str, Any]]) -> list[TaskPicture | str]:
+        inbox = self.serving.inbox_handle.inbox
+        return list(in_threads(lambda task: self._find(inbox, task), tasks))
+
+    def _find(self, inbox: Inbox, data: dict[str, Any]) -> TaskPicture | str:
+        """Find the item of a task, or return the reason why there is none."""
+        name = item_of(data, image_key=self.controls.image_key)
+        if name is None:
+            return NOT_OURS
+        try:
+            item = inbox.item(name)
+            if not is_same_picture(data, item):
+                return f"the task is about another picture than item {name} has"
+            is_known = item.version == self.chosen.resident.version
+            return TaskPicture(item=item, picture=None if is_known else inbox.picture(item))
+        except (ItemNotFound, RecordInvalid, StoreUnsupported) as error:
+            return public_message(error)
+
+    async def _score(self, pictures: Sequence[bytes]) -> list[tuple[str, float] | str]:
+        """Compute the likeliest class of each picture, or return the reason why it has none."""
+        if not pictures:
+            return []
+        uploads = [Upload(filename=None, data=picture) for picture in pictures]
+        try:
+            scored = await self.serving.predictor.score(
+                self.chosen, pictures=uploads, is_traffic=False
+            )
+        except ImageRejected as error:
+            if len(pictures) == 1:
+                return [public_message(error)]
+            return [answer for picture in pictures for answer in await self._score([picture])]
+        resident, answers = self.chosen.resident, list[tuple[str, float] | str]()
+        for image in scored:
+            best = int(image.probabilities.argmax())
+            answers.append((resident.labels[best], float(image.probabilities[best])))
+        return answers
+
+    def _result(
+        self, entry: TaskPicture | str, scored: Iterator[tuple[str, float] | str]
+    ) -> dict[str, Any]:
+        if isinstance(entry, str):
+            return {"error": entry}
+        answer = next(scored) if entry.picture else _kept(entry.item)
+        if isinstance(answer, str):
+            return {"error": answer}
+        label, score = answer
+        if not self.controls.offers(label):
+            return {
+                "error": f"the project does not offer the class {label!r}: "
+                'use <Choices … value="$classes">, which takes the classes from the task'
+            }
+        version = self.chosen.resident.version
+        return prediction(self.controls, label=label, score=score, version=version)
+
+
+def _kept(item: ItemRecord) -> tuple[str, float]:
+    return item.answer.label, item.answer.score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookEvent:
+    """An event that `actor` has sent. `on_written` is called with each label record.
+
+    The deletion of annotations gives only their ids. Their items are then found by the actor of the
+    newest label record, which names project and annotation. The work stops between two annotations
+    when the client has gone.
+    """
+
+    inbox_handle: InboxHandle
+    actor: str
+    body: WebhookBody
+    on_written: Callable[[LabelRecord], None]
+    _known: dict[str, list[LabelRecord]] = field(default_factory=lambda: defaultdict(list))
+    """Records by item: an event may contain many annotations of one item."""
+
+    def take(self) -> list[WebhookOutcome]:
+        """Write label records. After the valid annotations, raise one LabelInvalid for all those
+        without a valid class, or for an item with too many labels. Ignore other kinds of events."""
+        self._check_count()
+        if self.body.action == DELETED:
+            return list(self._clear())
+        if self.body.action not in ANNOTATED:
+            return []
+        controls = read_label_config(str(self.body.project.get("label_config", "")))
+        outcomes: list[WebhookOutcome] = []
+        refused: list[str] = []
+        for annotation, task in _pairs(self.body):
+            check_wanted()
+            try:
+                outcomes.append(self._take(annotation, task, controls))
+            except LabelInvalid as error:
+                refused.append(str(error))
+        if refused:
+            log.warning("Label Studio sent a label that cannot be taken: %s", refused[0])
+            raise LabelInvalid("; ".join(refused[:5]))
+        return outcomes
+
+    def _check_count(self) -> None:
+        count = max(len(_listed(self.body.annotation)), len(self.body.annotations))
+        if count > MAX_ANNOTATIONS:
+            raise TooLarge(
+                f"the event has {count} annotations, and at most {MAX_ANNOTATIONS} fit: "
+                "`dne-train label-studio pull` takes any number"
+            )
+
+    @property
+    def _project(self) -> int:
+        project = number_in(self.body.project)
+        if project is None:
+            raise LabelInvalid("the event names no project: let the webhook send its payload")
+        return project
+
+    def _take(
+        self, sent: dict[str, Any], task: dict[str, Any], controls: Controls
+    ) -> WebhookOutcome:
+        annotation = read_annotation(sent, controls, project=self._project)
+        item = item_of(task.get("data"), image_key=controls.image_key)
+        if item is None:
+            return WebhookOutcome(annotation=annotation.id, item=None, outcome="not of the inbox")
+        try:
+            taken = take_annotation(
+                self.inbox_handle.inbox,
+                item,
+                annotation,
+                via=f"{self.actor} ",
+                known=self._known[item],
+            )
+        except ItemNotFound:
+            return WebhookOutcome(annotation=annotation.id, item=None, outcome="not of the inbox")
+        except (LabelInvalid, LabelsFull) as error:
+            raise LabelInvalid(f"annotation {annotation.id}: {error}") from error
+        if taken.record is not None:
+            self.on_written(taken.record)
+        return WebhookOutcome(annotation=annotation.id, item=item, outcome=taken.outcome)
+
+    def _clear(self) -> Iterator[WebhookOutcome]:
+        """Clear the labels of deleted annotations, unless the item has a newer label."""
+        numbers = {number_in(annotation) for annotation in self.body.annotations} - {None}
+        keys = {key_of(self._project, number): number for number in numbers if number}
+        inbox, index = self.inbox_handle.inbox, self.inbox_handle.index
+        index.refresh(whole=True)  # another server may have written the labels
+        rows = index.rows(["labelled"]) if keys else []
+        for item in read_items(inbox, rows):
+            head = item.head
+            key = f"#{head.actor.rpartition('#')[2]}" if head else ""
+            if head is None or key not in keys or not is_from(head, key):
+                continue
+            check_wanted()
+            actor = f"{self.actor} label-studio:deleted{key}"
+            try:
+                record = inbox.judge(head.item, CLEAR, actor=actor, after=head.number)
+            except (LabelConflict, ItemNotFound):
+                continue  # the item has a newer label, or is gone
+            self.on_written(record)
+            yield WebhookOutcome(annotation=keys[key], item=head.item, outcome="cleared")
+
+
+def _pairs(body: WebhookBody) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Pair annotations with their tasks."""
+    annotations = _listed(body.annotation)
+    tasks = _listed(body.task)
+    if not annotations or len(annotations) != len(tasks):
+        raise LabelInvalid("the event has no annotation and task: let the webhook send its payload")
+    yield from zip(annotations, tasks, strict=True)
+
+
+def _listed(sent: dict[str, Any] | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    if sent is None:
+        return []
+    return sent if isinstance(sent, list) else [sent]

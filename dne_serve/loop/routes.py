@@ -1,0 +1,252 @@
+"""Define the routes of the inbox, and of advice. All of them need the scope `label`."""
+
+from __future__ import annotations
+
+import base64
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request
+from starlette.responses import Response
+
+from dne_serve.access.permission import Permission
+from dne_serve.errors import NotOffered, NotReady, WaitedTooLong
+from dne_serve.http.openapi import problems
+from dne_serve.http.routes import JSON
+from dne_serve.http.scoped_route import FACTS, Parts, actor_of, json_only, needing
+from dne_serve.loop.groups import group
+from dne_serve.loop.schemas import (
+    AdviceAnswer,
+    AdviceLine,
+    DeletedAnswer,
+    ExamplePicture,
+    ExamplesAnswer,
+    FeedbackBody,
+    GroupAnswer,
+    GroupsAnswer,
+    InboxAnswer,
+    ItemAnswer,
+    ItemHistoryAnswer,
+    JudgementAnswer,
+    LabelBody,
+    LabelledAnswer,
+    LabelText,
+    ToldAdvice,
+)
+from dne_serve.server import Serving
+from model_store.advice.lines import lines
+from model_store.advice.record import Advice, read_advice
+from model_store.codec import read_kept
+from model_store.errors import ImageRejected, KeptTooLarge, ShardForgotten
+from model_store.loop.describe import describe_item, describe_label
+from model_store.loop.inbox import Judgement
+from model_store.loop.index import STATES, Order, State
+from model_store.loop.items import Item, read_items
+from model_store.preprocess import Thumbnail
+from model_store.records.fields import MAX_VERSION
+from model_store.records.manifest import Manifest
+from model_store.store.store import Store
+
+MAX_EXAMPLES = 4
+
+
+def read_examples(store: Store, manifest: Manifest, label: str) -> tuple[list[Thumbnail], str]:
+    """Read a few kept images of a class, or return the reason why there are none. Take the first
+    images of the trainer's memory, which are the most typical, or else held-out images."""
+    if label not in manifest.classes:
+        raise NotOffered(f"version {manifest.version} has no class {label[:200]!r}")
+    entries = (*manifest.held_out, *manifest.memory)
+    kept = {entry.class_name: entry for entry in entries if entry.count}
+    entry = kept.get(label)
+    if entry is None:
+        return [], "No image of this class is kept."
+    try:
+        images = read_kept(store.read_stored_shard, entry)
+    except ShardForgotten:
+        return [], "The images of this class were forgotten."
+    except KeptTooLarge:
+        return [], "The kept images of this class are too large to show."
+    try:
+        return [Thumbnail.of(image) for image in images[:MAX_EXAMPLES]], ""
+    except ImageRejected:
+        return [], "The kept images of this class cannot be decoded."
+
+
+DEFAULT_LISTED = 100
+MAX_LISTED = 500
+MAX_GROUPED = 1000
+"""Grouping this many items takes a second; the time grows with the square."""
+BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
+PICTURE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The picture", "content": {"image/jpeg": BINARY, "image/png": BINARY}}
+}
+PICTURE_HEADERS = {
+    "Cache-Control": "private, max-age=3600",
+    "Content-Security-Policy": "default-src 'none'; sandbox",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+labelling = APIRouter(
+    route_class=needing(Permission.LABEL),
+    dependencies=[Depends(json_only)],
+    responses=problems(400, 404, 503),
+    tags=["inbox"],
+)
+ItemPath = Annotated[str, Path(max_length=100)]
+
+
+@labelling.get("/inbox")
+def list_inbox(
+    serving: Parts,
+    order: Annotated[
+        Order, Query(description="What comes first; uncertain is the least certain.")
+    ] = "newest",
+    state: Annotated[
+        list[State] | None, Query(description="Only items in these states; without it all.")
+    ] = None,
+    cursor: Annotated[
+        str | None, Query(max_length=100, description="The next_cursor of the page before.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = DEFAULT_LISTED,
+) -> InboxAnswer:
+    """List pictures that were kept, a page at a time."""
+    index = serving.inbox_handle.index
+    index.refresh()
+    page = index.page(order=order, states=state or STATES, cursor=cursor, limit=limit)
+    items = [_item_answer(item) for item in read_items(serving.inbox_handle.inbox, page.rows)]
+    return InboxAnswer(
+        items=items,
+        counts=index.counts(),
+        total=len(index),
+        next_cursor=page.next_cursor,
+        collecting=serving.collector is not None,
+    )
+
+
+@labelling.get("/inbox/groups")
+def list_groups(
+    serving: Parts,
+    state: Annotated[State, Query(description="Only items in this state.")] = "unlabelled",
+    limit: Annotated[
+        int, Query(ge=1, le=MAX_GROUPED, description="How many items, the newest of them.")
+    ] = MAX_GROUPED,
+) -> GroupsAnswer:
+    """Group the newest items that look alike, so that many images of one class are labelled at
+    once."""
+    index = serving.inbox_handle.index
+    index.refresh()
+    rows = index.page(states=[state], limit=limit).rows
+    grouped = group(list(read_items(serving.inbox_handle.inbox, rows)))
+    return GroupsAnswer(
+        groups=[
+            GroupAnswer(items=[_item_answer(item) for item in items]) for items in grouped.groups
+        ],
+        others=[_item_answer(item) for item in grouped.others],
+        by=grouped.by,
+        counts=index.counts(),
+        total=len(index),
+        collecting=serving.collector is not None,
+    )
+
+
+@labelling.get("/inbox/{item}")
+def show_item(serving: Parts, item: ItemPath) -> ItemHistoryAnswer:
+    """Describe an item with all its label records."""
+    inbox = serving.inbox_handle.inbox
+    record, history = inbox.item(item), inbox.history(item)
+    described = describe_item(Item(record=record, head=history[-1] if history else None))
+    judgements = [JudgementAnswer(**describe_label(judged)) for judged in history]
+    return ItemHistoryAnswer(**described, history=judgements)
+
+
+@labelling.get("/inbox/{item}/image", response_class=Response, responses=PICTURE)
+def show_picture(serving: Parts, item: ItemPath) -> Response:
+    """Return the picture of an item: a JPEG or PNG of at most 512 pixels a side."""
+    inbox = serving.inbox_handle.inbox
+    record = inbox.item(item)
+    headers = {**PICTURE_HEADERS, "ETag": f'"{record.picture.sha256}"'}
+    return Response(inbox.picture(record), media_type=record.picture.type, headers=headers)
+
+
+@labelling.post("/inbox/{item}/label", responses=problems(409, 415, 422))
+def label_item(request: Request, serving: Parts, item: ItemPath, body: LabelBody) -> LabelledAnswer:
+    """Name the class of a picture, or say that its answer is wrong, or that it is useless."""
+    return _judge(request, serving, item, body.judgement(), after=body.after)
+
+
+@labelling.delete("/inbox/{item}")
+def delete_item(request: Request, serving: Parts, item: ItemPath) -> DeletedAnswer:
+    """Delete an item with its picture and its labels. The store keeps only a mark of its id for
+    two days, so that no server keeps the picture again. The audit log names the actor."""
+    inbox = serving.inbox_handle.inbox
+    request.scope[FACTS].update(item=item)  # also of a deletion that fails half-way
+    inbox.item(item)
+    if serving.collector is not None:
+        serving.collector.drop(item)
+    inbox.delete(item)
+    serving.inbox_handle.index.deleted(item)
+    return DeletedAnswer(id=item, deleted=True)
+
+
+@labelling.post("/feedback", responses=problems(409, 415, 422))
+def feedback(request: Request, serving: Parts, body: FeedbackBody) -> LabelledAnswer:
+    """Say that a prediction was wrong, or name the true class. A picture that no rule has kept is
+    kept now, if this server answered it a short time ago."""
+    judgement = body.judgement()
+    kept = serving.collector.keep(body.id) if serving.collector is not None else None
+    if kept is not None:
+        try:
+            kept.result(serving.settings.max_wait_seconds)
+        except FutureTimeout as error:
+            raise WaitedTooLong("the picture was not written in time; try again soon") from error
+    return _judge(request, serving, body.id, judgement, after=None)
+
+
+@labelling.get("/classes/examples", response_model=ExamplesAnswer)
+def show_examples(
+    serving: Parts,
+    label: Annotated[LabelText, Query(description="The name of a class of the served version.")],
+) -> Response:
+    """Show a few kept images of a class of the served version, to compare an image with before it
+    gets that label."""
+    if serving.loaded.served is None:
+        raise NotReady("no version is served yet")
+    manifest = serving.loaded.served.manifest
+    thumbnails, note = read_examples(serving.open_store(), manifest, label)
+    pictures = [
+        ExamplePicture(type=thumbnail.type, data=base64.b64encode(thumbnail.data).decode())
+        for thumbnail in thumbnails
+    ]
+    answer = ExamplesAnswer(version=manifest.version, label=label, pictures=pictures, note=note)
+    headers = {"Cache-Control": "no-store"}  # a class may be forgotten
+    return Response(answer.model_dump_json(), media_type=JSON, headers=headers)
+
+
+@labelling.get("/versions/{version}/advice")
+def show_advice(
+    serving: Parts, version: Annotated[int, Path(ge=1, le=MAX_VERSION)]
+) -> AdviceAnswer:
+    """Advise what would help a version most: more images of a class, labels to look at, copies
+    among its held-out images. The advice has file names, so it needs the scope label."""
+    store = serving.open_store()
+    advice = read_advice(store, store.manifest(version))
+    if advice is None:
+        return AdviceAnswer(version=version, advice=None)
+    advised = [AdviceLine(text=line.text, images=list(line.images)) for line in lines(advice)]
+    members = {name: getattr(advice, name) for name in Advice.model_fields}
+    return AdviceAnswer(version=version, advice=ToldAdvice(**members, lines=advised))
+
+
+def _judge(
+    request: Request, serving: Serving, item: str, judgement: Judgement, *, after: int | None
+) -> LabelledAnswer:
+    facts = request.scope[FACTS]
+    facts.update(item=item, said=judgement.label or judgement.kind)
+    record = serving.inbox_handle.inbox.judge(item, judgement, actor=actor_of(request), after=after)
+    facts.update(record=record.number)
+    serving.inbox_handle.index.judged(record)
+    return LabelledAnswer(id=item, **describe_label(record))
+
+
+def _item_answer(item: Item) -> ItemAnswer:
+    return ItemAnswer(**describe_item(item))

@@ -1,0 +1,285 @@
+"""Define the JSON of the inbox, of feedback and of jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dne_serve.http.schemas import Score
+from model_store.advice.record import Advice, AdvisedImage
+from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Judgement
+from model_store.loop.index import State
+from model_store.records.inbox import LabelKind
+
+MAX_LABEL = 1000
+"""Longer than any class name, so that the error of a long label names its real limit."""
+ItemText = Annotated[str, Field(max_length=100)]
+LabelText = Annotated[str, Field(max_length=MAX_LABEL)]
+
+
+class AdviceLine(BaseModel):
+    """A sentence of the advice, and the images that it concerns."""
+
+    text: str
+    images: list[AdvisedImage]
+
+
+class ToldAdvice(Advice):
+    """The advice, with the lines that people see."""
+
+    lines: list[AdviceLine]
+
+
+class AdviceAnswer(BaseModel):
+    """The advice on a version; null if the trainer has written none, or a class of the version
+    was forgotten."""
+
+    version: int
+    advice: ToldAdvice | None
+
+
+class ExamplePicture(BaseModel):
+    """A picture of at most 96 pixels a side: its media type, and its bytes in base64."""
+
+    type: Literal["image/jpeg", "image/png"]
+    data: str
+
+
+class ExamplesAnswer(BaseModel):
+    """A few kept images of a class, for comparison. `note` says why there are none."""
+
+    version: int
+    label: str
+    pictures: list[ExamplePicture]
+    note: str
+
+
+class JudgementAnswer(BaseModel):
+    """A statement about an item, and who made it. `label` is null unless `kind` is `label`."""
+
+    number: int
+    kind: LabelKind
+    label: str | None
+    actor: str
+    time: str
+
+
+class ItemAnswer(BaseModel):
+    """A picture of the inbox and the answer to it. `label`, `score` and `top` are those of the
+    version that answered. `other_label` is that of a shadow or of the served version, if it
+    differs. `rules` are the reasons for keeping it. `number` is that of the newest label record, 0
+    for none; send it as `after` of the next one."""
+
+    id: str
+    time: str
+    version: int
+    channel: str
+    label: str
+    score: float
+    margin: float
+    top: list[Score]
+    unknown: bool
+    unknown_score: float | None
+    other_version: int | None
+    other_label: str | None
+    rules: list[str]
+    width: int
+    height: int
+    type: str
+    bytes: int
+    sha256: str
+    dhash: str
+    state: State
+    number: int
+    judgement: JudgementAnswer | None
+
+
+class InboxAnswer(BaseModel):
+    """A page of the inbox. `counts` are those of all items by state. `next_cursor` is the `cursor`
+    of the next page, or null. `collecting` tells whether this server keeps pictures."""
+
+    items: list[ItemAnswer]
+    counts: dict[State, int]
+    total: int
+    next_cursor: str | None
+    collecting: bool
+
+
+class GroupAnswer(BaseModel):
+    """Items that look alike, those nearest to the middle of the group first."""
+
+    items: list[ItemAnswer]
+
+
+class GroupsAnswer(BaseModel):
+    """Groups of three items and more, large groups of unknown images first. `others` are the items
+    that look like hardly any other. `by` is `tokens` if the version sees the images of a group as
+    alike, and `labels` if they only have the same nearest class. `counts`, `total` and `collecting`
+    are as in a page of the inbox."""
+
+    groups: list[GroupAnswer]
+    others: list[ItemAnswer]
+    by: Literal["tokens", "labels"]
+    counts: dict[State, int]
+    total: int
+    collecting: bool
+
+
+class ItemHistoryAnswer(ItemAnswer):
+    """An item with all its label records, oldest first."""
+
+    history: list[JudgementAnswer]
+
+
+class LabelledAnswer(JudgementAnswer):
+    """The label record that was written."""
+
+    id: str
+
+
+class DeletedAnswer(BaseModel):
+    id: str
+    deleted: bool
+
+
+class LabelBody(BaseModel):
+    """One of `label`, `wrong` (another class than the answer), `discard` (useless) and `clear`
+    (takes the label back). `after` is the `number` that the client has seen: if somebody else has
+    written since, the answer is 409. Without `after`, the record is written anyway."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    label: LabelText | None = None
+    wrong: bool = False
+    discard: bool = False
+    clear: bool = False
+    after: Annotated[int, Field(ge=0, le=99_999_999)] | None = None
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        said = (self.label is not None, self.wrong, self.discard, self.clear)
+        if sum(said) != 1:
+            raise ValueError("say one of label, wrong, discard and clear")
+        return self
+
+    def judgement(self) -> Judgement:
+        """Raise LabelInvalid for a label that cannot name a class."""
+        if self.label is not None:
+            return Judgement.of_class(self.label)
+        return WRONG if self.wrong else DISCARD if self.discard else CLEAR
+
+
+class FeedbackBody(BaseModel):
+    """The `id` of a prediction, and either its true `label` or that it is `wrong`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: ItemText
+    label: LabelText | None = None
+    wrong: bool = False
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Self:
+        if (self.label is not None) == self.wrong:
+            raise ValueError("say either label or wrong")
+        return self
+
+    def judgement(self) -> Judgement:
+        """Raise LabelInvalid for a label that cannot name a class."""
+        return Judgement.of_class(self.label) if self.label is not None else WRONG
+
+
+JobStateName = Literal[
+    "waiting", "running", "lost", "cancelling", "promoted", "refused", "failed", "cancelled"
+]
+
+
+class ClassCount(BaseModel):
+    label: str
+    images: int
+
+
+class LeftLabel(BaseModel):
+    """A label that cannot be learnt from yet, and the reason."""
+
+    label: str
+    why: str
+
+
+class WaitingAnswer(BaseModel):
+    """Labels that neither the channel's head nor its ancestors have used. `known` classes will be
+    extended, and `new` ones become a task."""
+
+    known: list[ClassCount]
+    new: list[ClassCount]
+    left: list[LeftLabel]
+
+
+class MeasuredAnswer(BaseModel):
+    """An accuracy on `images` held-out images, and the range of its 95 % interval."""
+
+    share: float
+    images: int
+    low: float
+    high: float
+
+
+class JobVersionAnswer(BaseModel):
+    """A version that a job has published. `refused` says why it was not promoted. `old_before` is
+    the parent's accuracy on the classes that it knew, and `old_after` the version's."""
+
+    version: int
+    parent: int | None
+    promoted: bool
+    refused: str | None
+    reasons: list[str]
+    verdict: str
+    new_classes: list[str]
+    extended: list[str]
+    old_before: MeasuredAnswer | None
+    old_after: MeasuredAnswer | None
+    new_after: MeasuredAnswer | None
+    delta_bytes: int
+
+
+class JobAnswer(BaseModel):
+    """A job. `waiting`: no worker has it. `running`: `worker` has it, and `phase`, `share` and
+    `seconds_left` are its progress. `lost`: its worker gives no sign of life, and the next one
+    takes it over. `before` is the version that the channel named before. `said` is the reason of
+    an end that is not a promotion."""
+
+    id: str
+    channel: str
+    reason: str
+    actor: str
+    time: str
+    state: JobStateName
+    worker: str | None
+    software: str | None
+    claims: int
+    phase: str | None
+    share: float | None
+    seconds_left: float | None
+    log: list[str]
+    ended: str | None
+    said: str
+    before: int | None
+    versions: list[JobVersionAnswer]
+
+
+class JobsAnswer(BaseModel):
+    """The newest jobs of the served channel, the labels that wait for the next one, and the version
+    that the channel names (`head`)."""
+
+    jobs: list[JobAnswer]
+    waiting: WaitingAnswer
+    head: int | None
+
+
+class JobBody(BaseModel):
+    """The `reason` is kept with the job."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: Annotated[str, Field(max_length=500)] = ""

@@ -1,0 +1,1 @@
+"""Turn what the server does into metrics, statistics, recent answers, a live view and traces."""

@@ -1,0 +1,264 @@
+"""Define the metrics for Prometheus. Labels are few and fixed: clients cannot add series."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from dne_serve.observe.answer_counts import AnswerCounts
+from dne_serve.observe.events import Answered, Compared
+from dne_serve.observe.recent import Latencies
+from model_store import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastSwap:
+    """The last change of the served version."""
+
+    version: int
+    count: int
+    """Changes since the server started."""
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(slots=True, kw_only=True)
+class Agreement:
+    """Images on which a version beside the served one gives the same label as it, or another."""
+
+    same: int = 0
+    other: int = 0
+    answered: int = 0
+    """Images that the version answered."""
+
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """The metrics of one server, in a registry of its own: two servers in one process share no
+    counts."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series
+        self.registry = CollectorRegistry()
+        new = self.registry
+        ProcessCollector(registry=new)
+        self.build = Info("dne_build", "The software, and what computes the network.", registry=new)
+        self.answers = AnswerCounts()
+        self.latencies = Latencies()
+        self.canary, self.shadow = Agreement(), Agreement()
+        self.last_swap: LastSwap | None = None
+        new.register(self.answers)
+        self.requests = Counter(
+            "dne_requests", "Requests answered.", ("method", "route", "status"), registry=new
+        )
+        self.under_way = Gauge(
+            "dne_requests_under_way", "Requests that wait for their answer.", registry=new
+        )
+        self.seconds = Histogram(
+            "dne_request_seconds",
+            "From request to answer.",
+            ("route",),
+            buckets=SECONDS,
+            registry=new,
+        )
+        self.images = Counter("dne_images", "Images run through the network.", registry=new)
+        self.batch_images = Histogram(
+            "dne_batch_images", "Images in a batch.", buckets=BATCHES, registry=new
+        )
+        self.decode_seconds = Histogram(
+            "dne_decode_seconds", "Decoding of a request's images.", buckets=SECONDS, registry=new
+        )
+        self.wait_seconds = Histogram(
+            "dne_wait_seconds", "From decoded image to its batch.", buckets=SECONDS, registry=new
+        )
+        self.compute_seconds = Histogram(
+            "dne_compute_seconds", "Run of a batch.", buckets=SECONDS, registry=new
+        )
+        self.answered_images = Counter(
+            "dne_answered_images",
+            "Images answered, by the served version, the canary, or one that was asked for.",
+            ("by",),
+            registry=new,
+        )
+        self.shadow_images = Counter(
+            "dne_shadow_images",
+            "Images on which the shadow would have given the same label, or another.",
+            ("label",),
+            registry=new,
+        )
+        self.canary_images = Counter(
+            "dne_canary_images",
+            "Images of the canary on which the served version would have given the same label, or "
+            "another.",
+            ("label",),
+            registry=new,
+        )
+        self.queue_images = Gauge(
+            "dne_queue_images", "Images that wait for the engine.", registry=new
+        )
+        self.queue_limit = Gauge(
+            "dne_queue_limit_images", "Images that may wait; more are answered 503.", registry=new
+        )
+        self.served_version = Gauge(
+            "dne_served_version", "The version that is served; 0 for none.", registry=new
+        )
+        self.residents = Gauge("dne_resident_versions", "Versions in memory.", registry=new)
+        self.model_bytes = Gauge(
+            "dne_model_bytes",
+            "Experts and classifiers in memory; what versions share counts once.",
+            registry=new,
+        )
+        self.following = Gauge(
+            "dne_following", "1 while what the channel names is what is served.", registry=new
+        )
+        self.fallback = Gauge(
+            "dne_fallback",
+            "1 while an earlier version is served because the head could not be loaded.",
+            registry=new,
+        )
+        self.channel_version = Gauge(
+            "dne_channel_version",
+            "The version that the channel named when it was read last; 0 for none.",
+            registry=new,
+        )
+        self.followed = Gauge(
+            "dne_followed_timestamp_seconds",
+            "When the channel was read last and its version was the served one; 0 for never.",
+            registry=new,
+        )
+        self.swaps = Counter("dne_swaps", "Changes of the served version.", registry=new)
+        self.swapped_at = Gauge(
+            "dne_swap_timestamp_seconds",
+            "When the served version changed last; 0 for never.",
+            registry=new,
+        )
+        self.failed_loads = Counter(
+            "dne_failed_loads", "Versions that could not be loaded.", registry=new
+        )
+        self.guard_returns = Counter(
+            "dne_guard_returns", "Promotions that the guard took back.", registry=new
+        )
+        self.webhook = Counter(
+            "dne_webhook",
+            "Events for webhooks: delivered, retried (each try), failed (given up), or dropped.",
+            ("outcome",),
+            registry=new,
+        )
+
+        self.traces = Counter(
+            "dne_traces",
+            "Traces of requests and swaps: sent, failed (refused by the collector), or dropped "
+            "(it was away for too long).",
+            ("outcome",),
+            registry=new,
+        )
+        self.collected = Counter(
+            "dne_collected_images", "Pictures kept in the inbox by this server.", registry=new
+        )
+        self.not_collected = Counter(
+            "dne_collect_dropped_images",
+            "Pictures that a rule would keep and that were not kept: no room in the queue, the cap "
+            "of the hour or of all, a near-duplicate, a bad image, the store.",
+            ("reason",),
+            registry=new,
+        )
+
+    def settled(self, outcome: str) -> None:
+        """Count a picture that was offered to the inbox."""
+        if outcome == "kept":
+            self.collected.inc()
+        elif outcome != "known":
+            self.not_collected.labels(outcome).inc()
+
+    def watch(
+        self,
+        *,
+        queue: Callable[[], int],
+        residents: Callable[[], int],
+        model_bytes: Callable[[], int],
+        following: Callable[[], bool],
+        fallback: Callable[[], bool],
+        channel_version: Callable[[], int],
+    ) -> None:
+        """Set the gauges that are read when Prometheus asks."""
+        self.queue_images.set_function(queue)
+        self.residents.set_function(residents)
+        self.model_bytes.set_function(model_bytes)
+        self.following.set_function(following)
+        self.fallback.set_function(fallback)
+        self.channel_version.set_function(channel_version)
+
+    def built(self, *, backend: str, device: str) -> None:
+        """Name the software and what computes the network."""
+        python = platform.python_version()
+        self.build.info(
+            {"version": __version__, "python": python, "backend": backend, "device": device}
+        )
+
+    def ran(self, images: int) -> None:
+        self.batch_images.observe(images)
+        self.images.inc(images)
+
+    def computed(self, *, waits_ns: Iterable[int], run_ns: int) -> None:
+        """Time a batch, and how long each of its images has waited."""
+        self.compute_seconds.observe(run_ns / 1e9)
+        for wait_ns in waits_ns:
+            self.wait_seconds.observe(wait_ns / 1e9)
+
+    def requested(self, method: str, route: str, *, status: int, seconds: float) -> None:
+        """Count a request. `route` is the template of its path."""
+        self.requests.labels(method, route, str(status)).inc()
+        self.seconds.labels(route).observe(seconds)
+        if route == "/predict" or route.endswith("/infer"):
+            self.latencies.add(seconds, failed=status >= 500)
+
+    def answered(self, event: Answered) -> None:
+        """Time the decoding of a request, and count its images by the version that answered."""
+        if event.decoding is not None:
+            self.decode_seconds.observe(event.decoding.ns / 1e9)
+        if event.error is not None or not event.is_traffic:
+            return
+        self.answered_images.labels(event.by).inc(event.images)
+        if event.by == "canary":
+            self.canary.answered += event.images
+
+    def compared(self, event: Compared) -> None:
+        """Count the images that two versions were asked for."""
+        is_canary = event.by == "canary"
+        agreement = self.canary if is_canary else self.shadow
+        agreement.same += event.same
+        agreement.other += event.other
+        counter = self.canary_images if is_canary else self.shadow_images
+        counter.labels("same").inc(event.same)
+        counter.labels("other").inc(event.other)
+
+    def posted(self, outcome: str) -> None:
+        self.webhook.labels(outcome).inc()
+
+    def traced(self, outcome: str, traces: int) -> None:
+        self.traces.labels(outcome).inc(traces)
+
+    def swapped(self, version: int) -> None:
+        self.swaps.inc()
+        self.swapped_at.set_to_current_time()
+        count = self.last_swap.count if self.last_swap else 0
+        self.last_swap = LastSwap(version=version, count=count + 1)
+        self.served_version.set(version)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)

@@ -1,1 +1,0 @@
-"""Remember the last answers and their times, and compare them with the held-out images."""

@@ -1,1 +1,0 @@
-"""Tell about one version: the page of its report, the facts on it, and a few pictures."""

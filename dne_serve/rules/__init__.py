@@ -1,1 +1,0 @@
-"""Read the rules and addresses that settings are written in."""

@@ -1,1 +1,0 @@
-"""Trace requests and swaps for OpenTelemetry, off the way of the answers. Off by default."""

@@ -1,1 +1,0 @@
-"""Keep pictures that are worth a look, the answers to them, and their labels."""

@@ -1,1 +1,0 @@
-"""Write tasks for Label Studio, and read its label configs and annotations."""

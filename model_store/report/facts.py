@@ -1,0 +1,184 @@
+"""Make the report of a version from its manifest, its ancestry and the answers that count."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from model_store.records.describe import gate_of, verdict
+from model_store.records.manifest import Manifest, Scalar
+from model_store.records.quality import Calibration, Gate
+from model_store.report.ancestry import Ancestry
+from model_store.report.evidence import Evidence, recorded
+from model_store.report.pictures import list_pictures
+from model_store.report.record import (
+    Counts,
+    Measured,
+    ReportBin,
+    ReportCalibration,
+    ReportClass,
+    ReportConfused,
+    ReportTask,
+    Table,
+    VersionReport,
+    count_right,
+)
+from model_store.store.store import Store
+
+MOST_IN_MATRIX = 40
+"""Classes of a matrix that can be read on a page."""
+MOST_CLASSES = 500
+MOST_CONFUSED = 50
+MOST_CELLS = 2_000
+"""Accuracies of tasks over versions: a plot of more cannot be read."""
+
+
+def make_report(
+    store: Store, manifest: Manifest, *, ancestry: Ancestry, evidence: Evidence | None = None
+) -> VersionReport:
+    """Report on a version. Without other evidence the recorded answers count."""
+    answers = evidence or recorded(manifest, ancestry)
+    metrics = manifest.metrics
+    gate = metrics.gate or Gate(passed=True)
+    tasks = tasks_of(manifest, answers.tasks)
+    pictures, pictures_note = list_pictures(store, manifest)
+    return VersionReport(
+        version=manifest.version,
+        parent=manifest.parent,
+        created=manifest.created,
+        software=manifest.software,
+        change=ancestry.ancestors[-1].grown.change,
+        judged=metrics.gate is not None and metrics.images > 0,
+        source=answers.source,
+        images=answers.images,
+        gate=gate_of(manifest),
+        verdict=verdict(manifest),
+        reasons=list(gate.reasons),
+        notes=[*answers.notes, *gate.notes, *ancestry.notes],
+        accuracy=answers.accuracy,
+        classes=_worst(classes_of(manifest, answers)),
+        all_classes=len(manifest.classes),
+        retired=list(manifest.retired),
+        matrix=_matrix(manifest.classes, answers.confusion),
+        confused=confused_in(answers.confusion)[:MOST_CONFUSED],
+        worse=list(gate.worse),
+        flipped=list(gate.flipped),
+        got_worse=gate.got_worse,
+        got_better=gate.got_better,
+        tasks=_drawable(tasks, versions=len(ancestry.ancestors)),
+        forgetting=average_forgetting(tasks),
+        calibration=_calibration(answers.calibration),
+        unknown=manifest.unknown,
+        latency=ancestry.latency,
+        run=metrics.run,
+        training=_training(manifest),
+        growth=[ancestor.grown for ancestor in ancestry.ancestors],
+        pictures=pictures,
+        pictures_note=pictures_note,
+    )
+
+
+def classes_of(manifest: Manifest, answers: Evidence) -> list[ReportClass]:
+    """Measure each class that is answered, in the order they were learnt. Without counts the
+    recorded shares have to do."""
+    answered: Counter[str] = Counter()
+    for row in answers.confusion.values():
+        answered.update(row)
+    return [
+        _class(name, task.name, answers, answered=answered[name])
+        for task in manifest.tasks
+        for name in manifest.without_retired(task.classes)
+    ]
+
+
+def _class(name: str, task: str, answers: Evidence, *, answered: int) -> ReportClass:
+    right = answers.confusion.get(name, {}).get(name, 0)
+    counted = Measured.of_counts(count_right(answers.confusion, [name]))
+    return ReportClass(
+        label=name,
+        task=task,
+        right=counted or Measured.of(answers.shares.get(name), None),
+        precision=Measured.of_counts((right, answered)),
+    )
+
+
+def _worst(classes: list[ReportClass]) -> list[ReportClass]:
+    """Keep the worst classes where there are more than a page can show."""
+    if len(classes) <= MOST_CLASSES:
+        return classes
+    return sorted(classes, key=lambda row: row.right.share if row.right else 2.0)[:MOST_CLASSES]
+
+
+def matrix_of(names: Sequence[str], table: Table) -> list[list[int]]:
+    return [[table.get(name, {}).get(answer, 0) for answer in names] for name in names]
+
+
+def _matrix(names: Sequence[str], table: Table) -> list[list[int]] | None:
+    return matrix_of(names, table) if table and len(names) <= MOST_IN_MATRIX else None
+
+
+def confused_in(table: Table) -> list[ReportConfused]:
+    """List the pairs of classes that were confused, the most frequent first."""
+    pairs = [
+        ReportConfused(label=label, taken_for=answer, images=count)
+        for label, answers in table.items()
+        for answer, count in answers.items()
+        if label != answer
+    ]
+    return sorted(pairs, key=lambda pair: -pair.images)
+
+
+def tasks_of(manifest: Manifest, counts: Sequence[Sequence[Counts | None]]) -> list[ReportTask]:
+    """Measure each task in every version since it was learnt."""
+    rows = []
+    for place, task in enumerate(manifest.tasks):
+        over = [tasks[place] if place < len(tasks) else None for tasks in counts]
+        known = [pair for pair in over if pair is not None]
+        shares = [pair[0] / pair[1] for pair in known]
+        rows.append(
+            ReportTask(
+                name=task.name,
+                classes=len(manifest.without_retired(task.classes)),
+                learnt=Measured.of_counts(known[0]) if known else None,
+                now=Measured.of_counts(over[-1]),
+                accuracy=[pair and pair[0] / pair[1] for pair in over],
+                forgotten=max(shares) - shares[-1] if over[-1] else None,
+            )
+        )
+    return rows
+
+
+def _drawable(tasks: list[ReportTask], *, versions: int) -> list[ReportTask]:
+    if len(tasks) * versions <= MOST_CELLS:
+        return tasks
+    return [task.model_copy(update={"accuracy": None}) for task in tasks]
+
+
+def average_forgetting(tasks: Sequence[ReportTask]) -> float | None:
+    """Average over all tasks but the newest, which had no time to be forgotten."""
+    lost = [task.forgotten for task in tasks[:-1] if task.forgotten is not None]
+    return sum(lost) / len(lost) if lost else None
+
+
+def _calibration(calibration: Calibration) -> ReportCalibration:
+    return ReportCalibration(
+        temperature=calibration.temperature,
+        before=calibration.before,
+        after=calibration.after,
+        images=calibration.images,
+        bins=[
+            ReportBin(
+                low=counted.low,
+                high=counted.high,
+                confidence=counted.confidence,
+                right=Measured.on(counted.images, counted.right / counted.images),
+            )
+            for counted in calibration.bins
+        ],
+    )
+
+
+def _training(manifest: Manifest) -> dict[str, Scalar]:
+    """Return the figures of the run where they are those of this version, not of an older one."""
+    learnt = manifest.metrics.gate is not None and not manifest.extended
+    return dict(manifest.tasks[-1].training) if learnt else {}

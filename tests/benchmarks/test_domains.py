@@ -1,0 +1,70 @@
+"""The benchmark of domains runs the real commands, here on a made-up network and domain."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from safetensors.torch import save_file
+
+from benchmarks.domains import Domain, figures_of, lay_out, learn, measured_of
+from tests.packaging.project import ROOT
+from tests.trainer.vit import made_up
+
+TINY = Domain(name="tiny", tasks=(2, 2), images=12, tested=4)
+
+
+def write_domain(path: Path) -> None:
+    """Five classes of one colour each, with noise."""
+    draw = np.random.default_rng(0)
+    with zipfile.ZipFile(path, "w") as archive:
+        for place in range(5):
+            colour = draw.integers(0, 255, size=3)
+            for part, count in (("train", 12), ("test", 4)):
+                for number in range(count):
+                    noise = draw.normal(0, 60, size=(8, 8, 3))
+                    pixels = np.clip(colour + noise, 0, 255).astype(np.uint8)
+                    content = io.BytesIO()
+                    Image.fromarray(pixels).save(content, format="PNG")
+                    name = f"tiny/{part}/class-{place}/{number}.png"
+                    archive.writestr(name, content.getvalue())
+
+
+def test_the_quick_form_learns_a_domain_with_the_commands(tmp_path: Path) -> None:
+    archive, vit, place = tmp_path / "data.zip", tmp_path / "vit.safetensors", tmp_path / "run"
+    write_domain(archive)
+    save_file(made_up(), vit)
+    laid = lay_out(TINY, archive, place, prefix="tiny/", seed=0)
+    assert [len(list(task.iterdir())) for task in laid.tasks] == [2, 2]
+    assert laid.strange is not None
+    start = ("--pretrained", str(vit), "--attention-heads", "2", "--readout", "wide")
+    run = learn(TINY, laid, place, start=start)
+    assert len(run.by_task) == 2
+    assert 0 <= run.accuracy <= 100
+    assert run.readout == "wide"
+    assert run.auroc is not None
+    assert {figure.name for figure in figures_of([run])} >= {"tasks refused by the gate"}
+    assert measured_of([run])["tiny: accuracy, %"] == run.accuracy
+
+
+def test_its_options_have_help() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.domains", "--help"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    for option in ("--data", "--cifar", "--pretrained", "--json", "--seeds"):
+        assert option in done.stdout
+
+
+def test_the_committed_result_is_one_object() -> None:
+    result = json.loads((ROOT / "benchmarks/results/domains.json").read_text())
+    assert {"machine", "figures", "measured"} <= set(result)

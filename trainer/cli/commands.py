@@ -1,0 +1,172 @@
+"""Run the commands of `dne-train`, and print what they return.
+
+Import torch in functions only: importing it takes seconds, and wrong usage is told before.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from model_store.cli.command import EXIT_NOT_PROMOTED, EXIT_OK, print_json, read_keys
+from model_store.errors import WrongUsage
+from model_store.store.cache import tokens_folder
+from model_store.tables import counted
+from trainer.cli.cluster import sent_to_cluster
+from trainer.cli.requests import (
+    INBOX,
+    checkpoint_folder,
+    learning_request,
+    pretrained_file,
+    read_options,
+    refuse_missing_data,
+)
+from trainer.cli.running import joined_ranks, prepare_torch
+from trainer.cli.sentences import with_options
+from trainer.ranks.place import refuse_ranks
+from trainer.request import AddTask, Deepen, Evaluate, Report, Work
+
+if TYPE_CHECKING:
+    from trainer.ranks.ranks import Ranks
+    from trainer.versions.outcome import Outcome
+
+
+def add_task(options: argparse.Namespace) -> int:
+    if options.from_inbox == hasattr(options, "data"):
+        raise WrongUsage("give either --data DATA or --from-inbox")
+    if options.from_inbox:
+        return _learn_from_inbox(options)
+    if options.on is not None:
+        return _add_task_elsewhere(options)
+    data: Path = options.data
+    request = learning_request(AddTask, options, of=data, pretrained=pretrained_file(options))
+    refuse_missing_data(options)
+    prepare_torch(options)
+    from trainer.add_task import add_task as learn_task
+
+    with joined_ranks(options) as (ranks, progress):
+        return _tell(learn_task(request, progress=progress, ranks=ranks), options, ranks)
+
+
+def _add_task_elsewhere(options: argparse.Namespace) -> int:
+    read_options(AddTask, options, pretrained=pretrained_file(options))  # wrong usage is told here
+    from trainer.cluster.ray_job import run_on_ray
+
+    sent = sent_to_cluster(options, options.arguments)
+    return run_on_ray(sent, address=options.ray_address)
+
+
+def _learn_from_inbox(options: argparse.Namespace) -> int:
+    if options.on is not None or (options.processes or 1) > 1:
+        raise WrongUsage("--from-inbox learns in one process here: leave out --on and --processes")
+    refuse_ranks("add-task --from-inbox")
+    request = learning_request(
+        AddTask, options, of=INBOX, data=INBOX, pretrained=pretrained_file(options)
+    )
+    prepare_torch(options)
+    from trainer.loop.learn import learn_from_inbox
+    from trainer.progress import show_progress
+
+    learnt = learn_from_inbox(request, progress=show_progress())
+    if options.json:
+        print_json(learnt.as_json())
+    else:
+        _tell_outcomes(learnt.outcomes, options)
+    return EXIT_NOT_PROMOTED if learnt.any_refused else EXIT_OK
+
+
+def work(options: argparse.Namespace) -> int:
+    request = read_options(Work, options, keys=read_keys(options))
+    checkpoint = checkpoint_folder(options, of=INBOX)
+    prepare_torch(options)
+    from trainer.loop.worker import run_worker
+
+    done = run_worker(request, checkpoint=checkpoint)
+    if options.json:
+        print_json({"jobs": done})
+    return EXIT_OK
+
+
+def deepen(options: argparse.Namespace) -> int:
+    request = learning_request(Deepen, options, of=Path("deepen"))
+    refuse_missing_data(options)
+    prepare_torch(options)
+    from trainer.deepen import NothingToDeepen
+    from trainer.deepen import deepen as learn_expert
+
+    with joined_ranks(options) as (ranks, progress):
+        try:
+            outcome = learn_expert(request, progress=progress, ranks=ranks)
+        except NothingToDeepen as nothing:
+            if not request.if_needed:
+                raise
+            return _tell_nothing(with_options(str(nothing)), options, ranks)
+        return _tell(outcome, options, ranks)
+
+
+def _tell_nothing(why: str, options: argparse.Namespace, ranks: Ranks) -> int:
+    """Say that nothing had to be learnt, which is not a failure."""
+    if ranks.rank:
+        pass  # the first rank has said it
+    elif options.json:
+        print_json({"version": None, "deepened": [], "nothing": why})
+    else:
+        print(f"nothing to learn: {why}")
+    return EXIT_OK
+
+
+def _tell(outcome: Outcome, options: argparse.Namespace, ranks: Ranks) -> int:
+    if ranks.rank:
+        pass  # the first rank has said it
+    elif options.json:
+        print_json(outcome.as_json())
+    else:
+        _tell_outcomes([outcome], options)
+    return EXIT_NOT_PROMOTED if outcome.any_refused else EXIT_OK
+
+
+def _tell_outcomes(outcomes: Sequence[Outcome], options: argparse.Namespace) -> None:
+    from trainer.report.text import Closing, tell_outcome
+
+    for outcome in outcomes:
+        tell_outcome(outcome)
+    for outcome in outcomes[-1:]:
+        Closing(outcome=outcome, store=options.store, channel=options.channel).tell()
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    refuse_ranks("evaluate")
+    refuse_missing_data(options)
+    prepare_torch(options)
+    from trainer.evaluation.evaluate import evaluate as measure
+    from trainer.progress import show_progress
+    from trainer.report.text import tell_evaluation
+
+    request = read_options(Evaluate, options, tokens=tokens_folder(options.store))
+    measured = measure(request, progress=show_progress())
+    if options.json:
+        print_json(measured)
+        return EXIT_OK
+    tell_evaluation(measured)
+    return EXIT_OK
+
+
+def report(options: argparse.Namespace) -> int:
+    refuse_ranks("report")
+    prepare_torch(options)
+    from model_store.tables import percent
+    from trainer.progress import show_progress
+    from trainer.report.report import write_report
+
+    request = read_options(Report, options)
+    written, paths = write_report(request, progress=show_progress())
+    if options.json:
+        print_json({**written, "paths": [str(path) for path in paths]})
+        return EXIT_OK
+    print(
+        f"version {written['version']}, judged by {counted(written['images'], 'held-out image')}:"
+    )
+    print(f"accuracy {percent(written['accuracy']['all'])}; the report is in {paths[-1]}")
+    return EXIT_OK

@@ -1,0 +1,125 @@
+"""Find the images that belong together: said by the data, or nearly the same picture.
+
+Frames of one film, or pictures of one thing from one place, must stand on one side of a split:
+judged by a twin of what it learnt from, a classifier looks better than it is (ADR 92). Know
+nothing of torch.
+
+N images of a class, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from trainer.data.folders import LabelledImages
+from trainer.data.pictures import in_threads
+
+FINE, COARSE = 16, 8
+"""Sides of the two thumbnails by which images are compared."""
+LEAST_LIKENESS = 0.6
+"""The least mean cosine between the thumbnails of two groups that are joined (ADR 92)."""
+LIKE = "like image "
+"""Begins the name of a group of images that are nearly the same."""
+SAME = 2.0
+"""The largest difference of numbers in the thumbnails of two copies."""
+AT_ONCE = 512
+"""Images of a class that are compared with each other, in the order of their names."""
+
+Doubles = NDArray[np.float64]
+Groups = NDArray[np.int64]
+
+
+def with_groups(images: LabelledImages) -> LabelledImages:
+    """Give images that belong together the name of a group. An image that is like no other stays
+    without one.
+
+    Where the data says groups, these count, and images without one are compared.
+    """
+    groups = list(images.groups)
+    for name in images.classes:
+        rows = np.array([row for row in images.rows_of(name) if not groups[row]], dtype=np.int64)
+        thumbnails = _thumbnails(images, rows)
+        for start in range(0, len(rows), AT_ONCE):
+            part = slice(start, start + AT_ONCE)
+            first_N = near_duplicates([one[part] for one in thumbnails])
+            for row, first in zip(rows[part], first_N, strict=True):
+                if (first_N == first).sum() > 1:
+                    groups[row] = f"{LIKE}{rows[part][first]}"
+    return images.grouped(groups)
+
+
+def numbers_of(images: LabelledImages) -> Groups:
+    """Number the groups of images; an image without a group is one by itself."""
+    first: dict[tuple[int, str], int] = {}
+    return np.array(
+        [
+            first.setdefault((int(label), group), row) if group else row
+            for row, (label, group) in enumerate(zip(images.labels_N, images.groups, strict=True))
+        ],
+        dtype=np.int64,
+    )
+
+
+def near_duplicates(thumbnails: Sequence[Doubles]) -> Groups:
+    """Join images of a class that are far more alike than the class is: [N], the first of each
+    group.
+
+    The mean of the class is taken from its thumbnails: pictures of one sign are alike in the sign.
+    """
+    likeness_NN = np.mean([_cosines(one - one.mean(axis=0)) for one in thumbnails], axis=0)
+    for row, thumbnail in enumerate(thumbnails[-1]):
+        same_N = np.abs(thumbnails[-1] - thumbnail).max(axis=1) <= SAME
+        likeness_NN[row, same_N] = 1.0
+    return _joined(likeness_NN, least=LEAST_LIKENESS)
+
+
+def _joined(likeness_NN: Doubles, *, least: float) -> Groups:
+    """Join the two groups that are most alike on average, while they are `least` alike."""
+    between_NN = likeness_NN.copy()
+    np.fill_diagonal(between_NN, -np.inf)
+    count = len(between_NN)
+    first_N, size_N = np.arange(count), np.ones(count)
+    while count > 1:
+        one, other = divmod(int(between_NN.argmax()), len(between_NN))
+        if between_NN[one, other] < least:
+            break
+        one, other = min(one, other), max(one, other)
+        share = size_N[one] / (size_N[one] + size_N[other])
+        both_N = share * between_NN[one] + (1 - share) * between_NN[other]
+        between_NN[one], between_NN[:, one] = both_N, both_N
+        between_NN[other], between_NN[:, other] = -np.inf, -np.inf
+        between_NN[one, one] = -np.inf
+        size_N[one] += size_N[other]
+        first_N[first_N == other] = one
+        count -= 1
+    return first_N.astype(np.int64)
+
+
+def _thumbnails(images: LabelledImages, rows: NDArray[np.int64]) -> list[Doubles]:
+    """Make two thumbnails of each image: a fine one of even light, and a coarse one as it is."""
+
+    def shrunk(row: int) -> tuple[Doubles, Doubles]:
+        picture = Image.fromarray(images.pictures.pixels_of(int(row)))
+        fine, coarse = (
+            np.asarray(picture.resize((side, side), Image.Resampling.BOX), dtype=np.float64)
+            for side in (FINE, COARSE)
+        )
+        return _even(fine.ravel()), coarse.ravel()
+
+    made = list(in_threads(lambda place: shrunk(rows[place]), len(rows)))
+    return [np.array([pair[part] for pair in made]) for part in (0, 1)]
+
+
+def _even(thumbnail: Doubles) -> Doubles:
+    centred = thumbnail - thumbnail.mean()
+    return np.asarray(centred / max(float(np.linalg.norm(centred)), 1e-9))
+
+
+def _cosines(vectors_NV: Doubles) -> Doubles:
+    length_N1 = np.linalg.norm(vectors_NV, axis=1, keepdims=True)
+    unit_NV = vectors_NV / np.maximum(length_N1, 1e-9)
+    return np.asarray(unit_NV @ unit_NV.T)

@@ -1,1 +1,0 @@
-"""Exchange pictures and labels with a Label Studio server."""
