@@ -33,22 +33,31 @@ def lines_of(paths: list[Path]) -> int:
     return sum(len(path.read_text().splitlines()) for path in paths)
 
 
-def public_names(tree: ast.Module) -> Iterator[str]:
-    """Yield functions, classes, methods, constants and fields whose names have no underscore."""
-    scopes: list[ast.Module | ast.ClassDef] = [tree]
-    scopes += (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
-    for scope in scopes:
-        for node in scope.body:
-            for name in _bound_by(node):
-                if not name.startswith("_"):
-                    yield name
+def public_names(trees: list[ast.Module]) -> Counter[str]:
+    """Count names without a leading underscore: `definitions`, `constants` and `fields`.
+
+    Definitions are functions, classes and methods. Constants are the other names of a module, and
+    fields the other names of a class: of a dataclass, a record or an enumeration.
+    """
+    counts: Counter[str] = Counter()
+    for tree in trees:
+        for scope in ast.walk(tree):
+            if isinstance(scope, ast.Module | ast.ClassDef):
+                bound = "constants" if isinstance(scope, ast.Module) else "fields"
+                counts.update(_kinds_in(scope.body, bound=bound))
+    return counts
 
 
-def _bound_by(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-    elif isinstance(node, ast.Assign):
-        yield from (target.id for target in node.targets if isinstance(target, ast.Name))
+def _kinds_in(body: list[ast.stmt], *, bound: str) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names, kind = [node.name], "definitions"
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names, kind = [target.id for target in targets if isinstance(target, ast.Name)], bound
+        else:
+            continue
+        yield from (kind for name in names if not name.startswith("_"))
 
 
 def classes_used_twice(trees: list[ast.Module]) -> list[str]:
@@ -67,14 +76,14 @@ def words_of_documents() -> int:
 
 def settings_of_the_server() -> int:
     tree = ast.parse((ROOT / "dne_serve/settings.py").read_text())
-    (found,) = (
+    (settings,) = (
         node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"
     )
     return sum(
         isinstance(node, ast.AnnAssign)
         and isinstance(node.target, ast.Name)
         and not node.target.id.startswith("_")
-        for node in found.body
+        for node in settings.body
     )
 
 
@@ -84,15 +93,21 @@ def targets_of_make() -> int:
 
 
 def main() -> None:
-    code = [path for path in tracked(*(f"{one}/*.py" for one in PACKAGES)) if path.exists()]
+    code = [path for path in tracked(*(f"{package}/*.py" for package in PACKAGES)) if path.exists()]
     trees = [ast.parse(path.read_text()) for path in code]
     lines = lines_of(code)
-    names = sum(1 for tree in trees for _ in public_names(tree))
+    names = public_names(trees)
+
+    def per_thousand(count: int) -> float:
+        return round(1000 * count / lines, 1)
+
     twice = classes_used_twice(trees)
     rows = {
         f"lines of {', '.join(PACKAGES)}": lines,
         "modules of the four": len(code),
-        "public names per 1,000 lines": round(1000 * names / lines, 1),
+        "public names per 1,000 lines": per_thousand(names["definitions"] + names["constants"]),
+        "of these: functions, classes and methods": per_thousand(names["definitions"]),
+        "public names with the fields of classes": per_thousand(names.total()),
         "lines of tests": lines_of(tracked("tests/*.py")),
         "words of Markdown without decision records and notebook": words_of_documents(),
         "settings of the server": settings_of_the_server(),
