@@ -11,7 +11,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from dne_serve.access.permission import Permission
+from dne_serve.access.permission import Permission, Token
 from dne_serve.errors import Malformed, NotReady
 from dne_serve.http import versions
 from dne_serve.http.bodies import IMAGES
@@ -31,6 +31,7 @@ from dne_serve.http.schemas import (
 )
 from dne_serve.http.scoped_route import (
     FACTS,
+    TOKEN,
     Parts,
     ScopedRoute,
     actor_of,
@@ -42,7 +43,7 @@ from dne_serve.http.uploads import FIELD, read_uploads
 from dne_serve.inference.answers import MAX_TOP_K, prediction_json, work_of
 from dne_serve.inference.predictor import AT_LEAST_PARAMETER, at_least_of
 from dne_serve.inference.store_threads import ARRIVED
-from dne_serve.observe.live import ActivityAnswer, Stream
+from dne_serve.observe.live import ActivityAnswer, Listener, Stream
 from dne_serve.rollout.channel import Moved
 from dne_serve.server import DRAINS, Serving
 from model_store.records.channel import ChannelRecord
@@ -318,6 +319,8 @@ async def look(request: Request, serving: Parts) -> Response:
         answer = serving.activity().model_dump_json()
         return Response(answer, media_type=JSON, headers=LIVE_HEADERS)
     stream: Stream = request.app.state.live
-    client = actor_of(request)
-    stream.check_room(client)
-    return StreamingResponse(stream.events(client), media_type=EVENTS, headers=LIVE_HEADERS)
+    token: Token | None = request.scope.get(TOKEN)
+    client = token.name if token and token.name else actor_of(request)
+    listener = Listener(client=client, has_token=token is not None)
+    stream.check_room(listener)
+    return StreamingResponse(stream.events(listener), media_type=EVENTS, headers=LIVE_HEADERS)

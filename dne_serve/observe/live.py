@@ -3,8 +3,9 @@
 One task sums up the server for all listeners, and only while there is one. A listener gets the
 members that have changed since its last event. A slow listener misses events.
 
-Clients share the places fairly: if all places are taken, a client takes one from the client that
-has most of them.
+When all places are taken, the oldest listener without a token gives way to a new one, first at the
+address that has the most places. A listener with a token gives way only to another token, and only
+if its own token has at least two places more.
 """
 
 from __future__ import annotations
@@ -162,10 +163,11 @@ def _beside(version: int | None, agreed: Agreement) -> Beside | None:
     return Beside(version=version, same=agreed.same, other=agreed.other, answered=agreed.answered)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Listener:
     client: str
     """The name of a token, or an address."""
+    has_token: bool
     is_over: bool = False
 
 
@@ -192,39 +194,40 @@ class Stream:
     def listeners(self) -> int:
         return len(self._listeners)
 
-    def check_room(self, client: str) -> None:
-        """Raise TooManyListeners if this client cannot have a place."""
-        self._to_remove_for(client)
+    def check_room(self, new: Listener) -> None:
+        """Raise TooManyListeners if this listener cannot have a place."""
+        self._to_remove_for(new)
 
-    def _to_remove_for(self, client: str) -> Listener | None:
-        """Find the listener that must go: the oldest one of the client that has most listeners."""
+    def _to_remove_for(self, new: Listener) -> Listener | None:
+        """Find the listener that gives way: the oldest one of the client with the most places."""
         if len(self._listeners) < self._most:
             return None
         counts = Counter(listener.client for listener in self._listeners)
-        greediest, most = counts.most_common(1)[0]
-        if counts[client] + 1 >= most:
+        anonymous = [listener for listener in self._listeners if not listener.has_token]
+        oldest = max(anonymous or self._listeners, key=lambda listener: counts[listener.client])
+        is_fair = new.has_token and counts[oldest.client] > counts[new.client] + 1
+        if not anonymous and not is_fair:
             raise TooManyListeners(
-                f"{self._most} live views are open, and there may be no more; close one"
+                f"{self._most} live views with tokens are open, and there may be no more; close one"
             )
-        return next(other for other in self._listeners if other.client == greediest)
+        return oldest
 
-    def _join(self, client: str) -> Listener:
-        other = self._to_remove_for(client)
-        if other is not None:
-            self._leave(other)
-        self._listeners.append(Listener(client))
-        return self._listeners[-1]
+    def _join(self, new: Listener) -> None:
+        oldest = self._to_remove_for(new)
+        if oldest is not None:
+            self._leave(oldest)
+        self._listeners.append(new)
 
     def _leave(self, listener: Listener) -> None:
         listener.is_over = True
         if listener in self._listeners:
             self._listeners.remove(listener)
 
-    async def events(self, client: str) -> AsyncIterator[bytes]:
-        """Yield events, the first one whole, until the place goes to another client or the server
+    async def events(self, listener: Listener) -> AsyncIterator[bytes]:
+        """Yield events, the first one whole, until the place goes to another listener or the server
         is about to stop."""
         try:
-            listener = self._join(client)
+            self._join(listener)
         except TooManyListeners:
             return  # another client took the last place meanwhile
         try:

@@ -27,6 +27,8 @@ from model_store.received import (
 CONNECT_S = 5.0
 ANSWER_S = 120.0
 """Time for one request and its whole response. Label Studio imports before it responds."""
+WHOLE_S = 3600.0
+"""Time for one push or pull, over all its requests and pages."""
 MAX_ANSWER_BYTES = 64 << 20
 MAX_MEMORY = 1 << 29
 """Bytes of memory for one response. A page of tasks has every point of every outline."""
@@ -90,7 +92,7 @@ class LabelStudio:
         self.url = account.url
         self._token = account.token
         self._sleep = sleep
-        self.answer_s = ANSWER_S
+        self._ends = time.monotonic() + WHOLE_S
         self._access: str | None = None
         self._http = httpx.Client(
             base_url=account.url,
@@ -122,6 +124,16 @@ class LabelStudio:
 
     def upload(self, path: str, files: Mapping[str, tuple[str, bytes, str]], **query: str) -> Json:
         return self._ask("POST", path, params=query, files=files)
+
+    def left_s(self) -> float:
+        """Return the time that is left for all requests. Raise LabelStudioFailed if none is."""
+        left_s = self._ends - time.monotonic()
+        if left_s <= 0:
+            raise LabelStudioFailed(
+                f"Label Studio at {self.url} took more than {WHOLE_S:g} s over all requests: what "
+                "was written stays, and running the command again goes on"
+            )
+        return left_s
 
     def _ask(self, method: str, path: str, **how: Any) -> Json:
         """Send a request, and repeat it with a new access token if the old one has expired."""
@@ -172,7 +184,7 @@ class LabelStudio:
         raise self._away(failure) from failure
 
     def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
-        deadline = Deadline(self.answer_s)
+        deadline = Deadline(min(ANSWER_S, self.left_s()))
         waits = {"connect": CONNECT_S, "read": deadline, "write": deadline, "pool": CONNECT_S}
         try:
             with self._http.stream(method, path, **how, extensions={"timeout": waits}) as answer:
@@ -185,6 +197,7 @@ class LabelStudio:
             raise LabelStudioFailed(f"Label Studio at {self.url}: {LEADS_NOWHERE}") from error
 
     def _away(self, error: Exception) -> LabelStudioFailed:
+        self.left_s()  # names the deadline of the whole if this one has passed
         why = str(error) or type(error).__name__
         return LabelStudioFailed(f"Label Studio at {self.url} does not answer: {why}")
 

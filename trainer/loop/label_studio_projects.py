@@ -107,7 +107,10 @@ def tasks_of(server: LabelStudio, project: Project, *, fields: str) -> Iterator[
         tasks = answer.get("tasks") if isinstance(answer, dict) else None
         if not isinstance(tasks, list):
             raise LabelStudioFailed(f"{server.url} lists tasks in a form that is not understood")
-        yield from (task for task in tasks if isinstance(task, dict))
+        for task in tasks:
+            server.left_s()  # writing labels takes time too
+            if isinstance(task, dict):
+                yield task
         seen += len(tasks)
         total = answer.get("total") or 0
         if not isinstance(total, int):

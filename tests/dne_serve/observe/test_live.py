@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,7 +18,8 @@ import pytest
 from dne_serve.access.permission import new_token
 from dne_serve.app import create_app
 from dne_serve.engines.torch_engine import TorchEngine
-from dne_serve.observe.live import MOST_LISTENERS, SAME, event
+from dne_serve.errors import TooManyListeners
+from dne_serve.observe.live import MOST_LISTENERS, SAME, Listener, Stream, event
 from dne_serve.observe.recent import KEPT, Latencies
 from dne_serve.settings import Settings
 from dne_serve.wire.server import DrainingServer, server_config
@@ -136,42 +138,88 @@ def test_names_that_look_like_events_stay_inside_one(store: Store) -> None:
     assert labels <= {"<b>", hostile, "x" * 59 + "…"}
 
 
-def test_more_listeners_than_allowed_are_refused_and_a_place_is_given_back(live: Live) -> None:
-    with httpx.Client(base_url=live.url, timeout=30) as http:
-        with ExitStack() as stack:
-            # Held, because httpx closes an answer whose lines nobody holds.
-            held = [stack.enter_context(listening(http)) for _ in range(MOST_LISTENERS)]
-            assert all(told(lines)["version"] == 2 for lines in held)
-            answer = http.get("/live", headers=EVENTS)
-            assert_problem(answer, 503, says="live views are open")
-            assert answer.headers["retry-after"]
-            assert http.get("/live").status_code == 200  # a look is no listener
-            assert live.predict(png()).status_code == 200
-
-        def is_free() -> bool:
-            with http.stream("GET", "/live", headers=EVENTS) as again:
-                return again.status_code == 200
-
-        wait_for(is_free)
-
-
 @pytest.mark.long
-def test_one_client_with_all_places_locks_no_other_out(live: Live) -> None:
+def test_listeners_without_a_token_give_way_to_new_ones(live: Live) -> None:
+    """Sixteen of one address shut out neither others of the address nor another address."""
     other = httpx.HTTPTransport(local_address="127.0.0.2")
     with (
         httpx.Client(base_url=live.url, timeout=30) as greedy,
         httpx.Client(base_url=live.url, timeout=30, transport=other) as modest,
         ExitStack() as stack,
     ):
+        # Held, because httpx closes an answer whose lines nobody holds.
         held = [stack.enter_context(listening(greedy)) for _ in range(MOST_LISTENERS)]
         assert all(told(lines)["version"] == 2 for lines in held)
-        lines = stack.enter_context(listening(modest))
-        assert told(lines)["version"] == 2
-        assert list(held[0])[-1:] in ([], [":"])  # the oldest one ends
-        assert_problem(greedy.get("/live", headers=EVENTS), 503, says="live views are open")
+        for http in (modest, greedy):
+            lines = stack.enter_context(listening(http))
+            assert told(lines)["version"] == 2
+        for gone in held[:2]:
+            assert list(gone)[-1:] in ([], [":"])
+        assert next(held[2])
+        assert greedy.get("/live").status_code == 200  # a look is not a listener
+        assert live.predict(png()).status_code == 200
 
 
-def test_the_route_needs_the_scope_read(store: Store, digits: Manifest, tmp_path: Any) -> None:
+def listeners(client: str, count: int, *, has_token: bool) -> list[Listener]:
+    return [Listener(client=client, has_token=has_token) for _ in range(count)]
+
+
+async def join(stream: Stream, *new: Listener) -> list[AsyncIterator[bytes]]:
+    """Start streams. The caller holds them, because a stream that nobody holds ends."""
+    streams = [stream.events(listener) for listener in new]
+    for events in streams:
+        await anext(events)
+    return streams
+
+
+@pytest.mark.parametrize("addresses", [1, MOST_LISTENERS])
+def test_the_oldest_listener_without_a_token_gives_way(addresses: int) -> None:
+    """From one address or from as many as there are places; a newcomer always gets a place."""
+
+    async def run() -> None:
+        stream = Stream(dict, ends=lambda: False)
+        held = [
+            Listener(client=f"http:10.0.0.{place % addresses}", has_token=False)
+            for place in range(MOST_LISTENERS)
+        ]
+        streams = await join(stream, *held)
+        for turn, client in enumerate(("http:10.0.1.1", "someone")):
+            new = Listener(client=client, has_token=client == "someone")
+            stream.check_room(new)
+            streams += await join(stream, new)
+            assert not new.is_over
+            assert [listener.is_over for listener in held] == [
+                place <= turn for place in range(MOST_LISTENERS)
+            ]
+
+    asyncio.run(run())
+
+
+def test_a_listener_with_a_token_gives_way_only_to_another_token() -> None:
+    async def run() -> None:
+        stream = Stream(dict, ends=lambda: False)
+        held = listeners("one", MOST_LISTENERS, has_token=True)
+        streams = await join(stream, *held)
+        [stranger, own] = (
+            *listeners("http:10.0.0.1", 1, has_token=False),
+            *listeners("one", 1, has_token=True),
+        )
+        for refused in (stranger, own):
+            with pytest.raises(TooManyListeners, match="with tokens are open"):
+                stream.check_room(refused)
+        for other in listeners("two", MOST_LISTENERS // 2, has_token=True):
+            stream.check_room(other)
+            streams += await join(stream, other)
+        with pytest.raises(TooManyListeners):  # both have the same share
+            stream.check_room(listeners("two", 1, has_token=True)[0])
+        assert [listener.is_over for listener in held] == [True] * 8 + [False] * 8
+
+    asyncio.run(run())
+
+
+def test_the_route_needs_the_scope_read_and_gives_places_back(
+    store: Store, digits: Manifest, tmp_path: Any
+) -> None:
     made = {scope: new_token(f"someone={scope}") for scope in ("read", "predict")}
     tokens = tmp_path / "tokens"
     tokens.write_text("".join(f"{one.line}\n" for one in made.values()))
@@ -181,8 +229,21 @@ def test_the_route_needs_the_scope_read(store: Store, digits: Manifest, tmp_path
         assert_problem(live.http.get("/live", headers=EVENTS), 401)
         wrong = {"Authorization": f"Bearer {made['predict'].secret}"}
         assert_problem(live.http.get("/live", headers={**EVENTS, **wrong}), 403)
-        with listening(live.http, Authorization=f"Bearer {made['read'].secret}") as lines:
-            assert told(lines)["version"] == 2
+        right = {"Authorization": f"Bearer {made['read'].secret}"}
+        with ExitStack() as stack:
+            held = [
+                stack.enter_context(listening(live.http, **right)) for _ in range(MOST_LISTENERS)
+            ]
+            assert all(told(lines)["version"] == 2 for lines in held)
+            answer = live.http.get("/live", headers={**EVENTS, **right})
+            assert_problem(answer, 503, says="live views with tokens are open")
+            assert answer.headers["retry-after"]
+
+        def is_free() -> bool:
+            with live.http.stream("GET", "/live", headers={**EVENTS, **right}) as again:
+                return again.status_code == 200
+
+        wait_for(is_free)
 
 
 @pytest.mark.parametrize("drain_s", [0, 2])

@@ -16,12 +16,14 @@ from tests.hostile_server import answers, dumped, hostile, nasty_values
 from tests.trainer.loop.fake_label_studio import FakeLabelStudio
 from trainer.cli import main
 from trainer.loop import label_studio_client as client
+from trainer.loop import label_studio_pull as pulling
 from trainer.loop.label_studio_client import Account, LabelStudio, LabelStudioFailed
 from trainer.loop.label_studio_projects import ProjectChoice
 from trainer.loop.label_studio_pull import pull
 from trainer.loop.label_studio_push import push
 
 TOKEN = "0123456789abcdef"
+BY_TITLE = ProjectChoice(project=None, title="Photos")
 
 
 @pytest.mark.parametrize("name", answers(1 << 10))
@@ -39,6 +41,36 @@ def test_an_answer_without_end_is_told_in_a_sentence(
             studio.get("/api/projects/")
         assert time.monotonic() - began < 20
         assert str(found.value).isprintable()
+
+
+@pytest.mark.parametrize("tasks", [1, 2000], ids=["slow pages", "slow writes"])
+def test_a_pull_whose_pages_never_end_stops_at_the_deadline(
+    fake: FakeLabelStudio, store: Store, monkeypatch: pytest.MonkeyPatch, tasks: int
+) -> None:
+    """Each page is quick and the server says that there are millions of tasks."""
+    pages = 0
+
+    def page(request: httpx.Request) -> httpx.Response | None:
+        nonlocal pages
+        if request.url.path != "/api/tasks/":
+            return None
+        pages += 1
+        time.sleep(0.02)
+        return httpx.Response(200, json={"tasks": [{"id": 1}] * tasks, "total": 10**9})
+
+    with fake.open() as server:
+        push(server, BY_TITLE, store=store, channel="production", limit=5)
+    if tasks > 1:  # a page holds more than there is time for
+        monkeypatch.setattr(pulling, "item_of", lambda *given, **named: time.sleep(0.005))
+    monkeypatch.setattr(client, "WHOLE_S", 0.5)
+    fake.fails, began = page, time.monotonic()
+    with (
+        fake.open() as server,
+        pytest.raises(LabelStudioFailed, match=r"more than 0\.5 s over all"),
+    ):
+        pull(server, BY_TITLE, store=store)
+    assert time.monotonic() - began < 3
+    assert pages > 1 or tasks > 1
 
 
 def replacing(path: str, body: bytes) -> Callable[[httpx.Request], httpx.Response | None]:
@@ -81,9 +113,8 @@ def test_every_part_of_an_answer_may_be_anything(
                 pull(server, chosen, store=store)
 
     with fake.open() as server:
-        by_title = ProjectChoice(project=None, title="Photos")
-        push(server, by_title, store=store, channel="production", limit=5)
-    chosen = by_title if path == "/api/projects/" else ProjectChoice(project=1, title="Photos")
+        push(server, BY_TITLE, store=store, channel="production", limit=5)
+    chosen = BY_TITLE if path == "/api/projects/" else ProjectChoice(project=1, title="Photos")
     for value in nasty_values():
         for found in PLACES[path](value):
             fake.fails = replacing(path, dumped(found))
