@@ -14,7 +14,6 @@ from pathlib import Path
 from model_store.errors import WrongUsage
 from model_store.names import notes_on_look_alikes
 from model_store.records.hierarchy import Hierarchy
-from trainer.adapt import refuse_younger_experts
 from trainer.base import Base, base_of
 from trainer.data.checks import (
     refuse_known_classes,
@@ -26,7 +25,7 @@ from trainer.data.folders import Listing, note_ignored
 from trainer.data.hierarchy import FOLDERS, merged, read_parents
 from trainer.data.sources.forms import list_data
 from trainer.data.task_data import read_task_data
-from trainer.grow import grow_after, taken_up
+from trainer.grow import grow_after, refuse_younger_experts, taken_up
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask

@@ -1,22 +1,157 @@
-"""Grow the network after a quick version, as far as was asked for or as far as it earns."""
+"""Grow the network for tasks that are there: adapt the first expert, or learn another one.
+
+After a quick version that is done by itself, as far as it is asked for or earns its cost."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from model_store.errors import DataRejected, WrongUsage
 from model_store.records.manifest import Manifest
 from model_store.tables import counted
-from trainer.adapt import adapt_with, can_adapt
 from trainer.base import Base, base_of
 from trainer.data.folders import Listing
-from trainer.data.task_data import TaskData, read_again
-from trainer.deepen import deepen_with
+from trainer.data.sources.forms import list_judge
+from trainer.data.task_data import TaskData, read_again, recall_task_data
 from trainer.growth.worth import FEWEST_IMAGES, Worth, worth_growing
 from trainer.learning.adapting import adapting_passes
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
-from trainer.request import AddTask, Growth
+from trainer.request import AddTask, Deepen, Growth, Kind, Learning, heads_for
+from trainer.start.make_student import make_adapting, make_deepening
+from trainer.versions.one_version import announced
 from trainer.versions.outcome import Outcome
+
+
+def adapt_with(
+    base: Base,
+    *,
+    data: TaskData,
+    request: Learning,
+    progress: Progress,
+    ranks: Ranks = ALONE,
+) -> Outcome:
+    """Adapt the first expert to all images at hand, which are labelled among the base's classes."""
+    assert base.parent is not None
+    refuse_younger_experts(base.parent)
+
+    with announced(base, request=request, progress=progress, ranks=ranks) as run:
+        return run.learn(make_adapting(base, request=request), data)
+
+
+def can_adapt(manifest: Manifest) -> bool:
+    """Tell whether the first expert may change: no younger expert reads it, and it came from a file
+    as it is."""
+    return (
+        manifest.spec.is_pretrained
+        and len(manifest.experts) == 1
+        and not manifest.tasks[0].training.get("unfrozen_blocks")
+    )
+
+
+def refuse_younger_experts(parent: Manifest) -> None:
+    if len(parent.experts) > 1:
+        raise WrongUsage(
+            f"version {parent.version} has an expert that reads the first one, so the first one "
+            "cannot change any more; `dne-train deepen --kind dense` adds another expert"
+        )
+
+
+class NothingToDeepen(WrongUsage):
+    """Nothing is to be learnt, or it was learnt before and was not promoted."""
+
+
+def deepen(request: Deepen, *, progress: Progress, ranks: Ranks = ALONE) -> Outcome:
+    """Grow the network for tasks that are there, from the exemplars of their classes.
+
+    The version is promoted if what was grown earns its cost.
+    """
+    base = base_of(request)
+    if base.parent is None:
+        # A store that is not there may be a volume that is not mounted: never a quiet end.
+        error = NothingToDeepen if base.store else WrongUsage
+        raise error(f"there is no version in {request.store} to deepen")
+    adapts = _kind(request, base.parent) == "adapter"
+    if request.if_needed:
+        _refuse_to_repeat(base, adapts=adapts)
+    data = recall_task_data(
+        base,
+        names=() if adapts else _classes_to_deepen(base.parent),
+        judge=list_judge(request),
+        request=request,
+        progress=progress,
+    )
+    if not adapts:
+        return deepen_with(base, data=data, request=request, progress=progress, ranks=ranks)
+    _refuse_nothing_to_tell_apart(data)
+    return adapt_with(base, data=data, request=request, progress=progress, ranks=ranks)
+
+
+def _kind(request: Deepen, parent: Manifest) -> Kind:
+    if request.kind is not None:
+        return request.kind
+    return "adapter" if can_adapt(parent) and request.heads is None else "dense"
+
+
+def _refuse_nothing_to_tell_apart(data: TaskData) -> None:
+    images = data.for_training
+    if sum(bool(len(images.rows_of(name))) for name in images.classes) < 2:
+        raise DataRejected(
+            "the store keeps images of fewer than two classes, so there is nothing to tell apart "
+            "by an adapted expert; `add-task --grow adapt` adapts it to the images of a new task"
+        )
+
+
+def deepen_with(
+    base: Base,
+    *,
+    data: TaskData,
+    request: AddTask | Deepen,
+    progress: Progress,
+    ranks: Ranks = ALONE,
+) -> Outcome:
+    """Learn the expert from these images, which are labelled among the classes of the base."""
+    assert base.parent is not None
+    names = _classes_to_deepen(base.parent)
+    images = sum(len(data.for_training.rows_of(name)) for name in names)
+    asked = request.heads if isinstance(request, Deepen) else request.shape.heads
+
+    heads = heads_for(images) if asked is None else asked
+    with announced(base, request=request, progress=progress, ranks=ranks) as run:
+        student = make_deepening(base, heads=heads, request=request)
+        return run.learn(student, replace(data, new_images=images))
+
+
+def _refuse_to_repeat(base: Base, *, adapts: bool) -> None:
+    """Raise NothingToDeepen if the parent needs nothing, or if a version has this already. The
+    parent is what the channel names, so that version was not promoted, and each further run would
+    publish another one."""
+    assert base.parent is not None
+    assert base.store is not None
+    if adapts and "adapted_images" in base.parent.tasks[-1].training:
+        raise NothingToDeepen(f"no task was added since version {base.parent.version} was adapted")
+    for number in base.store.versions():
+        if number <= base.parent.version:
+            continue
+        found = base.store.manifest(number)
+        grown = found.adapted if adapts else bool(found.deepened)
+        if grown and found.parent_digest == base.parent.digest:
+            what = "was adapted to" if adapts else "has an expert for"
+            raise NothingToDeepen(
+                f"version {number} {what} these tasks and was not promoted; "
+                f"`dne-store show {number}` says why, and deepen without `if_needed` learns another"
+            )
+
+
+def _classes_to_deepen(parent: Manifest) -> tuple[str, ...]:
+    names = tuple(name for task in parent.spec.tasks_without_expert for name in task.classes)
+    if not names:
+        raise NothingToDeepen(
+            f"version {parent.version} has no task without an expert; `dne-train add-task --quick` "
+            "adds one after a pre-trained start"
+        )
+    return names
+
 
 FORWARD_AND_BACKWARD = 2.0
 """The time of a pass that learns, for each millisecond of an image alone: batches are faster."""

@@ -7,15 +7,106 @@ writes its option there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import platform
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from model_store.errors import WrongUsage
+from model_store.host.machine import usable_cores
 from model_store.records.manifest import Manifest
+from model_store.records.quality import TrainingRun
 from model_store.records.signing import NO_KEYS, Keys
-from trainer.presets import NetworkShape
+from model_store.spec import MAX_PLACES, MAX_TASKS, NetworkSpec
+
+HEADS_FROM_IMAGES = ((10_000, 4), (4_000, 2), (0, 1))
+"""A later expert's heads, from this many images of its task on; see ADR 26."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    image_size: int
+    patch_size: int
+    depth: int
+    heads: int
+
+
+PRESETS = {
+    "tiny": Preset(image_size=16, patch_size=4, depth=2, heads=4),
+    "small": Preset(image_size=64, patch_size=8, depth=5, heads=6),
+    "paper": Preset(image_size=32, patch_size=4, depth=5, heads=12),
+}
+DEFAULT_PRESET = "small"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShape:
+    """The sizes that are asked of the network. None: not asked."""
+
+    preset: str | None = None
+    image_size: int | None = None
+    """Pixels of an image's side."""
+    patch_size: int | None = None
+    """Pixels of a patch's side."""
+    depth: int | None = None
+    head_width: int | None = None
+    """Channels of an attention head."""
+    heads: int | None = None
+    """Attention heads of the new expert. A later task's are chosen by the number of its images."""
+
+    def __post_init__(self) -> None:
+        if self.preset is not None and self.preset not in PRESETS:
+            raise WrongUsage(f"preset {self.preset!r} is not one of {', '.join(PRESETS)}")
+
+    def first_network(self) -> NetworkSpec:
+        """Describe the network before its first task: a preset's sizes, and those given instead."""
+        sizes = {**_sizes(self.preset or DEFAULT_PRESET), **self._given()}
+        plain = NetworkSpec(**sizes)  # type: ignore[arg-type]
+        if MAX_TASKS * plain.depth * plain.patches**2 > MAX_PLACES:
+            return plain  # gated, it could not grow to all its tasks, with one head in each
+        return replace(plain, attention="gated", qkv_bias=False)
+
+    def check_agrees(self, lineage: NetworkSpec) -> None:
+        """Refuse sizes that differ from the fixed ones; a later task may only repeat them."""
+        preset = {} if self.preset is None else _sizes(self.preset)
+        for name, asked in {**preset, **self._given()}.items():
+            fixed = getattr(lineage, name)
+            if asked != fixed:
+                setting = f"`{name}={asked}`"
+                if name not in self._given():
+                    setting = f"`preset={self.preset}` ({setting})"
+                raise WrongUsage(
+                    f"{setting} does not fit: the first task has fixed {name} {fixed} for this "
+                    "model"
+                )
+
+    def heads_of_first(self) -> int:
+        preset = PRESETS[self.preset or DEFAULT_PRESET]
+        return preset.heads if self.heads is None else self.heads
+
+    def heads_of_later(self, *, images: int) -> int:
+        """Choose the heads for a task of this many images, unless a number was asked for."""
+        return heads_for(images) if self.heads is None else self.heads
+
+    def _given(self) -> dict[str, int]:
+        asked = asdict(self)
+        del asked["preset"], asked["heads"]
+        return {name: value for name, value in asked.items() if value is not None}
+
+
+def heads_for(images: int) -> int:
+    return next(heads for least, heads in HEADS_FROM_IMAGES if images >= least)
+
+
+def _sizes(preset: str) -> dict[str, int]:
+    sizes = asdict(PRESETS[preset])
+    del sizes["heads"]
+    return sizes
+
 
 Growth = Literal["auto", "quick", "adapt", "expert"]
 """How far a task may grow the network after its classes were added."""
@@ -257,3 +348,58 @@ def _refuse_not_above_0(asked: Effort | GateLimits, *names: str) -> None:
         value = getattr(asked, name)
         if value is not None and not 0 < value < math.inf:
             raise WrongUsage(f"`{name}` must be more than 0, not {value}")
+
+
+MAX_TEXT = 2000
+"""Characters that a record takes."""
+NOT_TOLD = ("--store", "--checkpoint", "--sign", "--trust", "--reason", "--ray-address")
+"""Options that say where things are kept, or that a channel record has."""
+
+
+def command_of(arguments: Sequence[str]) -> str:
+    """Write a command line for the record: of folders, files and addresses the last name only."""
+    told = " ".join(shlex.quote(part) for part in _told(arguments))
+    return f"dne-train {told}"[:MAX_TEXT]
+
+
+def _told(arguments: Sequence[str]) -> Iterator[str]:
+    left = iter(arguments)
+    for part in left:
+        name, equals, value = part.partition("=")
+        if not part.startswith("--"):
+            yield _last_name(part)
+        elif any(one.startswith(name) for one in NOT_TOLD):  # argparse takes a beginning too
+            if not equals:
+                next(left, None)
+        else:
+            yield f"{name}={_last_name(value)}" if equals else part
+
+
+def _last_name(value: str) -> str:
+    """Shorten a path or an address, of which a query may hold a key."""
+    if "/" not in value and "\\" not in value:
+        return value
+    bare = value.partition("?")[0] if "://" in value else value
+    return re.split(r"[/\\]", bare.rstrip("/\\"))[-1] or "."
+
+
+def training_run(
+    request: Learning, *, seconds: float, device: str, latency_ms: float | None
+) -> TrainingRun:
+    return TrainingRun(
+        command=request.command,
+        seed=request.seed,
+        seconds=round(seconds, 3),
+        machine=_machine(device),
+        latency_ms=latency_ms,
+    )
+
+
+def _machine(device: str) -> str:
+    """Name the processor, never the host or its user."""
+    processor = platform.machine() or "unknown processor"
+    with suppress(OSError):  # only Linux has the file
+        found = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        processor = found[1].strip() if found else processor
+    cores = usable_cores()
+    return f"{processor}, {cores} core{'' if cores == 1 else 's'}, {device}"[:MAX_TEXT]

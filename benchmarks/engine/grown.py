@@ -14,7 +14,7 @@ from model_store.records.manifest import Draft, Manifest, Preprocessing, geometr
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store.shard import shard_ref
 from model_store.store.store import Store
-from trainer.presets import PRESETS
+from trainer.request import PRESETS
 
 CLASSES_A_TASK = 10
 

@@ -23,8 +23,8 @@ from model_store.records.manifest import Manifest
 from model_store.store.cache import tokens_folder
 from model_store.store.store import Store
 from trainer.data.folders import LabelledImages
+from trainer.embeddings.cache import TokenCache
 from trainer.progress import show_progress
-from trainer.tokens.cache import TokenCache
 
 TRAIN = (sys.executable, "-c", "import sys; from trainer.cli import main; sys.exit(main())")
 FIRST_CLASSES, FIRST_IMAGES = 2, 10

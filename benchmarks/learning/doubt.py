@@ -22,15 +22,16 @@ from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from model_store.inference.doubt import Doubt
-from trainer.evaluation.doubt import (
+from trainer.evaluation.unknown import (
     Doubles,
     Labels,
+    auroc,
     discriminant_weight,
     fit_doubt,
     fit_gaussians,
+    fit_threshold,
     leave_out,
 )
-from trainer.evaluation.unknown import auroc, fit_threshold
 from trainer.fitting.logistic import solve
 from trainer.fitting.problem import Problem
 from trainer.learning.losses import cross_entropy

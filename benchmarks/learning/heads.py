@@ -26,16 +26,14 @@ from model_store.codec import load_network
 from model_store.inference.forward import Lineage
 from model_store.store.store import Store
 from trainer.data.folders import list_classes, read_images
-from trainer.evaluation.calibrate import fit_temperature, negative_log_likelihood
-from trainer.evaluation.judged import Judged
+from trainer.embeddings.cache import in_batches
+from trainer.embeddings.statistics import accumulate, gather
+from trainer.evaluation.judged import Judged, fit_temperature, negative_log_likelihood
 from trainer.fitting.choice import choose
 from trainer.fitting.logistic import solve
 from trainer.fitting.problem import Problem, variance_of
 from trainer.learning.losses import cross_entropy
 from trainer.progress import show_progress
-from trainer.tokens.gathered import gather
-from trainer.tokens.passes import in_batches
-from trainer.tokens.statistics import accumulate
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

@@ -13,7 +13,7 @@ from model_store.network.network import Network
 from model_store.spec import ExpertSpec, TaskSpec
 from trainer.learning.fit import AdamW, parameter_groups
 from trainer.learning.losses import Objective, Teacher, cross_entropy
-from trainer.presets import NetworkShape
+from trainer.request import NetworkShape
 
 STEP_BATCH = 32
 

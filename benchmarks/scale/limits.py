@@ -43,7 +43,7 @@ from model_store.spec import MAX_TASKS, ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store.shard import shard_ref
 from model_store.store.store import Store
 from tests.abuse.victim import Victim, serving
-from trainer.presets import PRESETS
+from trainer.request import PRESETS
 
 ROUNDS = 20
 PATHS = ("/classes", "/versions", "/versions/1")

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from model_store.errors import WrongUsage
 from model_store.network.network import Network
+from trainer.embeddings.statistics import ClassStatistics, accumulate, stand_ins
 from trainer.learning.classifier import Given, fit_classifier
 from trainer.learning.losses import Classification
-from trainer.tokens.statistics import ClassStatistics, accumulate, stand_ins
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]

@@ -9,7 +9,7 @@ import pytest
 from tests.campaigns import AddRow
 from tests.trainer.data.sources.bomb_reader import read_in_child
 from tests.trainer.data.sources.bombs import BOMBS
-from trainer.data import limits
+from trainer.data.sources import limits
 
 TOTAL_BYTES = 5 << 29
 MOST_GROWN = limits.MAX_MEMORY

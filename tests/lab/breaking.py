@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from trainer.progress import Phase
-from trainer.time_left import ExpectedPhase
+from trainer.progress import ExpectedPhase, Phase
 
 
 class Broken(Exception):

@@ -12,7 +12,7 @@ from lab.variants.refit import TaskStatistics, keep_statistics, with_younger
 from model_store.errors import WrongUsage
 from tests.lab.striped import state_of
 from tests.lab.three_tasks import different, learnt
-from trainer.tokens.statistics import stand_ins
+from trainer.embeddings.statistics import stand_ins
 
 
 def test_kept_statistics_make_stand_ins_of_the_same_mean_and_scatter() -> None:

@@ -20,8 +20,7 @@ from lab.dataset import Dataset, read_dataset
 from lab.presets import PRESETS, Preset
 from lab.registry import read_choice
 from lab.results import Line
-from trainer.progress import Lines, Phase, Progress
-from trainer.time_left import ExpectedPhase
+from trainer.progress import ExpectedPhase, Lines, Phase, Progress
 
 SIDE = 16
 TINY: Preset = replace(

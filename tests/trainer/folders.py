@@ -12,10 +12,8 @@ from PIL import Image
 from tests.machine import know_machine
 from trainer.add_task import add_task
 from trainer.data.folders import LabelledImages
-from trainer.presets import NetworkShape
-from trainer.progress import Phase
-from trainer.request import AddTask, Effort
-from trainer.time_left import ExpectedPhase
+from trainer.progress import ExpectedPhase, Phase
+from trainer.request import AddTask, Effort, NetworkShape
 from trainer.versions.outcome import Outcome
 
 SIZE = 8

@@ -21,8 +21,7 @@ from trainer.data.folders import list_classes
 from trainer.data.task_data import read_task_data
 from trainer.learning.learn import learn as learn_task
 from trainer.learning.learn import plan_of
-from trainer.presets import NetworkShape
-from trainer.request import Effort
+from trainer.request import Effort, NetworkShape
 from trainer.start.make_student import make_student
 
 LATER = NetworkShape()

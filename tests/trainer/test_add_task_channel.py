@@ -9,7 +9,7 @@ import pytest
 from model_store.errors import Interrupted, WrongUsage
 from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, learn, write_classes
-from trainer.presets import NetworkShape
+from trainer.request import NetworkShape
 
 LATER = NetworkShape()
 

@@ -12,7 +12,7 @@ from model_store.preprocess import read_pixels
 from model_store.records.manifest import ClassImages
 from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, learn, write_classes
-from trainer.presets import NetworkShape
+from trainer.request import NetworkShape
 
 LATER = NetworkShape()
 

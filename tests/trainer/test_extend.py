@@ -14,8 +14,7 @@ from model_store.records.manifest import ClassImages, Manifest, delta_of
 from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, pixels_of, write_classes
 from trainer.add_task import add_task
-from trainer.presets import NetworkShape
-from trainer.request import Effort
+from trainer.request import Effort, NetworkShape
 from trainer.versions.outcome import Outcome
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from model_store.errors import SpecInvalid, WrongUsage
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
-from trainer.presets import NetworkShape
+from trainer.request import NetworkShape
 
 
 def lineage(shape: NetworkShape) -> NetworkSpec:

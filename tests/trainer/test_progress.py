@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from trainer.progress import Bars, Lines, clock, show_progress
-from trainer.time_left import ExpectedPhase
+from trainer.progress import Bars, ExpectedPhase, Lines, clock, show_progress
 
 
 class Terminal(io.StringIO):

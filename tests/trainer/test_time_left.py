@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.time_left import ExpectedPhase, TimeLeft
+from trainer.progress import ExpectedPhase, TimeLeft
 
 
 class Clock:

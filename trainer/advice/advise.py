@@ -40,8 +40,8 @@ from trainer.advice.left_out import (
 )
 from trainer.data.folders import LabelledImages, join
 from trainer.data.task_data import TaskData
+from trainer.embeddings.cache import TokenCache
 from trainer.learning.student import Learnt, Student
-from trainer.tokens.cache import TokenCache
 
 FEWEST_CONFUSED = 2
 """One image that is taken for another class is not a confusion yet."""

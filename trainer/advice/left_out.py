@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.evaluation.doubt import Gaussians, fit_gaussians
+from trainer.evaluation.unknown import Gaussians, fit_gaussians
 
 Doubles = NDArray[np.float64]
 Labels = NDArray[np.int64]

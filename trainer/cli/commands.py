@@ -6,6 +6,7 @@ Import torch in functions only: importing it takes seconds, and wrong usage is t
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,21 +15,22 @@ from model_store.cli.command import EXIT_NOT_PROMOTED, EXIT_OK, print_json, read
 from model_store.errors import WrongUsage
 from model_store.store.cache import tokens_folder
 from model_store.tables import counted
-from trainer.cli.cluster import sent_to_cluster
 from trainer.cli.requests import (
     INBOX,
     checkpoint_folder,
+    joined_ranks,
     learning_request,
+    prepare_torch,
     pretrained_file,
     read_options,
     refuse_missing_data,
+    with_options,
 )
-from trainer.cli.running import joined_ranks, prepare_torch
-from trainer.cli.sentences import with_options
-from trainer.ranks.place import refuse_ranks
+from trainer.ranks.launch import refuse_ranks
 from trainer.request import AddTask, Deepen, Evaluate, Report, Work
 
 if TYPE_CHECKING:
+    from trainer.cluster import Sent
     from trainer.ranks.ranks import Ranks
     from trainer.versions.outcome import Outcome
 
@@ -52,7 +54,7 @@ def add_task(options: argparse.Namespace) -> int:
 
 def _add_task_elsewhere(options: argparse.Namespace) -> int:
     read_options(AddTask, options, pretrained=pretrained_file(options))  # wrong usage is told here
-    from trainer.cluster.ray_job import run_on_ray
+    from trainer.cluster import run_on_ray
 
     sent = sent_to_cluster(options, options.arguments)
     return run_on_ray(sent, address=options.ray_address)
@@ -93,8 +95,8 @@ def deepen(options: argparse.Namespace) -> int:
     request = learning_request(Deepen, options, of=Path("deepen"))
     refuse_missing_data(options)
     prepare_torch(options)
-    from trainer.deepen import NothingToDeepen
-    from trainer.deepen import deepen as learn_expert
+    from trainer.grow import NothingToDeepen
+    from trainer.grow import deepen as learn_expert
 
     with joined_ranks(options) as (ranks, progress):
         try:
@@ -170,3 +172,67 @@ def report(options: argparse.Namespace) -> int:
     )
     print(f"accuracy {percent(written['accuracy']['all'])}; the report is in {paths[-1]}")
     return EXIT_OK
+
+
+PATHS = {
+    "data": "--data",
+    "val_data": "--val-data",
+    "checkpoint": "--checkpoint",
+    "hierarchy": "--hierarchy",
+    "file": "--pretrained",
+    "sign": "--sign",
+    "trust": "--trust",
+    "store": "--store",
+}
+"""Options that name files, by their names in the result of argparse."""
+NOT_PATHS = {("hierarchy", "folders")}
+
+
+def add_cluster_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "a cluster", "Data and store must be where the cluster reads them by the same names."
+    )
+    group.add_argument(
+        "--on",
+        choices=["ray"],
+        help="learn as a job of a Ray cluster, and follow it from here; Ctrl-C stops the job",
+    )
+    group.add_argument(
+        "--ray-address",
+        metavar="URL",
+        default=os.environ.get("RAY_API_SERVER_ADDRESS") or "http://127.0.0.1:8265",
+        help="address of the cluster's dashboard (default: $RAY_API_SERVER_ADDRESS, else "
+        "http://127.0.0.1:8265)",
+    )
+    group.add_argument(
+        "--ray-upload",
+        action="store_true",
+        help="send the folder of --data to the cluster with the job; 256 MiB at most",
+    )
+
+
+def sent_to_cluster(options: argparse.Namespace, arguments: Sequence[str]) -> Sent:
+    """Describe the command for a cluster. `options` is what the arguments were parsed to."""
+    from trainer.cluster import Sent
+
+    given = {name: getattr(options, name, None) for name in PATHS}
+    paths = {
+        PATHS[name]: str(value)
+        for name, value in given.items()
+        if value is not None and (name, value) not in NOT_PATHS
+    }
+    return Sent(
+        words=tuple(_without_cluster_options(arguments)),
+        paths=paths,
+        store=options.store,
+        upload=options.data if options.ray_upload else None,
+        name=getattr(options, "name", None),
+        threads=options.threads or 1,
+        gpus=1 if options.device == "cuda" else 0,
+    )
+
+
+def _without_cluster_options(arguments: Sequence[str]) -> list[str]:
+    known = argparse.ArgumentParser(add_help=False)
+    add_cluster_options(known)
+    return known.parse_known_args(arguments)[1]

@@ -20,10 +20,8 @@ from model_store.store.store import Store
 from model_store.tables import counted, printable
 
 if TYPE_CHECKING:
+    from trainer.loop.label_studio import ProjectChoice, Pulled, Pushed
     from trainer.loop.label_studio_client import Account
-    from trainer.loop.label_studio_projects import ProjectChoice
-    from trainer.loop.label_studio_pull import Pulled
-    from trainer.loop.label_studio_push import Pushed
 
 ABOUT = "label pictures of the inbox with Label Studio"
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -98,8 +96,8 @@ def _limit(text: str) -> int:
 
 
 def _push(options: argparse.Namespace) -> int:
+    from trainer.loop.label_studio import push
     from trainer.loop.label_studio_client import LabelStudio
-    from trainer.loop.label_studio_push import push
 
     account, store = _account_of(options), Store.open(options.store)
     with LabelStudio(account) as server:
@@ -118,8 +116,8 @@ def _push(options: argparse.Namespace) -> int:
 
 
 def _pull(options: argparse.Namespace) -> int:
+    from trainer.loop.label_studio import MAX_TOLD, pull
     from trainer.loop.label_studio_client import LabelStudio
-    from trainer.loop.label_studio_pull import MAX_TOLD, pull
 
     account, store = _account_of(options), Store.open(options.store)
     with LabelStudio(account) as server:
@@ -167,6 +165,6 @@ def _account_of(options: argparse.Namespace) -> Account:
 
 
 def _choice_of(options: argparse.Namespace) -> ProjectChoice:
-    from trainer.loop.label_studio_projects import ProjectChoice
+    from trainer.loop.label_studio import ProjectChoice
 
     return ProjectChoice(project=options.project, title=options.title)

@@ -19,8 +19,7 @@ from model_store.cli.command import (
     add_store_option,
     version_number,
 )
-from trainer.presets import PRESETS
-from trainer.request import Growth, Kind, Learning, ReadoutChoice, Work
+from trainer.request import PRESETS, Growth, Kind, Learning, ReadoutChoice, Work
 
 DATA = (
     "a folder of images for each class; or train and val folders, a zip or tar, CSV, JSONL, COCO's "

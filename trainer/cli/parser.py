@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from model_store.cli.command import add_channel_option, add_version_option, run
 from model_store.command_line import Parser
 from trainer.cli import commands, label_studio, options
-from trainer.cli.cluster import add_cluster_options
-from trainer.cli.sentences import with_options
-from trainer.ranks.launch import launch, refuse_processes
-from trainer.ranks.place import place_of
+from trainer.cli.commands import add_cluster_options
+from trainer.cli.requests import with_options
+from trainer.ranks.launch import launch, place_of, refuse_processes
 
 AddOptions = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]

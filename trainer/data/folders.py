@@ -16,8 +16,8 @@ from model_store.names import new_class_name, spelt_among
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
 from model_store.tables import counted
-from trainer.data.limits import read_file
 from trainer.data.pictures import Pictures, in_threads
+from trainer.data.sources.limits import read_file
 from trainer.data.sources.place import (
     Picture,
     Place,

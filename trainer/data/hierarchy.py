@@ -16,8 +16,8 @@ from model_store.names import new_class_name, spelt_among
 from model_store.records.fields import first_reason
 from model_store.records.hierarchy import MAX_LEVELS, Hierarchy
 from model_store.tables import size
-from trainer.data import limits
 from trainer.data.folders import ClassFolder, Listing, list_classes
+from trainer.data.sources import limits
 from trainer.data.sources.place import Place, shown
 
 MAX_SHOWN = 60

@@ -20,12 +20,11 @@ from model_store.store.store import Store
 from trainer.data.checks import refuse_familiar_classes, refuse_no_images, refuse_unknown_classes
 from trainer.data.folders import LabelledImages, Listing, note_ignored, read_images
 from trainer.data.sources.forms import list_judged, list_strangers
+from trainer.embeddings.cache import Floats, TokenCache
 from trainer.evaluation.judged import Judged, judged_by
 from trainer.evaluation.unknown import Scores, scores_of, tell_apart
 from trainer.progress import Progress
 from trainer.request import Evaluate
-from trainer.tokens.cache import TokenCache
-from trainer.tokens.passes import Floats
 
 
 def measure_levels(

@@ -21,8 +21,8 @@ from model_store.inference.forward import FoldedNetwork, Lineage
 from model_store.network.flops import folded_flops
 from model_store.network.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec
-from trainer.presets import heads_for
 from trainer.ranks.threads import one_thread
+from trainer.request import heads_for
 
 FEWEST_RUNS, MOST_RUNS = 3, 100
 ENOUGH_S = 0.4

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from model_store.records.hierarchy import Hierarchy
 from model_store.records.quality import ClassChange, Confusion, Flip, Gate, Side
 from model_store.tables import counted, percent
-from trainer.evaluation.calibrate import fit_temperature
-from trainer.evaluation.judged import Judged
+from trainer.evaluation.judged import Judged, fit_temperature
 from trainer.evaluation.price import NO_PRICE, Price, taken, without
 from trainer.request import GateLimits
 

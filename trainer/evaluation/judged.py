@@ -1,7 +1,9 @@
-"""Run a network over labelled images, and measure its answers."""
+"""Run a network over labelled images, measure its answers, fit the temperature under which its
+probabilities match its accuracy, and choose the answers that a report shows."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -11,9 +13,16 @@ from numpy.typing import NDArray
 from model_store.inference.forward import FoldedNetwork
 from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing
-from model_store.records.quality import SCORE_BOUNDS, CalibrationBin
+from model_store.records.quality import (
+    MAX_SHOWN,
+    SCORE_BOUNDS,
+    Calibration,
+    CalibrationBin,
+    CalibrationError,
+    JudgedImage,
+)
 from trainer.data.folders import LabelledImages
-from trainer.tokens.passes import Floats, in_batches
+from trainer.embeddings.cache import Floats, in_batches
 
 CALIBRATION_BINS = 15
 IMAGES_A_BIN = 20
@@ -138,3 +147,132 @@ def judged_by(
     if len(logits_NC):
         logits_NC[:, [images.classes.index(name) for name in retired]] = -np.inf
     return Judged(classes=images.classes, labels_N=images.labels_N, logits_NC=logits_NC)
+
+
+MOST_WORSE = 12
+"""Images that the parent had right and this version has wrong."""
+MOST_BETTER = 6
+"""Images that this version has right and the parent had wrong."""
+
+
+def choose_shown(
+    judged: Judged, parent: Judged | None, *, older: Collection[str], temperature: float
+) -> tuple[JudgedImage, ...]:
+    """List images by their class and number, so that no pixel is copied: the most confident ones
+    of those that got worse, of those that got better, and then of all other wrong answers."""
+    images = _all_told(judged, parent, older=older, temperature=temperature)
+    images.sort(key=lambda one: -one.confidence)
+    worse = [one for one in images if one.before == one.class_name != one.answer]
+    better = [one for one in images if one.answer == one.class_name]
+    first = [*worse[:MOST_WORSE], *better[:MOST_BETTER]]
+    rest = [one for one in images if one.answer != one.class_name and one not in first]
+    return (*first, *rest[: MAX_SHOWN - len(first)])
+
+
+def _all_told(
+    judged: Judged, parent: Judged | None, *, older: Collection[str], temperature: float
+) -> list[JudgedImage]:
+    """Describe every image with a wrong answer, or with another one than the parent's."""
+    if not len(judged.labels_N):
+        return []
+    classes, known = judged.classes, set(older)
+    confidence_N = judged.confidence_N(temperature)
+    answer_N = judged.logits_NC.argmax(axis=1)
+    before_N = None if parent is None else parent.logits_NC.argmax(axis=1)
+    seen = np.zeros(len(classes), dtype=np.int64)
+    found = []
+    for row, label in enumerate(judged.labels_N.tolist()):
+        image, name = int(seen[label]), classes[label]
+        seen[label] += 1
+        before = classes[before_N[row]] if before_N is not None and name in known else None
+        answer = classes[answer_N[row]]
+        if answer == name and before in (None, name):
+            continue
+        # A probability may be more than 1 by rounding.
+        confidence = min(1.0, float(confidence_N[row]))
+        found.append(
+            JudgedImage(
+                class_name=name, image=image, answer=answer, before=before, confidence=confidence
+            )
+        )
+    return found
+
+
+CALIBRATION_FOLDS = 5
+LOG_TEMPERATURES = (-3.0, 3.0)
+PRIOR_DEVIATION = 0.5
+"""Standard deviation of the log temperature around 0, so that a few right answers do not make a
+version certain."""
+
+DEVIATION_OF_ONE = 3.0
+"""Standard error of a log temperature that was fitted on N images, times √N."""
+
+
+def calibrate(
+    judged: Judged, *, older: Collection[str], newest: Collection[str], fitted_on: int = 0
+) -> Calibration:
+    """Fit one temperature on all images, and measure the errors without and with it.
+
+    The error of each image is measured with a temperature that was fitted on the other folds.
+    `fitted_on` is the number of images that have given the logits a temperature already: the
+    fewer held-out ones must not undo it (ADR 14).
+    """
+    if not len(judged.labels_N):
+        return Calibration()
+    deviation = PRIOR_DEVIATION
+    if fitted_on:
+        deviation = min(PRIOR_DEVIATION, DEVIATION_OF_ONE / math.sqrt(fitted_on))
+    crossed_N = _cross_fitted(judged, deviation=deviation)
+
+    def errors(temperature: float | NDArray[np.float64]) -> CalibrationError:
+        return CalibrationError(
+            all=judged.calibration_error(temperature=temperature),
+            old=judged.calibration_error(temperature=temperature, among=older),
+            new=judged.calibration_error(temperature=temperature, among=newest),
+        )
+
+    return Calibration(
+        temperature=fit_temperature(judged, deviation=deviation),
+        before=errors(1.0),
+        after=errors(crossed_N),
+        images=len(judged.labels_N),
+        bins=judged.bins(crossed_N),
+    )
+
+
+def fit_temperature(judged: Judged, *, deviation: float = PRIOR_DEVIATION) -> float:
+    """Find the temperature under which the labels are likeliest, nearer to 1 for few images."""
+    low, high = LOG_TEMPERATURES
+    for _ in range(4):  # each round searches a tenth of the range: 6 becomes 0.006
+        points = np.linspace(low, high, 21)
+        found = [negative_log_likelihood(judged, float(one), deviation=deviation) for one in points]
+        best = points[int(np.argmin(found))]
+        reach = (high - low) / 20
+        low, high = best - reach, best + reach
+    return float(np.exp((low + high) / 2))
+
+
+def negative_log_likelihood(
+    judged: Judged, log_temperature: float, *, deviation: float = PRIOR_DEVIATION
+) -> float:
+    """Sum the negative log-likelihoods of the labels and, under its prior, of the temperature."""
+    scaled = judged.logits_NC.astype(np.float64) / np.exp(log_temperature)
+    top_N = scaled.max(axis=1)
+    log_sum_N = top_N + np.log(np.exp(scaled - top_N[:, None]).sum(axis=1))
+    of_label_N = scaled[np.arange(len(scaled)), judged.labels_N]
+    prior = 0.5 * (log_temperature / deviation) ** 2
+    return float((log_sum_N - of_label_N).sum() + prior)
+
+
+def _cross_fitted(judged: Judged, *, deviation: float) -> NDArray[np.float64]:
+    """Fit for each image a temperature on the other folds; every fold has all classes."""
+    folds_N = np.zeros(len(judged.labels_N), dtype=np.int64)
+    by_class = np.argsort(judged.labels_N, kind="stable")
+    folds_N[by_class] = np.arange(len(by_class)) % CALIBRATION_FOLDS
+    temperatures_N = np.ones(len(folds_N))
+    for fold in range(CALIBRATION_FOLDS):
+        others = np.flatnonzero(folds_N != fold)
+        if len(others):
+            fitted = fit_temperature(judged.take(others), deviation=deviation)
+            temperatures_N[folds_N == fold] = fitted
+    return temperatures_N

@@ -21,8 +21,8 @@ from model_store.precision import try_out as precision_try_out
 from model_store.records.manifest import Preprocessing
 from model_store.records.quality import Reduced
 from trainer.data.folders import LabelledImages
+from trainer.embeddings.cache import in_batches
 from trainer.evaluation.judged import Judged
-from trainer.tokens.passes import in_batches
 
 COMPARED: tuple[Reduced, ...] = ("int8", "bf16")
 """The precisions that a backend of the server computes in."""

@@ -1,14 +1,25 @@
-"""Tell images of no known class by their score, and measure how well that works."""
+"""Tell images of no known class by a score, set its threshold, and measure how well that works.
+
+On a pre-trained start the score reads embeddings (ADR 53). A normal distribution around the mean of
+each class, with one covariance for all, gives two signs of an image that is known: the largest
+discriminant (LDA) and the distance to the nearest mean. The score is their sum, each in standard
+deviations of known images. Cross-validation leaves out whole classes, takes their images for
+unknown ones, and turns the score into log-odds.
+
+N images, W channels of the oldest expert's slice of the embedding, Y classes, F images that are
+scored."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.inference.doubt import Doubt
+from model_store.inference.doubt import LEAST_NORM, Doubt
 from model_store.records.quality import Histogram, ScoreName, Unknown
 
 Floats = NDArray[np.float32]
@@ -73,3 +84,223 @@ def auroc(known: Scores, unknown: Scores) -> float:
     below = np.searchsorted(ordered, known, side="left")
     not_above = np.searchsorted(ordered, known, side="right")
     return float((below + not_above).mean() / 2 / len(unknown))
+
+
+Doubles = NDArray[np.float64]
+Labels = NDArray[np.int64]
+Tensors = dict[str, NDArray[np.float32]]
+"""The tensors of a doubt shard, by their names in it."""
+
+FOLDS = 5
+FEWEST_CLASSES = 4
+"""The fewest classes with two images or more: one is left out, and the others tell it."""
+NEWTON_STEPS = 50
+LEAST_SHARE = 1e-9
+"""The least share of the identity in a covariance: it has an inverse, whatever the images are."""
+TINY = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaussians:
+    """Classes as normal distributions of one covariance, in the space where it is the identity."""
+
+    shift_W: Doubles
+    centre_W: Doubles
+    whiten_WW: Doubles
+    means_YW: Doubles
+
+    def whitened(self, tokens_FW: Doubles) -> Doubles:
+        return (_normalised(tokens_FW - self.shift_W) - self.centre_W) @ self.whiten_WW
+
+    def signs(self, tokens_FW: Doubles) -> tuple[Doubles, Doubles]:
+        """Return the largest discriminant of each image, and its squared length."""
+        z_FW = self.whitened(tokens_FW)
+        halves_Y = np.square(self.means_YW).sum(axis=1) / 2
+        return (z_FW @ self.means_YW.T - halves_Y).max(axis=1), np.square(z_FW).sum(axis=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOutSigns:
+    """The signs of images that were left out, and whether their class was there."""
+
+    discriminant_F: Doubles
+    square_F: Doubles
+    known_F: NDArray[np.bool_]
+
+    def score(self, weight: float) -> Doubles:
+        """Score the images: 1 is the Mahalanobis distance, more counts the discriminant more."""
+        return weight * self.discriminant_F - self.square_F / 2
+
+
+def fit_doubt(
+    tokens_NW: NDArray[np.float32],
+    labels_N: NDArray[np.int64],
+    *,
+    classes: int,
+    answered: Sequence[int],
+) -> Tensors | None:
+    """Fit the tensors of a doubt shard for images of the `answered` ones of `classes`.
+
+    Return None where an answered class has no images, where too few classes have two, and where
+    the tokens do not tell classes that were left out from the others.
+    """
+    images_Y = np.bincount(labels_N, minlength=classes)[list(answered)]
+    if not images_Y.all() or (images_Y > 1).sum() < FEWEST_CLASSES:
+        return None
+    tokens, labels = tokens_NW.astype(np.float64), _places(labels_N, answered)
+    often_N = (images_Y > 1)[labels]  # an only image cannot be left out
+    left_out = leave_out(tokens[often_N], _places(labels[often_N], np.flatnonzero(images_Y > 1)))
+    gaussians = fit_gaussians(tokens, labels)
+    if gaussians is None or left_out is None:
+        return None
+    weight = discriminant_weight(left_out)
+    slope, intercept = fit_log_odds(left_out.score(weight), left_out.known_F)
+    if slope <= 0:
+        return None
+    folded = _folded(gaussians, weight=weight, slope=slope, intercept=intercept)
+    return _among_all(folded, classes=classes, answered=answered)
+
+
+def fit_gaussians(tokens_NW: Doubles, labels_N: Labels) -> Gaussians | None:
+    """Fit means and the shared covariance, shrunk as Ledoit and Wolf do; None if all images of
+    each class are the same."""
+    classes = int(labels_N.max()) + 1
+    shift_W = _means(tokens_NW, labels_N, classes).mean(axis=0)
+    unit_NW = _normalised(tokens_NW - shift_W)
+    means_YW = _means(unit_NW, labels_N, classes)
+    centre_W = means_YW.mean(axis=0)
+    freedom = max(1, len(labels_N) - classes)
+    within_NW = (unit_NW - means_YW[labels_N]) * np.sqrt(len(labels_N) / freedom)
+    covariance_WW = shrunk(within_NW)
+    if covariance_WW is None:
+        return None
+    # Any matrix will do that makes the covariance the identity, and this one is found soonest.
+    whiten_WW = np.linalg.inv(np.linalg.cholesky(covariance_WW)).T
+    return Gaussians(
+        shift_W=shift_W,
+        centre_W=centre_W,
+        whiten_WW=whiten_WW,
+        means_YW=(means_YW - centre_W) @ whiten_WW,
+    )
+
+
+def leave_out(tokens_NW: Doubles, labels_N: Labels) -> LeftOutSigns | None:
+    """Leave out one part of the classes and one of the images after the other. Images of a class
+    that was left out whole are unknown, those of the other classes known."""
+    classes = int(labels_N.max()) + 1
+    folds = min(FOLDS, classes)
+    image_part_N = _rank_in_class(labels_N) % folds
+    signs: list[tuple[Doubles, Doubles]] = []
+    known: list[NDArray[np.bool_]] = []
+    for fold in range(folds):
+        stays_Y = np.arange(classes) % folds != fold
+        stays_N, scored_N = stays_Y[labels_N], image_part_N == fold
+        seen_N = stays_N & ~scored_N
+        places_Y = np.cumsum(stays_Y) - 1
+        gaussians = fit_gaussians(tokens_NW[seen_N], places_Y[labels_N[seen_N]])
+        if gaussians is None:
+            return None
+        signs.append(gaussians.signs(tokens_NW[scored_N]))
+        known.append(stays_N[scored_N])
+    discriminants, squares = zip(*signs, strict=True)
+    return LeftOutSigns(
+        discriminant_F=np.concatenate(discriminants),
+        square_F=np.concatenate(squares),
+        known_F=np.concatenate(known),
+    )
+
+
+def discriminant_weight(left_out: LeftOutSigns) -> float:
+    """Weigh the discriminant so that it counts as much as the distance.
+
+    The squared distance to the nearest mean is |z|² - 2 discriminant.
+    """
+    discriminant_F = left_out.discriminant_F[left_out.known_F]
+    distance_F = left_out.square_F[left_out.known_F] - 2 * discriminant_F
+    return 1 + float(distance_F.std() / (2 * max(TINY, discriminant_F.std())))
+
+
+def fit_log_odds(score_F: Doubles, known_F: NDArray[np.bool_]) -> tuple[float, float]:
+    """Fit slope and intercept of the log-odds by logistic regression, as if half of the images
+    were unknown. Platt's targets keep the slope finite where a score parts all images."""
+    known, unknown = int(known_F.sum()), int((~known_F).sum())
+    target_F = np.where(known_F, (known + 1) / (known + 2), 1 / (unknown + 2))
+    share_F = np.where(known_F, 0.5 / known, 0.5 / unknown)
+    middle, spread = float(score_F.mean()), float(score_F.std()) + TINY
+    design_F2 = np.stack([(score_F - middle) / spread, np.ones_like(score_F)], axis=1)
+    found_2 = np.zeros(2)
+    for _ in range(NEWTON_STEPS):
+        odds_F = np.clip(design_F2 @ found_2, -30, 30)
+        share_known_F = 1 / (1 + np.exp(-odds_F))
+        gradient_2 = design_F2.T @ (share_F * (share_known_F - target_F))
+        weight_F = share_F * share_known_F * (1 - share_known_F)
+        hessian_22 = (design_F2 * weight_F[:, None]).T @ design_F2 + TINY * np.eye(2)
+        step_2 = np.linalg.solve(hessian_22, gradient_2)
+        found_2 -= np.clip(step_2, -2, 2)  # far from the solution a full step may overshoot
+        if np.abs(step_2).max() < 1e-9:
+            break
+    slope = float(found_2[0]) / spread
+    return slope, float(found_2[1]) - slope * middle
+
+
+def _folded(
+    gaussians: Gaussians, *, weight: float, slope: float, intercept: float
+) -> dict[str, Doubles]:
+    """Fold weight, slope and intercept into the tensors, so that they give log-odds."""
+    scale = np.sqrt(slope)
+    project_WW = gaussians.whiten_WW * scale
+    halves_Y = np.square(gaussians.means_YW).sum(axis=1) / 2
+    return {
+        "doubt.shift": gaussians.shift_W,
+        "doubt.project": project_WW,
+        "doubt.bias": -gaussians.centre_W @ project_WW,
+        "doubt.prototypes": weight * scale * gaussians.means_YW,
+        "doubt.offsets": intercept - weight * slope * halves_Y,
+    }
+
+
+def _among_all(folded: dict[str, Doubles], *, classes: int, answered: Sequence[int]) -> Tensors:
+    """Make a row for every class. The rows of retired classes are zeros that nobody reads."""
+    tensors = {name: tensor.astype(np.float32) for name, tensor in folded.items()}
+    for name in ("doubt.prototypes", "doubt.offsets"):
+        rows = np.zeros((classes, *tensors[name].shape[1:]), dtype=np.float32)
+        rows[list(answered)] = tensors[name]
+        tensors[name] = rows
+    return tensors
+
+
+def _places(labels_N: Labels, among: Sequence[int] | NDArray[np.intp]) -> Labels:
+    """Number labels by their places in `among`, which rises."""
+    return np.searchsorted(np.asarray(among), labels_N).astype(np.int64)
+
+
+def _normalised(tokens_NW: Doubles) -> Doubles:
+    length_N1 = np.linalg.norm(tokens_NW, axis=1, keepdims=True)
+    return np.asarray(tokens_NW / np.maximum(length_N1, LEAST_NORM))
+
+
+def _means(tokens_NW: Doubles, labels_N: Labels, classes: int) -> Doubles:
+    return np.stack([tokens_NW[labels_N == place].mean(axis=0) for place in range(classes)])
+
+
+def shrunk(centred_NW: Doubles) -> Doubles | None:
+    """Estimate a covariance, shrunk towards a multiple of the identity."""
+    images, width = centred_NW.shape
+    sample_WW = centred_NW.T @ centred_NW / images
+    level = float(np.trace(sample_WW)) / width
+    if level < TINY:
+        return None
+    target_WW = level * np.eye(width)
+    away = float(np.square(sample_WW - target_WW).sum())
+    squared_NW = np.square(centred_NW)
+    noise = float((squared_NW.T @ squared_NW / images - np.square(sample_WW)).sum()) / images
+    share = min(1.0, max(LEAST_SHARE, noise / max(away, TINY * level**2)))
+    return np.asarray((1 - share) * sample_WW + share * target_WW)
+
+
+def _rank_in_class(labels_N: Labels) -> Labels:
+    rank_N = np.empty_like(labels_N)
+    for place in range(int(labels_N.max()) + 1):
+        rows = np.flatnonzero(labels_N == place)
+        rank_N[rows] = np.arange(len(rows))
+    return rank_N

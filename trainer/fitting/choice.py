@@ -15,8 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainer.evaluation.calibrate import fit_temperature, negative_log_likelihood
-from trainer.evaluation.judged import Judged
+from trainer.evaluation.judged import Judged, fit_temperature, negative_log_likelihood
 from trainer.fitting.discriminant import Discriminant
 from trainer.fitting.logistic import solve
 from trainer.fitting.problem import Linear, Problem, Rotation, variance_of

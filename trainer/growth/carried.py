@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.tokens.passes import Floats
-from trainer.tokens.statistics import ClassStatistics, Doubles, factor_of
+from trainer.embeddings.cache import Floats
+from trainer.embeddings.statistics import ClassStatistics, Doubles, factor_of
 
 RIDGE = 0.1
 """The penalty of the map, for channels of variance 1 and relative to the number of images: without

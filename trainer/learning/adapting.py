@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_store.network.network import Network
-from trainer.data.augment import Augmentation, Changes
+from trainer.data.augment import Augmentation, Changes, GentleChanges
 from trainer.data.folders import LabelledImages
-from trainer.data.gentle import GentleChanges
 from trainer.data.sampling import DrawEpoch
 from trainer.data.task_data import TaskData
+from trainer.embeddings.cache import Floats
 from trainer.fitting.logistic import solve
 from trainer.fitting.problem import Problem, variance_of
 from trainer.growth.low_rank import change_layers, changes_of, merge_layers
@@ -36,7 +36,6 @@ from trainer.progress import Progress
 from trainer.ranks.ranks import Ranks
 from trainer.ranks.threads import one_thread
 from trainer.request import Effort, Learning
-from trainer.tokens.passes import Floats
 
 ADAPTING = "adapting"
 EPOCHS = 8

@@ -14,6 +14,8 @@ from model_store.tables import counted
 from trainer.data.folders import LabelledImages
 from trainer.data.groups import numbers_of
 from trainer.data.task_data import TaskData
+from trainer.embeddings.cache import Floats, TokenCache
+from trainer.embeddings.statistics import ClassStatistics, Gathered, decode, gather
 from trainer.evaluation.price import NO_PRICE, Price, price_of
 from trainer.fitting.choice import Choice
 from trainer.growth.carried import carry
@@ -26,10 +28,6 @@ from trainer.learning.token_reading import parent_cache_of, read_tokens
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import Learning
-from trainer.tokens.cache import TokenCache
-from trainer.tokens.gathered import Gathered, gather
-from trainer.tokens.passes import Floats
-from trainer.tokens.statistics import ClassStatistics, decode
 
 FITTING = "fitting the classifier"
 

@@ -17,10 +17,10 @@ from model_store.inference.stacks import stack_up
 from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing, Scalar
 from model_store.spec import NetworkSpec
+from trainer.embeddings.cache import TokenCache
+from trainer.embeddings.statistics import ClassStatistics
 from trainer.evaluation.price import NO_PRICE, Price
 from trainer.learning.losses import Teacher
-from trainer.tokens.cache import TokenCache
-from trainer.tokens.statistics import ClassStatistics
 
 Aim = Literal["expert", "head", "extension", "deepening", "adaptation"]
 """A student adds one of these: a task with its expert; a task with a head only; more images of

@@ -15,13 +15,12 @@ from model_store.inference.forward import Lineage
 from model_store.network.network import Network
 from model_store.records.quality import Reduced
 from trainer.data.folders import LabelledImages
+from trainer.embeddings.cache import Floats, TokenCache
 from trainer.evaluation.precision_agreement import REDUCED_BATCH, Read, ReadTokens
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.student import Student
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
-from trainer.tokens.cache import TokenCache
-from trainer.tokens.passes import Floats
 
 READING = "reading tokens"
 IMAGES_A_PART = 128

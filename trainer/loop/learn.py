@@ -6,25 +6,106 @@ become a task, in the next version: it is learnt with the new images of known cl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from model_store.errors import ChannelMoved, DataRejected, NothingToLearn, WrongUsage
+from model_store.errors import (
+    ChannelMoved,
+    DataRejected,
+    ImageRejected,
+    ItemNotFound,
+    NothingToLearn,
+    PicturesGone,
+    RecordInvalid,
+    WrongUsage,
+)
+from model_store.loop.class_folders import fill_class_folders
 from model_store.loop.inbox import Inbox
-from model_store.loop.items import LabelledItem, open_index, used_labels
+from model_store.loop.items import LabelledItem, in_threads, open_index, used_labels
 from model_store.loop.waiting import FEWEST_OF_NEW, WaitingLabels, find_waiting, version_path
 from model_store.names import notes_on_look_alikes
+from model_store.records.inbox import ItemRecord
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from model_store.tables import counted
 from trainer.add_task import add_task
 from trainer.base import base_of
-from trainer.loop.pictures import LabelledPictures, list_pictures, refuse_if_gone
+from trainer.data.folders import ClassFolder, Listing
 from trainer.progress import Progress
 from trainer.request import AddTask
 from trainer.versions.outcome import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class InboxPicture:
+    """A picture that is read from the inbox on demand."""
+
+    inbox: Inbox
+    record: ItemRecord
+
+    def __str__(self) -> str:
+        return f"item {self.record.id}"
+
+    def read_bytes(self) -> bytes:
+        try:
+            return self.inbox.picture(self.record)
+        except ItemNotFound as error:
+            raise _gone() from error
+        except RecordInvalid as error:
+            raise ImageRejected(str(error)) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelledPictures:
+    """The pictures as a listing, and the number of the label record of each item."""
+
+    listing: Listing
+    numbers: Mapping[str, int]
+    lost: int
+    """Items that are left out: deleted meanwhile, damaged, or too few of a class."""
+
+
+def refuse_if_gone(inbox: Inbox, items: Iterable[str]) -> None:
+    """Raise PicturesGone if an item that a run has learnt from was deleted since."""
+
+    def is_gone(item: str) -> bool:
+        try:
+            inbox.item(item)
+        except ItemNotFound:
+            return True
+        return False
+
+    if any(in_threads(is_gone, items)):
+        raise _gone()
+
+
+def _gone() -> PicturesGone:
+    return PicturesGone(
+        "pictures of the inbox that this run learns from were deleted meanwhile, so no version is "
+        "kept; run it again without them"
+    )
+
+
+def list_pictures(
+    inbox: Inbox, labels: Mapping[str, Sequence[LabelledItem]], *, folder: Path, fewest: int = 1
+) -> LabelledPictures:
+    """List the pictures of each class. Leave out classes with fewer than `fewest` pictures.
+
+    `folder` names the data; no folder is made.
+    """
+    folders = fill_class_folders(inbox, labels, fewest=fewest)
+    classes = tuple(
+        ClassFolder(name=name, files=tuple(InboxPicture(inbox, record) for record in records))
+        for name, records in folders.classes.items()
+    )
+    return LabelledPictures(
+        listing=Listing(folder=folder, classes=classes, ignored=()),
+        numbers=folders.numbers,
+        lost=sum(map(len, labels.values())) - len(folders.numbers),
+    )
+
 
 NAME = "inbox"
 """The name of a task whose classes come from the inbox, unless another one is given."""

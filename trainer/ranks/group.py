@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -21,10 +22,30 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from model_store.errors import DneError, WrongUsage
-from trainer.ranks.interrupts import Interrupts
-from trainer.ranks.launch import EXIT_LOST, GRACE_S
-from trainer.ranks.place import Place
+from trainer.ranks.launch import EXIT_LOST, GRACE_S, Place
 from trainer.ranks.ranks import Forward, LossAndRight, RankLost, Ranks
+
+
+class Interrupts:
+    """Requests to end this process.
+
+    Python drops an exception that is raised while it destroys an object. So a request is kept, and
+    heeded at the next exchange with other ranks.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal as Ctrl-C is handled."""
+        self._asked = True
+        raise KeyboardInterrupt
+
+    def heed(self) -> None:
+        """Raise KeyboardInterrupt if there was a request."""
+        if self._asked:
+            raise KeyboardInterrupt
+
 
 JOINING = timedelta(minutes=5)
 WAITING = timedelta(hours=2)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,71 @@ from types import FrameType
 from model_store.cli.command import EXIT_FAILED, EXIT_NOT_PROMOTED, EXIT_OK
 from model_store.errors import WrongUsage
 from model_store.host.children import end_of, ending, last_words
-from trainer.ranks.place import Place
+
+MEETING = "RANKS_MEET_IN"
+"""The file in which processes of one machine find each other; `torchrun` has an address instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One process among those that learn a version together."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    """The number of the process on its machine: it takes the GPU of this number."""
+    local_ranks: int
+    meeting: Path | None = None
+    """None: the ranks meet at an address, MASTER_ADDR and MASTER_PORT."""
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment from which `place_of` reads this place."""
+        said = {
+            "RANK": self.rank,
+            "WORLD_SIZE": self.ranks,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_WORLD_SIZE": self.local_ranks,
+        }
+        meeting = {} if self.meeting is None else {MEETING: str(self.meeting)}
+        return {name: str(value) for name, value in said.items()} | meeting
+
+
+def place_of(environment: Mapping[str, str] | None = None) -> Place | None:
+    """Read the place of this process; None if it learns alone."""
+    said = os.environ if environment is None else environment
+    if said.get("WORLD_SIZE", "1") == "1":
+        return None
+    rank, ranks = _number(said, "RANK"), _number(said, "WORLD_SIZE")
+    if rank >= ranks:
+        raise WrongUsage(f"RANK is {rank}, and WORLD_SIZE {ranks}: start the run with torchrun")
+    meeting = said.get(MEETING)
+    return Place(
+        rank=rank,
+        ranks=ranks,
+        local_rank=_number(said, "LOCAL_RANK", default="0"),
+        local_ranks=max(1, _number(said, "LOCAL_WORLD_SIZE", default="1")),
+        meeting=Path(meeting) if meeting else None,
+    )
+
+
+def refuse_ranks(command: str) -> None:
+    """Refuse to run a command in several processes that would all do the same."""
+    if place_of() is not None:
+        raise WrongUsage(
+            f"{command} runs in one process: start it without torchrun; add-task and deepen can "
+            "use several"
+        )
+
+
+def _number(said: Mapping[str, str], name: str, *, default: str = "") -> int:
+    value = said.get(name, default)
+    if not (value.isascii() and value.isdigit() and len(value) <= 6):
+        raise WrongUsage(
+            f"{name} is {value!r}, which is no number, and WORLD_SIZE is {said.get('WORLD_SIZE')!r}"
+            ": start the run with torchrun, or unset WORLD_SIZE"
+        )
+    return int(value)
+
 
 MOST_PROCESSES = 1024
 EXIT_LOST = 4

@@ -26,9 +26,9 @@ from model_store.report.record import Counts, Measured, ReportAccuracy, Table, c
 from model_store.store.store import Store
 from trainer.data.exemplars import recall
 from trainer.data.folders import LabelledImages
+from trainer.embeddings.cache import in_batches
 from trainer.evaluation.judged import Judged, judged_by
 from trainer.progress import Progress
-from trainer.tokens.passes import in_batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

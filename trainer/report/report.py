@@ -1,14 +1,23 @@
-"""Write the report of a version: its figures as JSON, and the page with the facts inside."""
+"""Write the report of a version: its figures as JSON, and one HTML file with the facts inside.
+
+The HTML file is the server's page with facts, pictures, script and style inside. The files of the
+page are read; nothing of the server is imported. The written file needs no network: its policy
+allows the script and the style inside, by their digests, and nothing else.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from model_store.advice.lines import described
 from model_store.advice.record import read_advice
-from model_store.errors import WriteFailed
+from model_store.errors import ImageRejected, StoreError, WriteFailed
 from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest
 from model_store.report.ancestry import Ancestor, Ancestry, AncestryCache
@@ -21,14 +30,77 @@ from model_store.report.facts import (
     matrix_of,
     tasks_of,
 )
-from model_store.report.record import Measured, ReportClass, ReportTask
+from model_store.report.pictures import read_picture_of
+from model_store.report.record import Measured, ReportClass, ReportTask, VersionReport
 from model_store.store.store import Store
 from model_store.tables import likely_range
 from trainer.evaluation.evaluate import measure_levels
 from trainer.progress import Progress
 from trainer.report.measure import MeasuredAnew, measure
-from trainer.report.page import facts_of_page, page
 from trainer.request import Report
+
+FILES = resources.files("dne_serve") / "console"
+STYLES = ("style.css", "report.css")
+SCRIPTS = (
+    "ask.js",
+    "elements.js",
+    "plots.js",
+    "report_pictures.js",
+    "report_parts.js",
+    "report.js",
+)
+"""One after the other they are one script: each stands below those that it imports."""
+ONLY_SERVED = re.compile(r"<!-- only served -->.*?<!-- / -->\n", re.DOTALL)
+IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
+EXPORT = re.compile(r"^export ", re.MULTILINE)
+
+
+def page(facts: dict[str, Any]) -> str:
+    """Write the page. A name may be any text: none of it is ever markup."""
+    style = "".join(_read(name) for name in STYLES)
+    script = "".join(EXPORT.sub("", IMPORT.sub("", _read(name))) for name in SCRIPTS)
+    policy = (
+        f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+    data = json.dumps(facts, allow_nan=False).replace("<", "\\u003c")
+    tail = (
+        f'<script id="facts" type="application/json">{data}</script>\n'
+        f'<script type="module">{script}</script>\n'
+    )
+    html = ONLY_SERVED.sub("", _read("report.html"))
+    html = html.replace("<title>", f"{head}<title>", 1)
+    html = html.replace("</head>", f"<style>{style}</style>\n</head>", 1)
+    return html.replace("</body>", f"{tail}</body>", 1)
+
+
+def facts_of_page(
+    store: Store, manifest: Manifest, report: VersionReport, **more: Any
+) -> dict[str, Any]:
+    """Put pictures and further facts beside those that a server tells."""
+    facts = report.model_dump(mode="json", by_alias=True)
+    for picture in facts["pictures"]:
+        picture["src"] = _picture(store, manifest, picture["number"])
+    return {**facts, **more}
+
+
+def _picture(store: Store, manifest: Manifest, number: int) -> str | None:
+    try:
+        thumbnail = read_picture_of(store, manifest, number)
+    except (StoreError, ImageRejected):
+        return None
+    return f"data:{thumbnail.type};base64,{base64.b64encode(thumbnail.data).decode()}"
+
+
+def _read(name: str) -> str:
+    return (FILES / name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
 
 CONFUSIONS_NAMED = 20
 

@@ -12,9 +12,8 @@ from model_store.tables import counted
 from trainer.backbones.pretrained import Pretrained, read_pretrained
 from trainer.backbones.settings import Triple
 from trainer.backbones.shapes import HALF, IMAGENET
-from trainer.presets import NetworkShape
 from trainer.progress import Progress
-from trainer.request import AddTask, PretrainedFile
+from trainer.request import AddTask, NetworkShape, PretrainedFile
 
 NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {"half": HALF, "imagenet": IMAGENET}
 READ_AT = (4 / 12, 6 / 12, 8 / 12, 10 / 12)

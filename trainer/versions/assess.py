@@ -18,20 +18,16 @@ from model_store.tables import counted
 from trainer.data.folders import LabelledImages
 from trainer.data.groups import numbers_of
 from trainer.data.task_data import TaskData
-from trainer.evaluation.calibrate import calibrate
-from trainer.evaluation.doubt import FEWEST_CLASSES, fit_doubt
+from trainer.embeddings.cache import Floats, TokenCache
 from trainer.evaluation.forecast import latencies_ms
 from trainer.evaluation.gate import FEWEST, Candidate, decide, noticed
-from trainer.evaluation.judged import Judged, judged_by
+from trainer.evaluation.judged import Judged, calibrate, choose_shown, judged_by
 from trainer.evaluation.precision_agreement import ReadTokens, Verdict, agreement_of
 from trainer.evaluation.price import NO_PRICE, Price
-from trainer.evaluation.shown import choose_shown
-from trainer.evaluation.unknown import fit_threshold, scores_of
+from trainer.evaluation.unknown import FEWEST_CLASSES, fit_doubt, fit_threshold, scores_of
 from trainer.learning.student import Student
 from trainer.progress import Progress
 from trainer.request import GateLimits
-from trainer.tokens.cache import TokenCache
-from trainer.tokens.passes import Floats
 from trainer.versions.final import JUDGING
 
 

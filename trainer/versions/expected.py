@@ -21,8 +21,8 @@ from trainer.learning.plan import (
 )
 from trainer.learning.student import Student
 from trainer.learning.token_reading import READING
+from trainer.progress import ExpectedPhase
 from trainer.request import Learning
-from trainer.time_left import ExpectedPhase
 from trainer.versions.final import CHOOSING, JUDGING, images_to_herd
 
 FORWARD_AND_BACKWARD = 3

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from model_store.inference.forward import Lineage
 from trainer.data.task_data import TaskData
+from trainer.embeddings.cache import TokenCache
 from trainer.learning.student import Student
 from trainer.request import Learning
-from trainer.tokens.cache import TokenCache
 
 CHOOSING, JUDGING = "choosing exemplars", "judging"
 """The phases after learning."""

@@ -8,12 +8,12 @@ from functools import partial
 
 from trainer.data.exemplars import herding_order
 from trainer.data.task_data import TaskData
+from trainer.embeddings.cache import TokenCache
 from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import cache_of
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import Learning
-from trainer.tokens.cache import TokenCache
 from trainer.versions.final import CHOOSING, Final, herded_classes, images_to_herd, quota_of
 
 

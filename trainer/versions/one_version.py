@@ -22,8 +22,8 @@ from trainer.advice.advise import advise_on
 from trainer.base import Base
 from trainer.data.sources.place import shown
 from trainer.data.task_data import TaskData
+from trainer.embeddings.cache import drop_tokens
 from trainer.evaluation.forecast import Before, Forecast, forecast
-from trainer.evaluation.training_run import training_run
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.configuration import configuration_of
 from trainer.learning.learn import learn, plan_of
@@ -32,8 +32,7 @@ from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import parent_cache_of, reduced_tokens_of
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, RankLost, Ranks, refuse_differences
-from trainer.request import Learning
-from trainer.tokens.cache import drop_tokens
+from trainer.request import Learning, training_run
 from trainer.versions.assess import assess, can_doubt, say_evidence
 from trainer.versions.expected import expected_phases
 from trainer.versions.final import Final

@@ -29,10 +29,10 @@ from trainer.data.exemplars import keep, merged, shrink
 from trainer.data.folders import LabelledImages
 from trainer.data.pictures import StoredImage
 from trainer.data.task_data import TaskData
+from trainer.embeddings.cache import TokenCache
+from trainer.embeddings.statistics import encode
 from trainer.learning.student import Learnt, Student
 from trainer.request import Learning
-from trainer.tokens.cache import TokenCache
-from trainer.tokens.statistics import encode
 from trainer.versions.assess import Assessment
 from trainer.versions.final import Final, quota_of
 

@@ -12,7 +12,7 @@ from model_store.spec import Backbone, ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, png
 from tests.tiny_versions import publish_tiny
-from trainer.presets import PRESETS
+from trainer.request import PRESETS
 
 ODD = NetworkSpec(image_size=32, patch_size=1, depth=1, head_width=4)
 """A quarter of a megabyte of weights, and a thousand rows for every image."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.trainer.command import Command
 from trainer.cli import build_parser
-from trainer.cli.sentences import SETTINGS, with_options
+from trainer.cli.requests import SETTINGS, with_options
 
 NOT_OPTIONS = {
     *("actor", "before_publish", "command", "effort", "keys", "limits", "measures_threads"),

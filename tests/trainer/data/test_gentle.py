@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 
 from tests.trainer.data.test_augment import photos
-from trainer.data.gentle import GentleChanges
+from trainer.data.augment import GentleChanges
 from trainer.ranks.ranks import Part
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.evaluation.calibrate import calibrate, fit_temperature
-from trainer.evaluation.judged import Judged
+from trainer.evaluation.judged import Judged, calibrate, fit_temperature
 
 CLASSES = tuple("abcd")
 

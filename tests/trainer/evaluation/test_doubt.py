@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from model_store.inference.doubt import Doubt, none_of_these
-from trainer.evaluation.doubt import (
+from trainer.evaluation.unknown import (
+    auroc,
     discriminant_weight,
     fit_doubt,
     fit_gaussians,
     fit_log_odds,
     leave_out,
 )
-from trainer.evaluation.unknown import auroc
 
 WIDTH = 16
 CLASSES = 12

@@ -13,7 +13,7 @@ from tests.model_store.networks import grown
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
 from trainer.evaluation.forecast import Before, Forecast, forecast
-from trainer.presets import NetworkShape
+from trainer.request import NetworkShape
 
 
 def test_the_forecast_is_what_is_then_published(tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ from trainer.evaluation.gate import (
 from trainer.evaluation.judged import Judged
 from trainer.learning.learn import learn
 from trainer.learning.student import Learnt
-from trainer.presets import NetworkShape
-from trainer.request import Effort, GateLimits
+from trainer.request import Effort, GateLimits, NetworkShape
 from trainer.versions.outcome import Outcome
 
 OLD, NEW = ("a", "b"), ("c", "d")

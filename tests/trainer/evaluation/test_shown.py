@@ -12,10 +12,9 @@ from model_store.records.quality import MAX_SHOWN, JudgedImage
 from tests.model_store.drafts import prepare
 from tests.trainer.folders import asked, write_classes
 from trainer.add_task import add_task
-from trainer.evaluation.judged import Judged
-from trainer.evaluation.shown import choose_shown
-from trainer.evaluation.training_run import command_of
+from trainer.evaluation.judged import Judged, choose_shown
 from trainer.progress import Silent
+from trainer.request import command_of
 
 CLASSES = ("a", "b", "c")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from trainer.embeddings.statistics import accumulate
 from trainer.growth.carried import TokenMap, carry
-from trainer.tokens.statistics import accumulate
 
 WIDTH = 6
 Doubles = NDArray[np.float64]

@@ -19,8 +19,7 @@ from tests.machine import run_folder
 from tests.trainer.folders import SIZES, Listening, asked, write_classes
 from trainer.add_task import add_task
 from trainer.cli import main
-from trainer.presets import NetworkShape
-from trainer.request import AddTask, Effort
+from trainer.request import AddTask, Effort, NetworkShape
 
 EFFORT = Effort(epochs=4, batch_size=20)  # 2 batches an epoch, and 1 epoch of balancing
 

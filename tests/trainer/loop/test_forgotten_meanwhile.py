@@ -21,9 +21,8 @@ from tests.trainer.loop.labelled import inbox_of, label_pictures
 from trainer.add_task import add_task
 from trainer.loop.learn import learn_from_inbox
 from trainer.loop.worker import Worker
-from trainer.presets import NetworkShape
 from trainer.progress import Phase
-from trainer.request import AddTask
+from trainer.request import AddTask, NetworkShape
 
 
 class Acting(Listening):

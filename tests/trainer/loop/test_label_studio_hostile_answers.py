@@ -15,12 +15,10 @@ from model_store.store.store import Store
 from tests.hostile_server import answers, dumped, hostile, nasty_values
 from tests.trainer.loop.fake_label_studio import FakeLabelStudio
 from trainer.cli import main
+from trainer.loop import label_studio as pulling
 from trainer.loop import label_studio_client as client
-from trainer.loop import label_studio_pull as pulling
+from trainer.loop.label_studio import ProjectChoice, pull, push
 from trainer.loop.label_studio_client import Account, LabelStudio, LabelStudioFailed
-from trainer.loop.label_studio_projects import ProjectChoice
-from trainer.loop.label_studio_pull import pull
-from trainer.loop.label_studio_push import push
 
 TOKEN = "0123456789abcdef"
 BY_TITLE = ProjectChoice(project=None, title="Photos")

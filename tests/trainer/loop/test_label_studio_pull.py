@@ -10,9 +10,7 @@ from model_store.store.store import Store
 from tests.dne_serve.loop.requests_of_1_23 import chosen, typed
 from tests.model_store.loop.items import add_item
 from tests.trainer.loop.fake_label_studio import FakeLabelStudio
-from trainer.loop.label_studio_projects import ProjectChoice
-from trainer.loop.label_studio_pull import Pulled, pull
-from trainer.loop.label_studio_push import push
+from trainer.loop.label_studio import ProjectChoice, Pulled, pull, push
 
 PETS = ProjectChoice(project=None, title="pets")
 LATER = "2026-11-17T12:30:00.000000Z"

@@ -11,8 +11,7 @@ from model_store.loop.inbox import DISCARD, WRONG, Inbox, Judgement
 from model_store.store.store import Store
 from tests.model_store.loop.items import add_item, picture_bytes
 from tests.trainer.loop.fake_label_studio import FakeLabelStudio
-from trainer.loop.label_studio_projects import ProjectChoice
-from trainer.loop.label_studio_push import Pushed, push
+from trainer.loop.label_studio import ProjectChoice, Pushed, push
 
 BY_TITLE = ProjectChoice(project=None, title="pets")
 

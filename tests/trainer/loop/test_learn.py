@@ -20,8 +20,7 @@ from tests.trainer.loop.labelled import inbox_of, label_pictures
 from trainer.add_task import add_task
 from trainer.data.checks import MIN_IMAGES_PER_CLASS
 from trainer.loop.learn import FromInbox, learn_from_inbox
-from trainer.presets import NetworkShape
-from trainer.request import Effort, GateLimits
+from trainer.request import Effort, GateLimits, NetworkShape
 
 
 def care(store: Path) -> Care:

@@ -96,7 +96,7 @@ def _outcome(manifest: Manifest, parent: Manifest, refused: str | None) -> Outco
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every worker counts as dead at once, and beats often."""
     monkeypatch.setattr("model_store.loop.jobs.LEASE_S", -1.0)
-    monkeypatch.setattr("trainer.loop.reporting.HEARTBEAT_S", 0.01)
+    monkeypatch.setattr("trainer.loop.worker.HEARTBEAT_S", 0.01)
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import signal
 
 import pytest
 
-from trainer.ranks.group import Group
-from trainer.ranks.interrupts import Interrupts
+from trainer.ranks.group import Group, Interrupts
 
 
 class Destroyed:

@@ -14,8 +14,7 @@ import pytest
 from model_store.errors import WrongUsage
 from tests.trainer.command import Command
 from trainer.ranks import launch as launching
-from trainer.ranks.launch import EXIT_LOST, launch
-from trainer.ranks.place import Place, place_of
+from trainer.ranks.launch import EXIT_LOST, Place, launch, place_of
 
 RANK = 'import os, sys, time, signal; rank = int(os.environ["RANK"])\n'
 

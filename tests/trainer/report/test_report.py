@@ -24,8 +24,7 @@ from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
 from trainer.cli import main
 from trainer.evaluation.judged import judge
-from trainer.report.page import SCRIPTS, page
-from trainer.report.report import measure_report
+from trainer.report.report import SCRIPTS, measure_report, page
 from trainer.request import GateLimits
 
 HOSTILE = "<script>alert(1)<|script>"  # no folder name may hold a slash

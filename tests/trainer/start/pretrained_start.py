@@ -12,8 +12,7 @@ from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked
 from trainer.add_task import add_task
-from trainer.presets import NetworkShape
-from trainer.request import AddTask, Effort, PretrainedFile
+from trainer.request import AddTask, Effort, NetworkShape, PretrainedFile
 from trainer.versions.outcome import Outcome
 
 EFFORT = Effort(epochs=2, batch_size=10)

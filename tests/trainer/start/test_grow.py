@@ -20,12 +20,11 @@ from model_store.store.store import Store
 from tests.trainer.command import Command
 from tests.trainer.folders import Listening, asked, write_classes
 from tests.trainer.start.pretrained_start import EFFORT, first, later, network_of, run
-from trainer.deepen import NothingToDeepen, deepen
 from trainer.evaluation.gate import Candidate, decide
 from trainer.evaluation.judged import Judged
+from trainer.grow import NothingToDeepen, deepen
 from trainer.growth import worth
-from trainer.presets import NetworkShape
-from trainer.request import AddTask, Deepen, GateLimits
+from trainer.request import AddTask, Deepen, GateLimits, NetworkShape
 from trainer.versions.outcome import Outcome
 
 ANY_GAIN = GateLimits(min_gain=0, max_drop=1)

@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 
 from model_store.host import private
 from tests.trainer.start.pretrained_start import first, run
-from trainer.tokens import cache as token_cache
+from trainer.embeddings import cache as token_cache
 
 AT = private.SEAL_BYTES + token_cache.TIME_BYTES
 Tokens = dict[str, np.ndarray]
@@ -105,7 +105,7 @@ def test_a_folder_that_others_may_write_is_neither_read_nor_written(
 
 def test_tokens_are_gone_after_their_time(tokens: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     later_s = time.time() + token_cache.MAX_AGE_S + 60
-    monkeypatch.setattr("trainer.tokens.cache.time.time", lambda: later_s)
+    monkeypatch.setattr("trainer.embeddings.cache.time.time", lambda: later_s)
     os.utime(tokens)  # use does not make them younger
     assert token_cache._read(tokens, width=1) is None
     assert not tokens.exists()

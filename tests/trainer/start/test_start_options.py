@@ -15,7 +15,7 @@ from tests.trainer.start.pretrained_start import (
     run,
 )
 from tests.trainer.vit import made_up, write_vit
-from trainer.presets import NetworkShape
+from trainer.request import NetworkShape
 from trainer.start.first_network import normalisation_named
 
 HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)

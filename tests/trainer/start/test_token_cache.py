@@ -18,9 +18,9 @@ from tests.trainer.vit import SLICE
 from trainer.base import base_of
 from trainer.data.folders import list_classes, read_images
 from trainer.data.pictures import Pixels, StoredImage
+from trainer.embeddings import cache as token_cache
 from trainer.learning.token_reading import cache_of, reduced_tokens_of
 from trainer.start.make_student import make_student
-from trainer.tokens import cache as token_cache
 
 
 @pytest.fixture

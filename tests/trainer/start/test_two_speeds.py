@@ -13,9 +13,8 @@ from model_store.store.store import Store
 from tests.trainer.command import Command
 from tests.trainer.folders import Listening, asked, learn, write_classes
 from tests.trainer.start.pretrained_start import EFFORT, later, network_of, run
-from trainer.deepen import deepen
-from trainer.presets import NetworkShape
-from trainer.request import Deepen, GateLimits
+from trainer.grow import deepen
+from trainer.request import Deepen, GateLimits, NetworkShape
 from trainer.versions.outcome import Outcome
 
 

@@ -14,8 +14,7 @@ from typing import TypeVar
 from model_store.errors import WrongUsage
 from trainer.data.folders import Listing, list_classes, list_loose
 from trainer.data.hierarchy import FOLDERS, list_nested
-from trainer.data.sources.json_exports import IMAGE_FOLDERS, list_export
-from trainer.data.sources.members import Member
+from trainer.data.sources.archives import Member, open_tar, open_zip
 from trainer.data.sources.parquet import list_parquet
 from trainer.data.sources.place import (
     ARCHIVES,
@@ -36,9 +35,7 @@ from trainer.data.sources.place import (
     shown,
 )
 from trainer.data.sources.rows import TEST, TRAIN, VAL, WHOLE, Parts, part_named
-from trainer.data.sources.tables import has_labels, list_table
-from trainer.data.sources.tars import open_tar
-from trainer.data.sources.zips import open_zip
+from trainer.data.sources.tables import IMAGE_FOLDERS, has_labels, list_export, list_table
 from trainer.request import AddTask, Learning
 
 Found = TypeVar("Found")

@@ -12,9 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from model_store.errors import DataRejected, ImageRejected, WrongUsage
-from trainer.data import limits
-from trainer.data.limits import Unpacking, parse_table
-from trainer.data.sources.members import Member
+from trainer.data.sources import limits
+from trainer.data.sources.archives import Member
+from trainer.data.sources.limits import (
+    CHUNK_BYTES,
+    BoundedReader,
+    Part,
+    StoredBytes,
+    Unpacking,
+    parse_table,
+)
 from trainer.data.sources.place import Place, shown
 from trainer.data.sources.rows import (
     WHOLE,
@@ -25,7 +32,6 @@ from trainer.data.sources.rows import (
     grouped,
     part_named,
 )
-from trainer.data.sources.stored_bytes import CHUNK_BYTES, BoundedReader, Part, StoredBytes
 
 MAX_HEADER_BYTES = 1 << 16
 """Bytes of the header of a page. Statistics of large values are the most of it."""

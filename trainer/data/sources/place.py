@@ -1,7 +1,7 @@
 """Name files and folders alike, whether they are on a disk or inside an archive, and tell those
 that are meant as images from stray ones.
 
-`pathlib.Path` is a place as it is; `trainer.data.sources.members.Member` is one in an archive.
+`pathlib.Path` is a place as it is; `trainer.data.sources.archives.Member` is one in an archive.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from model_store.errors import DataRejected, ImageRejected, SpecInvalid
 from model_store.names import new_class_name
 from model_store.tables import counted, size
-from trainer.data import limits
 from trainer.data.folders import ClassFolder, Listing, and_more
-from trainer.data.limits import Unpacking
+from trainer.data.sources import limits
+from trainer.data.sources.limits import Unpacking
 from trainer.data.sources.place import Picture, Place, inner_parts, shown
 
 MAX_NAMED = 20

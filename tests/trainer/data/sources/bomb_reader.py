@@ -16,9 +16,9 @@ from pathlib import Path
 
 from model_store.errors import DneError
 from tests.trainer.data.sources.forms import listed
-from trainer.data import limits
 from trainer.data.hierarchy import read_parents
-from trainer.data.sources.stored_bytes import CHUNK_BYTES
+from trainer.data.sources import limits
+from trainer.data.sources.limits import CHUNK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from tests.trainer.data.sources.bomb_reader import read_in_child
 from tests.trainer.data.sources.bombs import BOMBS, parquet_of_one_value
 from tests.trainer.data.sources.forms import listed, read
 from tests.trainer.folders import write_classes
-from trainer.data import limits
 from trainer.data.hierarchy import read_parents
+from trainer.data.sources import limits
 
 pytest.importorskip("pyarrow", reason="the extra `parquet` is not installed")
 
@@ -79,7 +79,7 @@ def test_rows_that_share_one_image_are_not_copied_to_the_disk_without_end(
     monkeypatch.setattr(limits, "FREE_BYTES", 1 << 20)
     written: list[int] = []
     monkeypatch.setattr(
-        "trainer.data.sources.stored_bytes.StoredBytes.append",
+        "trainer.data.sources.limits.StoredBytes.append",
         lambda self, data: written.append(len(data)),
     )
     with pytest.raises(DataRejected, match=RATIO):

@@ -17,8 +17,7 @@ import pytest
 from model_store.errors import DataRejected, WrongUsage
 from tests.trainer.data.sources.forms import files_of, listed, read, tarred, zipped
 from tests.trainer.folders import write_classes
-from trainer.data import limits
-from trainer.data.sources import stored_bytes
+from trainer.data.sources import limits
 from trainer.data.sources.place import inner_parts
 
 
@@ -170,9 +169,9 @@ def test_a_packed_tar_that_unpacks_to_far_more_is_stopped_on_the_way(
 ) -> None:
     monkeypatch.setattr(limits, "FREE_BYTES", 1 << 20)
     kept: list[int] = []
-    append = stored_bytes.StoredBytes.append
+    append = limits.StoredBytes.append
     monkeypatch.setattr(
-        stored_bytes.StoredBytes,
+        limits.StoredBytes,
         "append",
         lambda self, data: kept.append(len(data)) or append(self, data),  # type: ignore[func-returns-value]
     )

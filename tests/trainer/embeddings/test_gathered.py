@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainer.tokens.gathered import Gathered, gather
-from trainer.tokens.statistics import ClassStatistics, accumulate
+from trainer.embeddings.statistics import ClassStatistics, Gathered, accumulate, gather
 
 FIRST, WIDTH = 4, 6
 CLASSES = ("old", "new")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from model_store.errors import ShardCorrupt
 from model_store.store.shard import shard_ref
-from trainer.tokens.statistics import (
+from trainer.embeddings.statistics import (
     ClassStatistics,
     accumulate,
     decode,

@@ -18,9 +18,15 @@ import pytest
 from tests.trainer.command import Command
 from tests.trainer.folders import write_classes
 from trainer.cli import build_parser
-from trainer.cli.cluster import PATHS, sent_to_cluster
-from trainer.cluster.entrypoint import UPLOAD_BYTES, make_entrypoint
-from trainer.cluster.ray_job import RECONNECTS, JobFailed, JobOutput, run_on_ray
+from trainer.cli.commands import PATHS, sent_to_cluster
+from trainer.cluster import (
+    RECONNECTS,
+    UPLOAD_BYTES,
+    JobFailed,
+    JobOutput,
+    make_entrypoint,
+    run_on_ray,
+)
 
 JOB = "raysubmit_1"
 
@@ -161,7 +167,7 @@ def test_ctrl_c_stops_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_a_lost_connection_is_made_again_and_shows_nothing_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainer.cluster.ray_job.PAUSE_S", 0.0)
+    monkeypatch.setattr("trainer.cluster.PAUSE_S", 0.0)
     cluster = FakeCluster(tmp_path, "for n in 1 2 3 4; do echo line $n >&2; done; echo done")
     cluster.breaks = 2
     assert follow(cluster) == 0

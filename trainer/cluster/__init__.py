@@ -1,1 +1,0 @@
-"""Run a command on a cluster, and follow it from here."""

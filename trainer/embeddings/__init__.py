@@ -1,0 +1,1 @@
+"""Keep embeddings of images by experts that are final, and sum them up."""

@@ -1,1 +1,0 @@
-"""Tokens of images on experts that are final: kept, and summed up."""
