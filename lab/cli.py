@@ -15,7 +15,7 @@ from lab.dataset import Dataset, read_dataset
 from lab.plan import PLAN, Step, steps
 from lab.presets import PRESETS, Preset, changed, preset_named
 from lab.registry import METHODS, read_choice
-from lab.report.page import make_report
+from lab.report.page import make_report, notes_in
 from lab.side_by_side import Job, run_side_by_side
 from lab.speed import measure
 from model_store.cli.command import run
@@ -25,7 +25,8 @@ from trainer.progress import show_progress
 
 RESULTS = Path("lab/results")
 PAGE = Path("docs/comparisons.md")
-NOTES = Path("docs/comparisons_notes.md")
+NOTES = PAGE
+"""The page of the last report: its notes are taken over."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -195,7 +196,7 @@ def _report(asked: argparse.Namespace) -> int:
     lines = _lines(asked.results)
     if not lines:
         raise WrongUsage(f"there are no results in {', '.join(map(str, asked.results))}")
-    notes = asked.notes.read_text() if asked.notes.exists() else ""
+    notes = notes_in(asked.notes.read_text()) if asked.notes.exists() else ""
     made = make_report(lines, preset=lines[0].preset, folder=asked.out.stem, notes=notes)
     for path in made.write(asked.out):
         print(path)

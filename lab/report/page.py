@@ -102,6 +102,12 @@ def make_report(
     return Report(markdown="\n\n".join(sections) + "\n", figures=drawn)
 
 
+def notes_in(page: str) -> str:
+    """Return the notes of a report, or a whole text that is no report."""
+    _, heading, rest = page.partition(f"## {NOTES_TITLE}\n")
+    return rest.partition("\n## ")[0].strip() if heading else page
+
+
 def _setting(preset: Preset, name: str) -> str:
     images = "all" if preset.images is None else f"{preset.images}"
     test = (

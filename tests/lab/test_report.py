@@ -14,7 +14,7 @@ import pytest
 from lab import cli, results
 from lab.plan import Planned, steps
 from lab.report.metrics import Row, courses_of, metric, paired, rows_of, spread, to_joint
-from lab.report.page import Report, html, make_report, markdown_table
+from lab.report.page import Report, html, make_report, markdown_table, notes_in
 from lab.report.plots import HEIGHT, LINE_HEIGHT, Axis, apart
 from lab.report.published import published
 from lab.report.tables import Table, Tables
@@ -265,6 +265,6 @@ def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> 
     if not path.exists():
         pytest.skip("there are no results of the preset short")
     found = results.read([path], note=print)
-    notes = (ROOT / cli.NOTES).read_text()
+    notes = notes_in((ROOT / cli.NOTES).read_text())
     made = make_report(found, preset="short", folder=cli.PAGE.stem, notes=notes)
     assert (ROOT / cli.PAGE).read_text() == made.markdown, "run `python -m lab report`"
