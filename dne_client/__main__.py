@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 
-from dne_client import completing, predicting
+from dne_client import predicting
 from model_store.command_line import Parser
 
 EXIT_FAILED = 1
@@ -70,10 +72,12 @@ def _main(given: Sequence[str]) -> int:
 
 
 def _completion(arguments: Sequence[str]) -> int:
+    shell = completion_parser().parse_args(arguments).shell
     try:
-        return completing.main(arguments)
+        print(completion_script(shell))
     except ModuleNotFoundError as error:
         return _fail(f"dne completion needs {error.name}: pip install dne-serve brings it")
+    return 0
 
 
 def _demo(arguments: Sequence[str]) -> int:
@@ -107,6 +111,70 @@ def _version() -> str:
         return distribution("dne-serve").version
     except PackageNotFoundError:
         return "of an unknown version"
+
+
+PARSERS = {
+    "train": "trainer.cli:build_parser",
+    "store": "model_store.cli.main:build_parser",
+    "serve": "dne_serve.cli:build_parser",
+    "predict": "dne_client.predicting:parser",
+    "demo": "dne_client.demo:parser",
+    "completion": "dne_client.__main__:completion_parser",
+}
+"""The parsers of `dne`. They are imported here only: a machine with the client alone lacks most."""
+SHELLS = ("bash", "zsh", "fish")
+FILES = frozenset({"CERT", "DATA", "FILE", "KEYFILE", "LOG", "TRUST"})
+FOLDERS = frozenset({"DIR", "FOLDER", "STORE"})
+
+
+def completion_parser() -> argparse.ArgumentParser:
+    made = Parser(
+        prog="dne completion",
+        description="Prints a script that completes dne, dne-train, dne-store and dne-serve.",
+        epilog='Load it in ~/.bashrc or ~/.zshrc with `eval "$(dne completion bash)"`, or in '
+        "~/.config/fish/config.fish with `dne completion fish | source`.",
+    )
+    made.add_argument("shell", choices=SHELLS, help="the shell that is to load it")
+    return made
+
+
+def completion_script(shell: str) -> str:
+    import shtab
+
+    return "\n".join(shtab.complete(parser, shell) for parser in _programs())
+
+
+def _programs() -> Iterator[argparse.ArgumentParser]:
+    """Yield the parser of `dne`, which has those of all commands, and those of the programs."""
+    parsers: Mapping[str, Parser] = {name: _load(place) for name, place in PARSERS.items()}
+    for made in parsers.values():
+        _name_files(made)
+    dne = Parser(prog="dne")
+    commands = dne.add_subparsers()
+    for name, made in parsers.items():
+        commands.add_parser(name, parents=[made], add_help=False, help=made.description)
+    yield dne
+    yield from (made for made in parsers.values() if " " not in made.prog)
+
+
+def _load(place: str) -> Parser:
+    module, _, name = place.partition(":")
+    made: Parser = getattr(importlib.import_module(module), name)()
+    return made
+
+
+def _name_files(parser: argparse.ArgumentParser) -> None:
+    """Mark the options that take a file or a folder, by the word in their help."""
+    import shtab
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                _name_files(below)
+        elif action.metavar in FOLDERS:
+            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif action.metavar in FILES:
+            action.complete = shtab.FILE  # type: ignore[attr-defined]
 
 
 if __name__ == "__main__":

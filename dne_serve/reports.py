@@ -22,12 +22,11 @@ from dne_serve.http.problems import problem_of
 from dne_serve.http.scoped_route import Parts, needing
 from model_store.errors import DneError, ImageRejected, ShardForgotten
 from model_store.preprocess import Thumbnail
-from model_store.records.fields import MAX_VERSION
 from model_store.records.manifest import Manifest
 from model_store.records.quality import MAX_SHOWN
+from model_store.records.sealing import MAX_VERSION
 from model_store.report.ancestry import AncestryCache
-from model_store.report.facts import make_report
-from model_store.report.pictures import read_picture_of
+from model_store.report.facts import make_report, read_picture_of
 from model_store.report.record import VersionReport
 from model_store.store.store import Store
 

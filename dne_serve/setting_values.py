@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, unquote_to_bytes, urlsplit
 from pydantic import SecretStr
 
 from model_store.errors import WrongUsage
-from model_store.records.fields import MAX_VERSION
+from model_store.records.sealing import MAX_VERSION
 
 What = Literal["unknown", "score", "margin", "disagrees", "sample"]
 BELOW = re.compile(r"(score|margin)\s*<\s*([01](?:\.[0-9]{1,6})?|\.[0-9]{1,6})")

@@ -30,7 +30,7 @@ from model_store.errors import WrongUsage
 from model_store.host.machine import usable_cores
 from model_store.precision import Asked
 from model_store.records.channel import ChannelName
-from model_store.records.fields import first_reason
+from model_store.records.sealing import first_reason
 from model_store.records.signing import NO_KEYS, Keys, load_signer, load_trust
 
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]

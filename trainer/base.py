@@ -9,9 +9,8 @@ from model_store.errors import StoreNotFound, WrongUsage
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import ClassImages, ClassTokens, Manifest, ShardRef
 from model_store.records.signing import Keys
-from model_store.store.making import check_location
 from model_store.store.publish import next_version
-from model_store.store.store import Store
+from model_store.store.store import Store, check_location
 from trainer.request import Learning
 
 Kept = TypeVar("Kept", ClassImages, ClassTokens)

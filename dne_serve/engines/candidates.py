@@ -19,9 +19,9 @@ from model_store.host.machine import (
     remember,
     usable_cores,
 )
-from model_store.records.fields import Record
 from model_store.records.manifest import Geometry, spec_of
 from model_store.records.quality import Reduced
+from model_store.records.sealing import Record
 from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
 from model_store.store.cache import cache_folder
 

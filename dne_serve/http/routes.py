@@ -47,7 +47,7 @@ from dne_serve.observe.live import ActivityAnswer, Listener, Stream
 from dne_serve.rollout.channel import Moved
 from dne_serve.server import DRAINS, Serving
 from model_store.records.channel import ChannelRecord
-from model_store.records.fields import MAX_VERSION
+from model_store.records.sealing import MAX_VERSION
 
 DEFAULT_TOP_K = 5
 DEFAULT_LISTED = 100

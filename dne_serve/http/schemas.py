@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.records.channel import ChannelRecord, Mode
 from model_store.records.describe import Verdict
-from model_store.records.fields import MAX_VERSION
 from model_store.records.manifest import Preprocessing, ShardRef
 from model_store.records.quality import Accuracy, Calibration, Metrics, Unknown
+from model_store.records.sealing import MAX_VERSION
 
 VersionNumber = Annotated[int, Field(ge=1, le=MAX_VERSION)]
 

@@ -18,8 +18,8 @@ from dne_serve.http.bodies import AT_ONCE_BYTES, check_json
 from dne_serve.http.schemas import JsonImage, JsonImages
 from dne_serve.inference.decoding import Decoder
 from model_store.preprocess import Pixels
-from model_store.records.fields import first_reason
 from model_store.records.manifest import Preprocessing
+from model_store.records.sealing import first_reason
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

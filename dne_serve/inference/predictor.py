@@ -22,7 +22,7 @@ from dne_serve.rollout.canary import CanaryAndShadow, Chosen
 from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedVersions
 from model_store.errors import DneError, ImageRejected
 from model_store.preprocess import Pixels
-from model_store.records.fields import MAX_VERSION
+from model_store.records.sealing import MAX_VERSION
 from model_store.store.store import Store
 
 HEADER = "Dne-At-Least"

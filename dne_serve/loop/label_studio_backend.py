@@ -29,19 +29,17 @@ from model_store.errors import (
 )
 from model_store.loop.inbox import CLEAR, Inbox
 from model_store.loop.items import in_threads, read_items
-from model_store.loop.label_studio_annotations import (
-    is_from,
-    key_of,
-    number_in,
-    read_annotation,
-    take_annotation,
-)
-from model_store.loop.label_studio_tasks import (
+from model_store.loop.label_studio import (
     Controls,
+    is_from,
     is_same_picture,
     item_of,
+    key_of,
+    number_in,
     prediction,
+    read_annotation,
     read_label_config,
+    take_annotation,
 )
 from model_store.records.inbox import ItemRecord, LabelRecord
 

@@ -36,7 +36,7 @@ from dne_serve.loop.label_studio_schemas import (
 )
 from dne_serve.rollout.canary import Chosen
 from dne_serve.server import Serving
-from model_store.loop.label_studio_tasks import Controls, model_version, read_label_config
+from model_store.loop.label_studio import Controls, model_version, read_label_config
 from model_store.records.inbox import LabelRecord
 
 

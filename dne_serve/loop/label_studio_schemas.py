@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 
-from model_store.loop.label_studio_tasks import MAX_CHARACTERS
+from model_store.loop.label_studio import MAX_CHARACTERS
 
 MAX_TASKS = 10_000
 """Label Studio sends all tasks that a person has selected in one request."""

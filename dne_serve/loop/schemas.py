@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dne_serve.http.schemas import Score
-from model_store.advice.record import Advice, AdvisedImage
+from model_store.advice import Advice, AdvisedImage
 from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Judgement
 from model_store.loop.index import State
 from model_store.records.inbox import LabelKind

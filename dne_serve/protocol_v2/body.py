@@ -20,7 +20,7 @@ from dne_serve.protocol_v2.schemas import (
     RequestOutput,
 )
 from dne_serve.protocol_v2.tensors import Encoded, Tensor
-from model_store.records.fields import first_reason
+from model_store.records.sealing import first_reason
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 MOST_LIKELY_SHORT = 64

@@ -23,7 +23,7 @@ from dne_serve.protocol_v2.schemas import (
     InferenceRequest,
     LoadRequest,
 )
-from model_store.records.fields import MAX_VERSION
+from model_store.records.sealing import MAX_VERSION
 
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TextIO, cast
 from model_store import __version__
 from model_store.errors import DneError, WrongUsage
 from model_store.records.channel import check_channel_name
-from model_store.records.fields import MAX_VERSION
+from model_store.records.sealing import MAX_VERSION
 from model_store.records.signing import NO_KEYS, Keys, load_signer, load_trust
 from model_store.tables import Shown
 

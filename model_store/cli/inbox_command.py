@@ -16,11 +16,11 @@ from model_store.cli.command import (
     print_json,
 )
 from model_store.errors import WrongUsage
-from model_store.loop.class_folders import export_labelled
 from model_store.loop.describe import describe_item, describe_label
 from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Inbox, Judgement
 from model_store.loop.index import STATES, Index, Order
 from model_store.loop.items import Item, open_index, read_items
+from model_store.loop.waiting import export_labelled
 from model_store.records.inbox import LabelRecord
 from model_store.store.store import Store
 from model_store.tables import columns, counted, percent, printable, size

@@ -91,12 +91,13 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
         help="where to write them: versions in one folder share their experts",
     )
     if not quick:
-        from model_store.cli.class_commands import add_class_care_commands
-        from model_store.cli.housekeeping_commands import add_housekeeping_commands
+        from model_store.cli.housekeeping_commands import (
+            add_housekeeping_commands,
+            add_mend_command,
+        )
         from model_store.cli.inbox_command import add_inbox_command
         from model_store.cli.key_commands import add_keys_command
-        from model_store.cli.mend_command import add_mend_command
-        from model_store.cli.removal_commands import add_removal_commands
+        from model_store.cli.removal_commands import add_class_care_commands, add_removal_commands
 
         add_class_care_commands(add)
         add_housekeeping_commands(add)
@@ -109,8 +110,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
 
 def _show_advice(store: Store, manifest: Manifest, *, as_json: bool) -> int:
     """Show all that the trainer advised when it made the version."""
-    from model_store.advice.lines import described, in_full
-    from model_store.advice.record import read_advice
+    from model_store.advice import described, in_full, read_advice
 
     advice = read_advice(store, manifest)
     if as_json:

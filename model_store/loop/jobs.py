@@ -18,9 +18,8 @@ from model_store import __version__
 from model_store.backends.base import Entry, Objects, keyed
 from model_store.errors import JobNotFound, JobUnderWay, RecordInvalid, StoreUnsupported
 from model_store.layout import JOBS
-from model_store.loop.claim import JobClaim
-from model_store.loop.item_names import is_id, new_id
-from model_store.loop.job_state import (
+from model_store.loop.claim import (
+    JobClaim,
     JobState,
     cancel_name,
     claim_name,
@@ -32,7 +31,7 @@ from model_store.loop.job_state import (
     turn_name,
     turn_of,
 )
-from model_store.records.fields import Record
+from model_store.loop.item_names import is_id, new_id
 from model_store.records.gc_marks import clock_s
 from model_store.records.jobs import (
     CancelRecord,
@@ -44,6 +43,7 @@ from model_store.records.jobs import (
     TurnRecord,
 )
 from model_store.records.sealing import (
+    Record,
     create_record,
     find_record,
     read_record,

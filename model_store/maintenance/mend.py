@@ -19,7 +19,9 @@ from model_store.backends.base import ObjectMissing
 from model_store.errors import RecordInvalid, StoreError, StoreUnsupported
 from model_store.layout import MENDED, mended_name, record_name
 from model_store.records.channel import ChannelName, ChannelRecord, decode_record
-from model_store.records.fields import (
+from model_store.records.gc_marks import SWEEP_WINDOW_S, clock_s
+from model_store.records.sealing import (
+    FORMAT,
     Count,
     Record,
     Sha256,
@@ -27,10 +29,6 @@ from model_store.records.fields import (
     Timestamp,
     Transaction,
     Version,
-)
-from model_store.records.gc_marks import SWEEP_WINDOW_S, clock_s
-from model_store.records.sealing import (
-    FORMAT,
     create_record,
     parse_object,
     read_sealed,

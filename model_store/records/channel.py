@@ -12,15 +12,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from model_store.errors import NothingToRollBack, RecordInvalid, WrongUsage
-from model_store.records.fields import (
+from model_store.records.sealing import (
+    FORMAT,
     Sha256,
     SignedRecord,
     Text,
     Timestamp,
     Transaction,
     Version,
+    unseal_record,
 )
-from model_store.records.sealing import FORMAT, unseal_record
 
 Mode = Literal["follow", "pin"]
 CHANNEL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"

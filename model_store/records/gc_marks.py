@@ -18,8 +18,14 @@ from typing import Literal
 from model_store.backends.base import Entry, Objects
 from model_store.errors import StoreError
 from model_store.layout import CLOCK, CONDEMNED
-from model_store.records.fields import Record, Sha256, Transaction
-from model_store.records.sealing import FORMAT, create_record, find_record
+from model_store.records.sealing import (
+    FORMAT,
+    Record,
+    Sha256,
+    Transaction,
+    create_record,
+    find_record,
+)
 
 SWEEP_WINDOW_S = 600.0
 """A sweep that has not deleted its shard after this time is dead, and its verdict is void."""

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from model_store.errors import SpecInvalid
 from model_store.names import check_name
-from model_store.records.fields import Record
+from model_store.records.sealing import Record
 
 LEAST_SCORE = 0.65
 """The probability from which on a class, or a group, is not in doubt."""

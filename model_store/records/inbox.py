@@ -13,8 +13,16 @@ from pydantic import Field, model_validator
 from model_store.errors import SpecInvalid
 from model_store.layout import ITEM_ID
 from model_store.names import new_class_name
-from model_store.records.fields import Record, Sha256, Share, Text, Timestamp, Transaction, Version
-from model_store.records.sealing import FORMAT
+from model_store.records.sealing import (
+    FORMAT,
+    Record,
+    Sha256,
+    Share,
+    Text,
+    Timestamp,
+    Transaction,
+    Version,
+)
 
 MAX_TOP = 10
 MAX_SIDE = 512

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from model_store.layout import ITEM_ID
 from model_store.records.channel import ChannelName
-from model_store.records.fields import (
+from model_store.records.sealing import (
+    FORMAT,
     Record,
     Share,
     SignedRecord,
@@ -21,7 +22,6 @@ from model_store.records.fields import (
     Transaction,
     Version,
 )
-from model_store.records.sealing import FORMAT
 
 MAX_LOG_LINES = 30
 MAX_LOG_LINE = 500

@@ -10,7 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 from pydantic import Field, model_validator
 
 from model_store.errors import RecordInvalid, SpecInvalid
-from model_store.records.fields import (
+from model_store.records.hierarchy import Hierarchy
+from model_store.records.quality import Accuracy as Accuracy
+from model_store.records.quality import Calibration as Calibration
+from model_store.records.quality import Metrics as Metrics
+from model_store.records.quality import Unknown as Unknown
+from model_store.records.sealing import (
+    FORMAT,
+    MAX_RECORD_BYTES,
     Count,
     Record,
     Sha256,
@@ -19,13 +26,9 @@ from model_store.records.fields import (
     Timestamp,
     Transaction,
     Version,
+    seal,
+    unseal_record,
 )
-from model_store.records.hierarchy import Hierarchy
-from model_store.records.quality import Accuracy as Accuracy
-from model_store.records.quality import Calibration as Calibration
-from model_store.records.quality import Metrics as Metrics
-from model_store.records.quality import Unknown as Unknown
-from model_store.records.sealing import FORMAT, MAX_RECORD_BYTES, seal, unseal_record
 from model_store.spec import (
     MAX_TASKS,
     Activation,

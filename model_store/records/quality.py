@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model_store.records.fields import Count, Record, Share, Text
+from model_store.records.sealing import Count, Record, Share, Text
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 """A fit ends between 0.03 and 30: beyond these, a manifest was not written by a trainer."""

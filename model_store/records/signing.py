@@ -18,9 +18,16 @@ from pydantic import Field, ValidationError
 from model_store.errors import KeyMissing, SignatureRefused, WrongUsage
 from model_store.layout import version_name
 from model_store.names import check_name
-from model_store.records.fields import Record, Signature, SignedRecord, first_reason
 from model_store.records.manifest import Manifest
-from model_store.records.sealing import canonical, parse_object, signed_bytes
+from model_store.records.sealing import (
+    Record,
+    Signature,
+    SignedRecord,
+    canonical,
+    first_reason,
+    parse_object,
+    signed_bytes,
+)
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

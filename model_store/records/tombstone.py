@@ -20,9 +20,17 @@ from model_store.layout import (
     forgotten_name,
     forgotten_of,
 )
-from model_store.records.fields import Record, Sha256, Text, Timestamp, Transaction, Version
 from model_store.records.manifest import Manifest, ShardRef
-from model_store.records.sealing import FORMAT, find_record
+from model_store.records.sealing import (
+    FORMAT,
+    Record,
+    Sha256,
+    Text,
+    Timestamp,
+    Transaction,
+    Version,
+    find_record,
+)
 
 FORGETTABLE = frozenset({"memory", "held-out", "statistics"})
 """The kinds of shards that hold images of a class, or follow from images of one class alone."""

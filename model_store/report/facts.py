@@ -3,27 +3,134 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from model_store.codec import read_kept
+from model_store.preprocess import Thumbnail
 from model_store.records.describe import gate_of, verdict
-from model_store.records.manifest import Manifest, Scalar
+from model_store.records.manifest import ClassImages, Manifest, Scalar
 from model_store.records.quality import Calibration, Gate
 from model_store.report.ancestry import Ancestry
-from model_store.report.evidence import Evidence, recorded
-from model_store.report.pictures import list_pictures
 from model_store.report.record import (
     Counts,
     Measured,
+    ReportAccuracy,
     ReportBin,
     ReportCalibration,
     ReportClass,
     ReportConfused,
+    ReportPicture,
     ReportTask,
     Table,
     VersionReport,
     count_right,
 )
 from model_store.store.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Answers of a version to images that it was not trained on.
+
+    `tasks` has the counts of each task for each version of the ancestry. `shares` are right answers
+    by class, for versions without counts.
+    """
+
+    source: str
+    images: int
+    accuracy: ReportAccuracy
+    confusion: Table
+    tasks: Sequence[Sequence[Counts | None]]
+    calibration: Calibration
+    shares: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+
+def recorded(manifest: Manifest, ancestry: Ancestry) -> Evidence:
+    """Take over what was recorded when the version was made."""
+    metrics = manifest.metrics
+    return Evidence(
+        source=metrics.source,
+        images=metrics.images,
+        accuracy=_recorded_accuracy(manifest),
+        confusion=metrics.confusion,
+        tasks=[ancestor.tasks for ancestor in ancestry.ancestors],
+        calibration=manifest.calibration,
+        shares=metrics.per_class,
+        notes=_why_no_figures(manifest),
+    )
+
+
+def _recorded_accuracy(manifest: Manifest) -> ReportAccuracy:
+    accuracy, gate = manifest.metrics.accuracy, manifest.metrics.gate
+    old, new = (gate.old_images, gate.new_images) if gate else (None, None)
+    return ReportAccuracy(
+        all=Measured.of(accuracy.all, manifest.metrics.images),
+        old=Measured.of(accuracy.old, old),
+        new=Measured.of(accuracy.new, new),
+        parent_old=Measured.of(accuracy.parent_old, old),
+    )
+
+
+def _why_no_figures(manifest: Manifest) -> tuple[str, ...]:
+    """Say why a version has no figures of its own."""
+    if manifest.metrics.gate is None and manifest.parent is not None:
+        return (
+            "Nothing was learnt in this version, and nothing was measured: the figures are those "
+            f"of version {manifest.parent}, as far as they still hold.",
+        )
+    if not manifest.metrics.images:
+        return ("This version has no report: no images were held out to judge it by.",)
+    return ()
+
+
+def list_pictures(store: Store, manifest: Manifest) -> tuple[list[ReportPicture], str]:
+    """List the pictures that are still there, and say why others are not."""
+    metrics = manifest.metrics
+    if not metrics.shown:
+        return [], _why_none(manifest)
+    forgotten = store.forgotten()
+    gone = {name for name, entry in _entries(manifest).items() if entry.shard.sha256 in forgotten}
+    listed = [
+        ReportPicture(
+            number=number,
+            label=shown.class_name,
+            answer=shown.answer,
+            before=shown.before,
+            confidence=shown.confidence,
+        )
+        for number, shown in enumerate(metrics.shown)
+        if shown.class_name not in gone
+    ]
+    lost = sorted({shown.class_name for shown in metrics.shown} & gone)
+    return listed, f"The pictures of {', '.join(lost)} were forgotten." if lost else ""
+
+
+def read_picture_of(store: Store, manifest: Manifest, number: int) -> Thumbnail:
+    """Read one picture of the list and write it anew. Raise ShardForgotten, KeptTooLarge or
+    ImageRejected where it cannot be shown."""
+    shown = manifest.metrics.shown[number]
+    images = read_kept(store.read_stored_shard, _entries(manifest)[shown.class_name])
+    return Thumbnail.of(images[shown.image])
+
+
+def _entries(manifest: Manifest) -> dict[str, ClassImages]:
+    return {entry.class_name: entry for entry in manifest.held_out}
+
+
+def _why_none(manifest: Manifest) -> str:
+    metrics = manifest.metrics
+    if metrics.gate is None:
+        return "No picture is shown: nothing was learnt in this version."
+    if metrics.source == "validation":
+        return "No picture was kept: this version was judged by images outside the store."
+    if not manifest.held_out:
+        return "No picture was kept: this store keeps none, or no image was held out."
+    if metrics.run is None:
+        return "No picture was noted: older software made this version."
+    return "No picture to show: every held-out image was answered right, as before."
+
 
 MOST_IN_MATRIX = 40
 """Classes of a matrix that can be read on a page."""

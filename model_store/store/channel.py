@@ -37,9 +37,14 @@ from model_store.records.channel import (
     resume_target,
     rollback_target,
 )
-from model_store.records.fields import MAX_VERSION
 from model_store.records.manifest import Manifest
-from model_store.records.sealing import create_record, read_sealed, refusing_bad_fields, timestamp
+from model_store.records.sealing import (
+    MAX_VERSION,
+    create_record,
+    read_sealed,
+    refusing_bad_fields,
+    timestamp,
+)
 from model_store.records.tombstone import deleted_versions
 from model_store.store.reserve import using_reserve
 from model_store.store.versions import Versions

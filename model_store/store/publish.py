@@ -6,10 +6,13 @@ publish that is stopped leaves at most shards that no version names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal
 
-from model_store.backends.base import MAX_CONFLICTS
+from model_store.backends.base import MAX_CONFLICTS, ObjectMissing, Objects
 from model_store.errors import (
     OutcomeUnknown,
     RecordInvalid,
@@ -18,18 +21,131 @@ from model_store.errors import (
     VersionDeleted,
     WriteFailed,
 )
-from model_store.layout import deleted_name, shard_name, version_name
-from model_store.records.fields import MAX_VERSION
+from model_store.layout import RUNS, deleted_name, run_name, run_of, shard_name, version_name
+from model_store.records.gc_marks import rescue
 from model_store.records.manifest import Draft, Manifest, ShardRef, Signs, decode, encode
+from model_store.records.sealing import (
+    FORMAT,
+    MAX_VERSION,
+    Record,
+    Sha256,
+    Transaction,
+    Version,
+    create_record,
+    read_record,
+)
 from model_store.records.tombstone import (
     deleted_versions,
     forgotten_shards,
     has_deleted_number,
     read_deleted,
 )
-from model_store.store.reservations import announced
 from model_store.store.shard import check_digest, check_shard, expected_tensors
 from model_store.store.versions import Versions
+
+EXPIRY_S = 7 * 24 * 3600.0
+"""Older announcements, by the store's own clock, are those of runs that died."""
+
+MAX_ANNOUNCEMENTS = 1000  # of one run
+
+
+class Announcement(Record):
+    """`runs/<transaction>.json`. The random `id` tells our announcement after a lost reply."""
+
+    format: Literal[1] = FORMAT
+    transaction: Transaction
+    parent: Version | None
+    shards: tuple[Sha256, ...]
+    id: Transaction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """An announcement in a listing; `record` is None when it has expired."""
+
+    name: str
+    transaction: str
+    record: Announcement | None
+
+
+def announce(
+    objects: Objects, transaction: str, *, parent: int | None, digests: Collection[str]
+) -> None:
+    """Announce a run: none of `digests` is swept until the run ends or expires."""
+    record = Announcement(
+        transaction=transaction,
+        parent=parent,
+        shards=tuple(sorted(set(digests))),
+        id=uuid.uuid4().hex,
+    )
+    try:
+        _create(objects, record)
+    except OutcomeUnknown as error:
+        # An announcement only protects: with or without it, nothing was published.
+        raise WriteFailed(str(error)) from error
+    # Announced first, looked for marks second; a sweep does it the other way round. So one of
+    # the two always sees the other.
+    rescue(objects, frozenset(record.shards))
+
+
+def withdraw(objects: Objects, transaction: str) -> None:
+    """End a run: shards that only the run needs may go."""
+    for entry in objects.list(RUNS):
+        if run_of(entry.name) == transaction:
+            objects.delete(entry.name)
+
+
+@contextmanager
+def announced(
+    objects: Objects, transaction: str, *, parent: int | None, digests: Collection[str]
+) -> Iterator[None]:
+    """Announce a publish around it, and withdraw it where the outcome is known."""
+    try:
+        announce(objects, transaction, parent=parent, digests=digests)
+        yield
+    except OutcomeUnknown:
+        raise  # the manifest may be there, or still arrive
+    except StoreError:
+        _withdraw_quietly(objects, transaction)
+        raise
+    _withdraw_quietly(objects, transaction)
+
+
+def standing(objects: Objects, *, now_s: float) -> list[Standing]:
+    """List all announcements, with the records of those that have not expired."""
+    found: list[Standing] = []
+    for entry in objects.list(RUNS):
+        transaction = run_of(entry.name)
+        if transaction is None:
+            continue
+        record = None
+        if now_s - entry.modified_s <= EXPIRY_S:
+            try:
+                record = _read(objects, entry.name, transaction)
+            except ObjectMissing:
+                continue  # withdrawn since: its manifest, if there is one, came before that
+        found.append(Standing(name=entry.name, transaction=transaction, record=record))
+    return found
+
+
+def _create(objects: Objects, record: Announcement) -> None:
+    for number in range(1, MAX_ANNOUNCEMENTS):
+        if create_record(objects, run_name(record.transaction, number), record):
+            return
+    raise WriteFailed(f"run {record.transaction} has announced itself too often")
+
+
+def _read(objects: Objects, name: str, transaction: str) -> Announcement:
+    record = read_record(objects, name, Announcement)
+    if record.transaction != transaction:
+        raise RecordInvalid(name, f"it says it is of run {record.transaction}")
+    return record
+
+
+def _withdraw_quietly(objects: Objects, transaction: str) -> None:
+    # The outcome of the publish must not be hidden. An announcement that stays ends by its age.
+    with suppress(StoreError):
+        withdraw(objects, transaction)
 
 
 def publish_draft(

@@ -1,21 +1,34 @@
-"""Open stores, read and publish versions, move channels."""
+"""Open and make stores at a location, read and publish versions, move channels."""
 
 from __future__ import annotations
 
+import os
+import stat
+import uuid
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from model_store.backends.base import Entry, Objects
-from model_store.backends.location import objects_at
-from model_store.errors import StoreNotFound
+from model_store.backends.base import Entry, Objects, keyed
+from model_store.backends.local import LocalDirectory
+from model_store.errors import (
+    RecordInvalid,
+    StoreError,
+    StoreNotFound,
+    StoreUnsupported,
+    VersionDeleted,
+    WrongUsage,
+)
+from model_store.layout import SHARDS, STORE, VERSIONS, shard_of
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Draft, Manifest, Signs
+from model_store.records.sealing import create_record
 from model_store.records.signing import NO_KEYS, Keys
+from model_store.records.tombstone import deleted_versions, has_deleted_number, read_deleted
 from model_store.store.channel import Channel, newest_records
-from model_store.store.making import make_store
 from model_store.store.reserve import hold_back, using_reserve
-from model_store.store.versions import Versions
+from model_store.store.versions import StoreRecord, Versions
 
 if TYPE_CHECKING:
     from model_store.records.signing import Trust
@@ -65,13 +78,13 @@ class Store(Versions):
     def announce(self, transaction: str, *, parent: int | None, digests: Collection[str]) -> None:
         """Keep shards from housekeeping until the version with that transaction is published, the
         announcement is withdrawn, or it expires. `publish` announces by itself."""
-        from model_store.store.reservations import announce
+        from model_store.store.publish import announce
 
         announce(self.objects, transaction, parent=parent, digests=digests)
 
     def withdraw(self, transaction: str) -> None:
         """End an announced run that has no version."""
-        from model_store.store.reservations import withdraw
+        from model_store.store.publish import withdraw
 
         withdraw(self.objects, transaction)
 
@@ -125,3 +138,117 @@ class Store(Versions):
         from model_store.store.verify import verify_store
 
         return verify_store(self, version, trust=trust)
+
+
+def list_shards(store: Store) -> dict[str, Entry]:
+    """List all shards that are there, by SHA-256."""
+    return keyed(store.objects.list(SHARDS), shard_of)
+
+
+def read_all_manifests(store: Store) -> list[Manifest]:
+    """Read the manifests of all versions. Raise StoreError where one is lost or cannot be read:
+    nobody can tell then which shards are needed."""
+    try:
+        versions = set(store.versions())
+        deleted = set(deleted_versions(store.objects))
+        heads = [record.target for name in store.channels() if (record := store.head(name))]
+        return [
+            manifest
+            for number in range(1, max((*versions, *deleted, *heads), default=0) + 1)
+            # A number in neither listing came in between, or it is lost: reading it tells.
+            if number in versions or number not in deleted
+            if (manifest := unless_deleted(store, number, deleted=deleted)) is not None
+        ]
+    except StoreError as error:
+        raise StoreError(
+            f"the store is damaged, so it is not known which shards are needed: {error}"
+        ) from error
+
+
+def unless_deleted(store: Store, version: int, *, deleted: set[int]) -> Manifest | None:
+    """Read the manifest of a version; None where that version was deleted."""
+    try:
+        manifest = store.manifest(version)
+    except VersionDeleted:
+        return None
+    tombstone = read_deleted(store.objects, version) if version in deleted else None
+    return None if has_deleted_number(manifest, tombstone) else manifest
+
+
+def make_store(objects: Objects) -> None:
+    """Make a store, unless another process does so at this moment."""
+    _refuse_versions(objects)
+    _probe(objects)
+    create_record(objects, STORE, StoreRecord(id=uuid.uuid4().hex))
+
+
+def check_location(location: str) -> None:
+    """Show that a store can be made at `location`, where there is none, and leave nothing."""
+    _refuse_versions(objects_at(location))
+    if "://" in location:
+        _probe(objects_at(location))
+        return
+    # A folder that no other process uses, on the same disk: several may look at one location at a
+    # time, and each removes what it has made.
+    root = Path(location).absolute()
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    probed = existing / f".probe-{uuid.uuid4().hex}"
+    try:
+        _probe(objects_at(str(probed)))
+    finally:
+        for made in (probed / "tmp", probed):
+            with suppress(OSError):
+                made.rmdir()
+
+
+def _refuse_versions(objects: Objects) -> None:
+    """Refuse a location that has versions and no `store.json`: it was lost."""
+    if objects.list(VERSIONS):
+        raise RecordInvalid(STORE, "it is missing, although there are versions") from None
+
+
+def _probe(objects: Objects) -> None:
+    """Check that the backend honours create-if-absent: versions must not be overwritten."""
+    name = f"probe-{uuid.uuid4().hex}"
+    made = objects.create(name, b"first")
+    try:
+        remade = objects.create(name, b"second")
+        kept = objects.read(name, max_bytes=6) == b"first"
+    finally:
+        objects.delete(name)
+    if not made or remade or not kept:
+        raise StoreUnsupported("the backend overwrites objects, so it cannot hold a store")
+
+
+def objects_at(location: str) -> Objects:
+    """Open the backend for the value of `--store`."""
+    if not location:
+        raise WrongUsage("the location of the store is empty")
+    if "://" in location:
+        return _object_storage(location)
+    if _is_something_else(location):
+        raise WrongUsage(f"{location} is not a directory, so it cannot hold a store")
+    return LocalDirectory(Path(location))
+
+
+def _is_something_else(location: str) -> bool:
+    """Return whether the location is taken by anything but a directory."""
+    try:
+        return not stat.S_ISDIR(os.stat(location).st_mode)
+    except FileNotFoundError:
+        return os.path.islink(location)  # one that leads nowhere
+    except OSError as error:
+        raise StoreError(f"{location} could not be read: {error.strerror}") from error
+
+
+def _object_storage(location: str) -> Objects:
+    try:
+        # Here and not above: it takes longer to load than `dne-store list` takes on a directory.
+        from model_store.backends.s3 import ObjectStorage
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise WrongUsage(
+            f"{location} needs the package obstore: pip install 'dne-serve[s3]'"
+        ) from error
+    return ObjectStorage(location)

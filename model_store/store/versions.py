@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 from model_store.backends.base import Entry, ObjectMissing, ObjectRefused, Objects, keyed, parsed
 from model_store.errors import (
@@ -23,9 +24,15 @@ from model_store.layout import (
     version_of,
 )
 from model_store.records.channel import ChannelRecord
-from model_store.records.fields import MAX_VERSION
 from model_store.records.manifest import Manifest, ShardRef, decode
-from model_store.records.sealing import read_record, read_sealed
+from model_store.records.sealing import (
+    FORMAT,
+    MAX_VERSION,
+    Record,
+    Transaction,
+    read_record,
+    read_sealed,
+)
 from model_store.records.signing import NO_KEYS, Keys
 from model_store.records.tombstone import (
     FORGETTABLE,
@@ -34,10 +41,16 @@ from model_store.records.tombstone import (
     read_forgotten,
 )
 from model_store.store.cache import shard_cache
-from model_store.store.making import StoreRecord
 from model_store.store.shard import check_digest
 
 MAX_SHARD_BYTES = 1 << 34  # twice the largest network that a spec allows, in float32
+
+
+class StoreRecord(Record):
+    """`store.json`: the format and the id of a store."""
+
+    format: Literal[1] = FORMAT
+    id: Transaction
 
 
 class Versions:

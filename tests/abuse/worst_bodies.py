@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from model_store.loop.label_studio_tasks import LABEL_CONFIG, MAX_CHARACTERS
+from model_store.loop.label_studio import LABEL_CONFIG, MAX_CHARACTERS
 
 JSON = "application/json"
 FORM = "multipart/form-data; boundary=b"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from dne_client import __main__ as command
-from dne_client.completing import SHELLS, script
+from dne_client.__main__ import SHELLS, completion_script
 
 END = "«end»"
 # Ctrl-T shows the line as it stands, so that a test can tell what the shell has written into it.
@@ -99,7 +99,7 @@ def shell_or_skip(shell: str) -> str:
 @pytest.fixture(params=["bash", "zsh"])
 def terminal(request: pytest.FixtureRequest, folder: Path) -> Iterator[Terminal]:
     shell = shell_or_skip(request.param)
-    (folder / "script").write_text(script(shell))
+    (folder / "script").write_text(completion_script(shell))
     opened = Terminal(shell, folder, load='eval "$(cat script)"\n')
     yield opened
     opened.close()
@@ -121,7 +121,7 @@ def fish(line: str, folder: Path) -> dict[str, str]:
 
 
 def test_fish_completes_each_line(folder: Path) -> None:
-    (folder / "script").write_text(script(shell_or_skip("fish")))
+    (folder / "script").write_text(completion_script(shell_or_skip("fish")))
     for line, whole in COMPLETED.items():
         last = whole.rstrip().rpartition(" ")[2]
         expected = [] if whole == line else [last]

@@ -13,7 +13,7 @@ import yaml
 from fastapi import FastAPI
 from starlette.routing import Match
 
-from dne_client.completing import parser as completion_parser
+from dne_client.__main__ import completion_parser
 from dne_client.demo import parser as demo_parser
 from dne_client.predicting import parser as predict_parser
 from dne_serve.app import create_app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from model_store.advice.record import (
+from model_store.advice import (
     Advice,
     AdvisedImage,
     ClassAdvice,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from model_store.loop.inbox import Inbox
-from model_store.loop.label_studio_tasks import model_version
+from model_store.loop.label_studio import model_version
 from model_store.store.store import Store
 from tests.dne_serve.loop.photos import encoded, photo
 from tests.e2e.label_studio import TOKEN, USER, RealLabelStudio, find_command, real_label_studio

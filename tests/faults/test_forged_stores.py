@@ -24,8 +24,8 @@ import pytest
 
 from model_store.errors import DneError
 from model_store.layout import record_name, version_name
+from model_store.loop.claim import job_name, made_name
 from model_store.loop.item_names import new_id
-from model_store.loop.job_state import job_name, made_name
 from model_store.loop.jobs import Jobs
 from model_store.records.manifest import Manifest, encode, reseal
 from model_store.records.quality import Gate

@@ -22,12 +22,11 @@ from hypothesis.stateful import (
 
 from model_store.backends.base import Objects
 from model_store.errors import DataRejected, ShardForgotten, ShardMissing, StoreError
-from model_store.maintenance.delete import delete_version
-from model_store.maintenance.forget import forget_class
+from model_store.maintenance.forget import delete_version, forget_class
 from model_store.maintenance.gc import collect_garbage
 from model_store.records import gc_marks as condemn
 from model_store.records.gc_marks import SWEEP_WINDOW_S
-from model_store.store.reservations import EXPIRY_S
+from model_store.store.publish import EXPIRY_S
 from model_store.store.store import Store
 from tests.campaigns import AddRow
 from tests.faults.interleaved import Actor, JudgedObjects, is_there

@@ -10,8 +10,7 @@ from model_store.cli.main import main
 from model_store.errors import CopyRefused, ShardCorrupt, SignatureRefused, StoreError
 from model_store.layout import shard_name, version_name
 from model_store.maintenance.copy import copy_store
-from model_store.maintenance.delete import delete_version
-from model_store.maintenance.forget import forget_class
+from model_store.maintenance.forget import delete_version, forget_class
 from model_store.records.manifest import Manifest, reseal
 from model_store.records.quality import Gate
 from model_store.records.signing import (

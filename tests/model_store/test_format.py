@@ -9,9 +9,8 @@ import pytest
 
 from model_store import spec
 from model_store.loop.jobs import LEASE_S, MAX_CLAIMS
-from model_store.records import channel, fields, inbox, jobs, manifest, quality
-from model_store.records import sealing as record
-from model_store.store import making, shard, versions
+from model_store.records import channel, inbox, jobs, manifest, quality, sealing
+from model_store.store import shard, versions
 from tests.model_store.drafts import prepare
 
 TEXT = files("model_store").joinpath("FORMAT.md").read_text(encoding="utf-8")
@@ -36,9 +35,9 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         quality.ClassChange,
         quality.Confusion,
         quality.Flip,
-        fields.Signature,
+        sealing.Signature,
         channel.ChannelRecord,
-        making.StoreRecord,
+        versions.StoreRecord,
         inbox.ItemRecord,
         inbox.KeptPicture,
         inbox.TopClass,
@@ -53,7 +52,7 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         jobs.EndRecord,
     ],
 )
-def test_every_member_of_every_record_is_described(model: type[fields.Record]) -> None:
+def test_every_member_of_every_record_is_described(model: type[sealing.Record]) -> None:
     for name, field in model.model_fields.items():
         assert (field.alias or name) in WORDS
 
@@ -75,13 +74,13 @@ def test_the_limits_of_jobs_are_those_of_the_code() -> None:
 
 
 def test_the_limits_are_those_of_the_code() -> None:
-    assert f"at most 16 MiB ({record.MAX_RECORD_BYTES} bytes)" in TEXT
-    assert f"last {record.DIGEST_FIELD_BYTES} bytes" in TEXT
+    assert f"at most 16 MiB ({sealing.MAX_RECORD_BYTES} bytes)" in TEXT
+    assert f"last {sealing.DIGEST_FIELD_BYTES} bytes" in TEXT
     assert f"at most 1 MiB and {shard.MAX_TENSORS} tensors" in TEXT
     assert shard.MAX_HEADER_BYTES == 1 << 20
     assert versions.MAX_SHARD_BYTES == 1 << 34
-    assert str(fields.MAX_VERSION) in TEXT
+    assert str(sealing.MAX_VERSION) in TEXT
     assert f"at most {spec.MAX_TASKS} tasks" in TEXT
-    text, newline = record.SIGNED_AS.decode()[:-1], record.SIGNED_AS[-1:]
-    assert f"the text `{text}` and a newline ({len(record.SIGNED_AS)} bytes)" in TEXT
+    text, newline = sealing.SIGNED_AS.decode()[:-1], sealing.SIGNED_AS[-1:]
+    assert f"the text `{text}` and a newline ({len(sealing.SIGNED_AS)} bytes)" in TEXT
     assert newline == b"\n"

@@ -16,7 +16,7 @@ from model_store.errors import (
     WrongUsage,
 )
 from model_store.layout import record_name
-from model_store.loop.job_state import job_name, made_name
+from model_store.loop.claim import job_name, made_name
 from model_store.loop.jobs import Jobs
 from model_store.records.manifest import Manifest
 from model_store.records.sealing import seal

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from model_store.advice.record import (
+from model_store.advice import (
     LOOKED_AT,
     MAX_LISTED,
     MAX_NAME,

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 
 from model_store.errors import DataRejected, WrongUsage
 from model_store.names import new_class_name, spelt_among
-from model_store.records.fields import first_reason
 from model_store.records.hierarchy import MAX_LEVELS, Hierarchy
+from model_store.records.sealing import first_reason
 from model_store.tables import size
 from trainer.data.folders import ClassFolder, Listing, list_classes
 from trainer.data.sources import limits

@@ -26,13 +26,7 @@ from model_store.loop.inbox import Inbox
 from model_store.loop.index import Index, State
 from model_store.loop.item_names import EXTENSIONS
 from model_store.loop.items import labelled_items, open_index, read_items
-from model_store.loop.label_studio_annotations import (
-    newest_first,
-    number_in,
-    read_annotation,
-    take_annotation,
-)
-from model_store.loop.label_studio_tasks import (
+from model_store.loop.label_studio import (
     CLASSES,
     LABEL_CONFIG,
     Controls,
@@ -41,7 +35,11 @@ from model_store.loop.label_studio_tasks import (
     item_of,
     kept_prediction,
     model_version,
+    newest_first,
+    number_in,
+    read_annotation,
     read_label_config,
+    take_annotation,
     task_data,
 )
 from model_store.records.inbox import ItemRecord

@@ -21,10 +21,15 @@ from model_store.errors import (
     RecordInvalid,
     WrongUsage,
 )
-from model_store.loop.class_folders import fill_class_folders
 from model_store.loop.inbox import Inbox
 from model_store.loop.items import LabelledItem, in_threads, open_index, used_labels
-from model_store.loop.waiting import FEWEST_OF_NEW, WaitingLabels, find_waiting, version_path
+from model_store.loop.waiting import (
+    FEWEST_OF_NEW,
+    WaitingLabels,
+    fill_class_folders,
+    find_waiting,
+    version_path,
+)
 from model_store.names import notes_on_look_alikes
 from model_store.records.inbox import ItemRecord
 from model_store.records.manifest import Manifest

@@ -21,7 +21,7 @@ from model_store.network.expert import Expert
 from model_store.records.manifest import ClassImages, Manifest
 from model_store.records.quality import Calibration, CalibrationError
 from model_store.report.ancestry import Ancestry
-from model_store.report.evidence import Evidence, recorded
+from model_store.report.facts import Evidence, recorded
 from model_store.report.record import Counts, Measured, ReportAccuracy, Table, count_right
 from model_store.store.store import Store
 from trainer.data.exemplars import recall

@@ -15,22 +15,21 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from model_store.advice.lines import described
-from model_store.advice.record import read_advice
+from model_store.advice import described, read_advice
 from model_store.errors import ImageRejected, StoreError, WriteFailed
 from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest
 from model_store.report.ancestry import Ancestor, Ancestry, AncestryCache
-from model_store.report.evidence import Evidence
 from model_store.report.facts import (
+    Evidence,
     average_forgetting,
     classes_of,
     confused_in,
     make_report,
     matrix_of,
+    read_picture_of,
     tasks_of,
 )
-from model_store.report.pictures import read_picture_of
 from model_store.report.record import Measured, ReportClass, ReportTask, VersionReport
 from model_store.store.store import Store
 from model_store.tables import likely_range

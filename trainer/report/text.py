@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.advice.lines import lines as advice_lines
-from model_store.advice.record import Advice
+from model_store.advice import Advice
+from model_store.advice import lines as advice_lines
 from model_store.cli.command import DEFAULT_CHANNEL, default_store
 from model_store.records.describe import verdict
 from model_store.records.quality import Calibration, Gate, Unknown

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from model_store.advice.record import Advice, write_advice
+from model_store.advice import Advice, write_advice
 from model_store.errors import Interrupted, OutcomeUnknown, PicturesGone, StoreError
 from model_store.maintenance.forget import drop_removed, forget_version
 from model_store.records.manifest import Draft, Manifest, total_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.advice.record import Advice
+from model_store.advice import Advice
 from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest, delta_of, total_bytes
 from trainer.evaluation.forecast import Forecast

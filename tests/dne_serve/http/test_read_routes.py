@@ -8,7 +8,7 @@ import pytest
 
 from model_store.backends.local import LocalDirectory
 from model_store.layout import STORE, record_name, version_name, version_of
-from model_store.maintenance.delete import delete_version
+from model_store.maintenance.forget import delete_version
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, live_server, png

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from model_store.loop.inbox import Inbox
-from model_store.loop.label_studio_tasks import task_data
+from model_store.loop.label_studio import task_data
 from model_store.records.inbox import ItemRecord
 from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters

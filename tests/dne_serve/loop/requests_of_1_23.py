@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model_store.loop.label_studio_tasks import LABEL_CONFIG
+from model_store.loop.label_studio import LABEL_CONFIG
 
 WHEN = "2026-11-17T12:00:00.123456Z"
 LATER = "2026-11-17T12:05:00.000000Z"

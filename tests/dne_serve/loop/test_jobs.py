@@ -10,9 +10,8 @@ import pytest
 
 from dne_serve.loop import job_routes
 from model_store.loop import jobs as jobs_module
-from model_store.loop.claim import JobClaim
+from model_store.loop.claim import JobClaim, heartbeat_name
 from model_store.loop.inbox import Inbox, Judgement
-from model_store.loop.job_state import heartbeat_name
 from model_store.loop.jobs import Jobs
 from model_store.records.jobs import MadeVersion
 from model_store.records.sealing import seal

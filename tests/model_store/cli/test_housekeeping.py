@@ -6,7 +6,7 @@ import pytest
 
 from model_store.cli.main import main
 from model_store.layout import shard_name
-from model_store.maintenance.delete import delete_version
+from model_store.maintenance.forget import delete_version
 from model_store.store.store import Store
 from tests.model_store.commands import Capture, json_of, text_of
 from tests.model_store.drafts import prepare, publish_lineage

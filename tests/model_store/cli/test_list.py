@@ -13,7 +13,7 @@ import pytest
 from model_store.backends.local import LocalDirectory
 from model_store.cli.main import main
 from model_store.layout import version_name, version_of
-from model_store.maintenance.delete import delete_version
+from model_store.maintenance.forget import delete_version
 from model_store.records.quality import Gate
 from model_store.store.cache import cache_folder
 from model_store.store.store import Store

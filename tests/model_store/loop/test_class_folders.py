@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import ItemNotFound, RecordInvalid
-from model_store.loop.class_folders import fill_class_folders
 from model_store.loop.inbox import Inbox, Judgement
 from model_store.loop.item_names import picture_name
 from model_store.loop.items import LabelledItem, labelled_items, open_index
+from model_store.loop.waiting import fill_class_folders
 from model_store.store.store import Store
 from tests.model_store.loop.items import add_item, picture_bytes
 

@@ -11,14 +11,19 @@ import pytest
 from model_store.backends.base import Objects
 from model_store.errors import ClaimLost, JobCancelled, JobNotFound, JobUnderWay, WrongUsage
 from model_store.loop import jobs as jobs_module
-from model_store.loop.claim import JobClaim
+from model_store.loop.claim import (
+    JobClaim,
+    claim_name,
+    end_name,
+    heartbeat_name,
+    job_name,
+    turn_name,
+)
 from model_store.loop.describe import state_of
 from model_store.loop.item_names import new_id
-from model_store.loop.job_state import claim_name, end_name, heartbeat_name, job_name, turn_name
 from model_store.loop.jobs import LEASE_S, MAX_CLAIMS, Jobs
-from model_store.records.fields import Record
 from model_store.records.jobs import TurnRecord
-from model_store.records.sealing import read_record, seal
+from model_store.records.sealing import Record, read_record, seal
 from model_store.store.store import Store
 from tests.model_store.backends import ClockedObjects
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_store.errors import LabelConfigInvalid
-from model_store.loop.label_studio_tasks import (
+from model_store.loop.label_studio import (
     LABEL_CONFIG,
     MAX_CHARACTERS,
     Controls,

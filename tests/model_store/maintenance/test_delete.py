@@ -13,8 +13,8 @@ from model_store.errors import (
     VersionNotFound,
 )
 from model_store.layout import deleted_name, record_name, version_name
-from model_store.maintenance.delete import delete_version
-from model_store.maintenance.usage import report_storage
+from model_store.maintenance.forget import delete_version
+from model_store.maintenance.gc import report_storage
 from model_store.records.manifest import Manifest
 from model_store.records.tombstone import read_deleted
 from model_store.store.store import Store

@@ -8,12 +8,12 @@ from model_store.backends.base import Objects
 from model_store.errors import OutcomeUnknown, StoreError, WriteFailed
 from model_store.layout import record_name, run_name, shard_name, version_name
 from model_store.maintenance.copy import copy_store
-from model_store.maintenance.delete import delete_version
+from model_store.maintenance.forget import delete_version
 from model_store.maintenance.gc import GRACE_S, GcReport, collect_garbage
 from model_store.records import gc_marks as condemn
 from model_store.records.gc_marks import SWEEP_WINDOW_S, decide, list_condemned, rescue
 from model_store.records.sealing import create_record
-from model_store.store.reservations import EXPIRY_S, Announcement, announce, announced
+from model_store.store.publish import EXPIRY_S, Announcement, announce, announced
 from model_store.store.store import Store
 from tests.model_store.backends import ClockedObjects, MemoryObjects, WatchedObjects
 from tests.model_store.drafts import Prepared, prepare, publish_lineage

@@ -14,8 +14,7 @@ from model_store.layout import shard_name, version_name
 from model_store.maintenance.copy import copy_store
 from model_store.maintenance.edit_classes import Care, rename_class, retire_class
 from model_store.maintenance.forget import forget_class
-from model_store.maintenance.gc import collect_garbage
-from model_store.maintenance.usage import report_storage
+from model_store.maintenance.gc import collect_garbage, report_storage
 from model_store.records.manifest import ClassTokens, Draft, Manifest
 from model_store.store.shard import shard_ref
 from model_store.store.store import Store

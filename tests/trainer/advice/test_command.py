@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from model_store.advice.record import read_advice
+from model_store.advice import read_advice
 from model_store.cli.main import main as dne_store
 from model_store.layout import advice_name
 from model_store.store.store import Store

@@ -122,7 +122,7 @@ def test_class_care_shows_in_the_report(grown: Store) -> None:
 
 
 def test_a_deleted_ancestor_is_passed_over(grown: Store, tmp_path: Path) -> None:
-    from model_store.maintenance.delete import delete_version
+    from model_store.maintenance.forget import delete_version
 
     shutil.copytree(grown.location, tmp_path / "models")
     store = Store.open(str(tmp_path / "models"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from model_store.advice.lines import MOST_LINES, lines
-from model_store.advice.record import (
+from model_store.advice import (
+    MOST_LINES,
     Advice,
     AdvisedImage,
     ClassAdvice,
@@ -15,6 +15,7 @@ from model_store.advice.record import (
     Copy,
     Suspect,
     drop_advice_on,
+    lines,
     read_advice,
     write_advice,
 )

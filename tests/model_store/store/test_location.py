@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model_store.errors import DneError
-from model_store.store.making import check_location
+from model_store.store.store import check_location
 
 LOOKS, AT_ONCE = 200, 8
 

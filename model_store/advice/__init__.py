@@ -1,1 +1,0 @@
-"""Keep advice on versions, and say it in a few lines."""
