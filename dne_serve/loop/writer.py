@@ -8,6 +8,7 @@ again.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import math
 import queue
@@ -104,7 +105,10 @@ class InboxWriter:
         self._limits = limits
         self._on_outcome = on_outcome
         self._clock = clock
-        self._queue: queue.Queue[KeepCandidate | None] = queue.Queue()
+        # Feedback goes first, because a client waits for it; then in the order of arrival.
+        self._queue: queue.PriorityQueue[tuple[bool, int, KeepCandidate | None]]
+        self._queue = queue.PriorityQueue()
+        self._arrivals = itertools.count()
         self._lock = threading.Lock()
         self._waiting_count = 0
         self._waiting_bytes = 0
@@ -123,7 +127,7 @@ class InboxWriter:
     def stop(self) -> None:
         """Stop after the current candidate, and drop the others."""
         self._stopping = True
-        self._queue.put(None)
+        self._queue.put((False, -1, None))
         if self._thread.ident is not None:
             self._thread.join()
         self._process.stop()
@@ -140,7 +144,7 @@ class InboxWriter:
                 self._waiting_count += 1
                 self._waiting_bytes += len(candidate.data)
         if fits:
-            self._queue.put(candidate)
+            self._queue.put((not candidate.is_feedback, next(self._arrivals), candidate))
         else:
             self._on_outcome("queue")
         return fits
@@ -149,7 +153,7 @@ class InboxWriter:
         self._tend()
         while True:
             try:
-                candidate = self._queue.get(timeout=LOOK_S)
+                *_, candidate = self._queue.get(timeout=LOOK_S)
             except queue.Empty:
                 self._tend()
                 continue
@@ -264,7 +268,7 @@ class InboxWriter:
         """Drop the remaining candidates."""
         with suppress(queue.Empty):
             while True:
-                self._refuse(self._queue.get_nowait())
+                self._refuse(self._queue.get_nowait()[-1])
 
     def _refuse(self, candidate: KeepCandidate | None) -> None:
         if candidate is not None:

@@ -55,7 +55,7 @@ def check_private(path: Path) -> None:
 
 def read_private(path: Path, *, max_bytes: int) -> bytes:
     """Read a regular file that nobody else can have written. Raise OSError or NotPrivate."""
-    with open(os.open(path, READ_FLAGS), "rb") as file:
+    with open(path, "rb", opener=lambda name, _: os.open(name, READ_FLAGS)) as file:
         status = os.fstat(file.fileno())
         own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
         if not own or status.st_mode & OTHERS_MAY_WRITE:

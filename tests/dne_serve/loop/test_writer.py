@@ -154,6 +154,21 @@ def test_keep_leaves_room_in_the_queue() -> None:
     assert taken == [32, 26, 6]
 
 
+def test_feedback_is_written_before_pictures_that_wait() -> None:
+    """A stranger's large pictures would make a client that waits for its feedback give up."""
+    one = Bench(MemoryObjects())
+    for seed in range(3):
+        one.writer.offer(candidate(seed, rules=("keep",)))
+    kept: Future[None] = Future()
+    waiting: list[int] = []
+    kept.add_done_callback(lambda _: waiting.append(one.outcomes.total()))
+    one.writer.offer(candidate(9, rules=(FEEDBACK,), kept=kept))
+    one.writer.start()
+    wait_for(lambda: one.outcomes.total() == 4)
+    one.writer.stop()
+    assert waiting == [1]
+
+
 def test_nothing_is_kept_below_the_floor_of_free_disk(
     bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
