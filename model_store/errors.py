@@ -13,6 +13,7 @@ DneError
 ├── Interrupted              the user stopped the run; the message tells what was published
 ├── JobCancelled             somebody does not want the job any more
 ├── NotPrivate               a folder or a file that others own or may write
+├── WeightsMissing           pre-trained weights that cannot be fetched, or are not what they should be
 ├── PicturesGone             pictures that a run has learnt from were deleted meanwhile
 └── StoreError
     ├── StoreNotFound        there is no store at that location
@@ -94,6 +95,10 @@ class JobCancelled(DneError):
 class NotPrivate(DneError):
     def __init__(self, path: object, reason: str, next_step: str) -> None:
         super().__init__(f"{path} is not used, because {reason}; {next_step}")
+
+
+class WeightsMissing(DneError):
+    pass
 
 
 class PicturesGone(DneError):

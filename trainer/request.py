@@ -118,9 +118,10 @@ ReadoutChoice = Literal["auto", "narrow", "wide"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PretrainedFile:
-    """A pre-trained file to begin with."""
+    """Pre-trained weights to begin with."""
 
     file: Path
+    """A file, or a name: that of a known backbone, or owner/name on the Hugging Face Hub."""
     unfreeze_last: int = 0
     """The last blocks that the first task may change."""
     normalise: str | None = None

@@ -8,13 +8,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_store.cli.command import EXIT_NOT_PROMOTED, EXIT_OK, print_json, read_keys
 from model_store.errors import WrongUsage
 from model_store.store.cache import tokens_folder
-from model_store.tables import counted
+from model_store.tables import columns, counted
+from trainer.backbones import hub
+from trainer.backbones.known import KNOWN, backbone_named
 from trainer.cli.requests import (
     INBOX,
     checkpoint_folder,
@@ -155,6 +158,19 @@ def evaluate(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def backbones(options: argparse.Namespace) -> int:
+    listed = [(one, bool(hub.here(one))) for one in KNOWN]
+    if options.json:
+        print_json({"backbones": [{**asdict(one), "cached": here} for one, here in listed]})
+        return EXIT_OK
+    rows = [("name", "download", "GFLOP", "licence", "here", "good for")]
+    for one, here in listed:
+        figures = (f"{one.megabytes} MB", f"{one.gflop}", str(one.licence), "yes" if here else "-")
+        rows.append((one.shown, *figures, one.good_for))
+    print(columns(rows))
+    return EXIT_OK
+
+
 def report(options: argparse.Namespace) -> int:
     refuse_ranks("report")
     prepare_torch(options)
@@ -219,7 +235,7 @@ def sent_to_cluster(options: argparse.Namespace, arguments: Sequence[str]) -> Se
     paths = {
         PATHS[name]: str(value)
         for name, value in given.items()
-        if value is not None and (name, value) not in NOT_PATHS
+        if value is not None and (name, value) not in NOT_PATHS and not _is_name(name, value)
     }
     return Sent(
         words=tuple(_without_cluster_options(arguments)),
@@ -230,6 +246,11 @@ def sent_to_cluster(options: argparse.Namespace, arguments: Sequence[str]) -> Se
         threads=options.threads or 1,
         gpus=1 if options.device == "cuda" else 0,
     )
+
+
+def _is_name(option: str, value: object) -> bool:
+    """Return whether the cluster fetches the weights itself, by their name."""
+    return option == "file" and backbone_named(str(value)) is not None
 
 
 def _without_cluster_options(arguments: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from model_store.cli.command import (
     add_store_option,
     version_number,
 )
+from trainer.backbones.known import FIRST
 from trainer.request import PRESETS, Growth, Kind, Learning, ReadoutChoice, Work
 
 DATA = (
@@ -315,9 +316,10 @@ def _add_pretrained_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--pretrained",
         dest="file",
-        metavar="FILE",
+        metavar="NAME",
         type=Path,
-        help="begin with the weights of a vision transformer: safetensors, or their index",
+        help=f"begin with the weights of a vision transformer: {FIRST.name} and others that "
+        "`dne-train backbones` lists, owner/name on the Hugging Face Hub, or a safetensors file",
     )
     add(
         "--unfreeze-last",

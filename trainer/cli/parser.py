@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from model_store.cli.command import add_channel_option, add_version_option, run
+from model_store.cli.command import add_channel_option, add_json_option, add_version_option, run
 from model_store.command_line import Parser
 from trainer.cli import commands, label_studio, options
 from trainer.cli.commands import add_cluster_options
@@ -102,5 +102,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="write a version's report as a page and as JSON",
         description="Accuracy by class and task, confusion, forgetting, calibration and growth of "
         "a version, measured on its held-out images: report.html and report.json in DIR.",
+    )
+    add(
+        "backbones",
+        commands.backbones,
+        add_json_option,
+        help="list the pre-trained backbones that --pretrained knows by name",
+        description="Lists names for `add-task --pretrained`: size of the download, work for one "
+        "image of 224 pixels, licence, whether it is on this machine, and what each is good for. "
+        "Any other vision transformer of the Hugging Face Hub is taken as owner/name.",
     )
     return top

@@ -15,6 +15,7 @@ from model_store.errors import WrongUsage
 from model_store.host.machine import usable_cores
 from model_store.store.cache import default_checkpoint_folder, tokens_folder
 from model_store.tables import counted
+from trainer.backbones.known import backbone_named
 from trainer.data.sources.place import refuse_missing
 from trainer.ranks.launch import Place, place_of
 from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report, Work, command_of
@@ -61,7 +62,10 @@ def pretrained_file(options: argparse.Namespace) -> PretrainedFile | None:
     given = [field.name for field in fields(PretrainedFile) if hasattr(options, field.name)]
     if given and not hasattr(options, "file"):
         raise WrongUsage(f"`{given[0]}` is about a pre-trained file; give one with `pretrained`")
-    return read_options(PretrainedFile, options) if given else None
+    if not given:
+        return None
+    backbone_named(str(options.file))  # a wrong name is refused before torch is imported
+    return read_options(PretrainedFile, options)
 
 
 def refuse_missing_data(options: argparse.Namespace) -> None:

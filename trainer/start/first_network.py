@@ -9,6 +9,7 @@ from model_store.network.expert import Expert
 from model_store.records.manifest import Preprocessing
 from model_store.spec import ExpertSpec, NetworkSpec, Readout
 from model_store.tables import counted
+from trainer.backbones.hub import Weights, find_weights
 from trainer.backbones.pretrained import Pretrained, read_pretrained
 from trainer.backbones.settings import Triple
 from trainer.backbones.shapes import HALF, IMAGENET
@@ -30,6 +31,7 @@ class Start:
     expert: ExpertSpec
     preprocessing: Preprocessing
     weights: Pretrained | None = None
+    found: Weights | None = None
     unfreeze_last: int = 0
     readout_is_open: bool = False
     """The readout of earlier blocks is given up unless cross-validation asks for it."""
@@ -59,7 +61,8 @@ def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: P
         )
     # A wrong option is refused before a large file is read.
     normalisation = None if asked.normalise is None else normalisation_named(asked.normalise)
-    weights = read_pretrained(asked.file, attention_heads=asked.attention_heads)
+    found = find_weights(str(asked.file), note=progress.note)
+    weights = read_pretrained(found.file, attention_heads=asked.attention_heads)
     mean, std = normalisation or weights.normalisation
     geometry = weights.geometry
     if shape.image_size is not None:  # position embeddings can be resized
@@ -75,9 +78,9 @@ def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: P
         raise WrongUsage(f"`readout=wide`: {asked.file} has no block before its last one")
     heads = counted(weights.expert.attention_heads, "attention head")
     progress.note(
-        f"starting from {asked.file}: {counted(geometry.depth, 'block')}, {weights.width} "
-        f"channels, {heads}, images of {geometry.image_size} pixels, normalised with "
-        f"{_named_normalisation(mean, std)}"
+        f"starting from {found.repository or found.file}: {counted(geometry.depth, 'block')}, "
+        f"{weights.width} channels, {heads}, images of {geometry.image_size} pixels, normalised "
+        f"with {_named_normalisation(mean, std)}"
     )
     return Start(
         geometry=replace(geometry, readout=readout),
@@ -85,6 +88,7 @@ def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: P
         readout_is_open=asked.readout == "auto" and readout is not None,
         preprocessing=Preprocessing(image_size=geometry.image_size, mean=mean, std=std),
         weights=weights,
+        found=found,
         unfreeze_last=asked.unfreeze_last,
     )
 

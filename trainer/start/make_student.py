@@ -120,9 +120,18 @@ def _make_first(
 
 
 def _origin(start: Start) -> dict[str, Scalar]:
-    if start.weights is None:
+    if start.weights is None or start.found is None:
         return {}
-    return {"pretrained": start.weights.sha256, "unfrozen_blocks": start.unfreeze_last}
+    told = {
+        "pretrained_from": start.found.repository,
+        "pretrained_revision": start.found.revision,
+        "pretrained_licence": start.found.licence,
+    }
+    return {
+        "pretrained": start.weights.sha256,
+        "unfrozen_blocks": start.unfreeze_last,
+        **{name: value for name, value in told.items() if value is not None},
+    }
 
 
 def _make_extending(base: Base, *, request: AddTask, classes: tuple[str, ...]) -> Student:
