@@ -13,7 +13,7 @@ DneError
 ├── Interrupted              the user stopped the run; the message tells what was published
 ├── JobCancelled             somebody does not want the job any more
 ├── NotPrivate               a folder or a file that others own or may write
-├── WeightsMissing           pre-trained weights that cannot be fetched, or are not what they should be
+├── WeightsMissing           pre-trained weights that cannot be had, or are damaged
 ├── PicturesGone             pictures that a run has learnt from were deleted meanwhile
 └── StoreError
     ├── StoreNotFound        there is no store at that location

@@ -81,7 +81,7 @@ KNOWN = (
         licence="mit",
         megabytes=86,
         gflop=13.2,
-        good_for="a start whose expert will be adapted: learnt without labels or captions",
+        good_for="photos; learnt from pictures without labels, by filling in what was masked",
     ),
     Backbone(
         name="clip-base",
@@ -97,7 +97,7 @@ KNOWN = (
         licence="apache-2.0",
         megabytes=1502,
         gflop=35.0,
-        good_for="as clip-base, better and slower; the file holds a text tower too",
+        good_for="as clip-base, newer, at four times the work; the file holds a text tower too",
     ),
 )
 """The first one is what the documents and the messages tell people to begin with."""
