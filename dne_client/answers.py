@@ -1,11 +1,13 @@
-"""Define the answers of a server as typed records. Fields of newer servers are passed over."""
+"""Define the answers of a server as typed records, and read them. Skip fields of newer servers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, is_dataclass
+from functools import lru_cache
+from types import NoneType
+from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from dne_client.errors import ClientError, NotUnderstood
 
@@ -13,67 +15,14 @@ Json = Mapping[str, Any]
 T = TypeVar("T")
 LARGEST = 1 << 63
 ROUNDED = 1e-6
-
-
-def text(found: Json, name: str) -> str:
-    value = found[name]
-    if not isinstance(value, str):
-        raise TypeError(f"{name} is not text")
-    return value
-
-
-def flag(found: Json, name: str) -> bool:
-    value = found[name]
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} is neither true nor false")
-    return value
-
-
-def whole(found: Json, name: str) -> int:
-    value = found[name]
-    if not isinstance(value, int) or isinstance(value, bool) or not -LARGEST < value < LARGEST:
-        raise TypeError(f"{name} is not a whole number")
-    return value
-
-
-def number(found: Json, name: str) -> float:
-    value = found[name]
-    if isinstance(value, float) and math.isfinite(value):
-        return value
-    try:
-        return whole(found, name)
-    except TypeError as error:
-        raise TypeError(f"{name} is not a number") from error
-
-
-def share(found: Json, name: str) -> float:
-    """Read a probability. Sums of rounded numbers may be a little above 1."""
-    value = number(found, name)
-    if not 0.0 <= value <= 1.0 + ROUNDED:
-        raise TypeError(f"{name} is not from 0 to 1")
-    return value
-
-
-def rows(found: Json, name: str) -> list[Any]:
-    value = found[name]
-    if not isinstance(value, list):
-        raise TypeError(f"{name} is not a list")
-    return value
-
-
-def texts(found: Json, name: str) -> tuple[str, ...]:
-    return tuple(text({name: one}, name) for one in rows(found, name))
-
-
-def optional(read: Callable[[Json, str], T], found: Json, name: str) -> T | None:
-    """Read a field that may be null, or that older servers do not send."""
-    return None if found.get(name) is None else read(found, name)
+Share = Annotated[float, "from 0 to 1"]
+"""A probability. Sums of rounded numbers may be a little above 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     label: str
-    score: float
+    score: Share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +31,11 @@ class Prediction:
 
     filename: str | None
     label: str
-    score: float
+    score: Share
     """The calibrated probability over the version's classes."""
     task: str
     unknown: bool
-    unknown_score: float | None
+    unknown_score: Share | None
     """The probability of none of the classes; None where the version has no such score."""
     level: int
     """0 for a class; else `label` is a group, so many steps above its likeliest class."""
@@ -190,108 +139,96 @@ class Ready:
     error: str | None
 
 
-def understood(read: Callable[[Any], T], found: Any) -> T:
+def understood(read: Callable[[Any], T], answer: Any) -> T:
     """Read an answer. Refuse one that lacks what a dne-serve server sends."""
     try:
-        return read(found)
+        return read(answer)
     except (AttributeError, KeyError, TypeError) as error:
-        raise NotUnderstood(f"the answer is none of a dne-serve server: {error!r}") from error
+        raise NotUnderstood(f"not a dne-serve response: {error!r}") from error
 
 
-def read_answer(found: Any, *, images: int) -> Answer:
+def read_answer(answer: Any, *, images: int) -> Answer:
     """Read the answer to so many images."""
-    version, count = whole(found, "version"), len(rows(found, "predictions"))
-    if count != images:
-        raise NotUnderstood(f"{count} answers came for {images} images")
-    return Answer(
-        version=version,
-        canary=flag(found, "canary"),
-        predictions=tuple(_prediction(one, version) for one in rows(found, "predictions")),
+    version, rows = _value(int, answer["version"], "version"), _list(answer, "predictions")
+    if len(rows) != images:
+        raise NotUnderstood(f"{len(rows)} answers came for {images} images")
+    predictions = tuple(
+        _record(
+            Prediction,
+            row,
+            version=version,
+            level=_value(int | None, row.get("level"), "level") or 0,
+        )
+        for row in rows
     )
+    return _record(Answer, answer, predictions=predictions)
 
 
-def _prediction(found: Json, version: int) -> Prediction:
-    return Prediction(
-        filename=optional(text, found, "filename"),
-        label=text(found, "label"),
-        score=share(found, "score"),
-        task=text(found, "task"),
-        unknown=flag(found, "unknown"),
-        unknown_score=optional(share, found, "unknown_score"),
-        level=optional(whole, found, "level") or 0,
-        top=tuple(
-            Score(label=text(one, "label"), score=share(one, "score")) for one in rows(found, "top")
-        ),
-        version=version,
-        id=optional(text, found, "id"),
-    )
+def read_versions(answer: Any) -> Versions:
+    rows = tuple(_record(VersionRow, row, raw=row) for row in _list(answer, "versions"))
+    return _record(Versions, answer, versions=rows, raw=answer)
 
 
-def read_versions(found: Any) -> Versions:
-    return Versions(
-        served=optional(whole, found, "served"),
-        channel=text(found, "channel"),
-        mode=optional(text, found, "mode"),
-        versions=tuple(_row(one) for one in rows(found, "versions")),
-        total=whole(found, "total"),
-        next_before=optional(whole, found, "next_before"),
-        raw=found,
-    )
+def read_version(answer: Any) -> VersionDetails:
+    tasks = tuple(_value(str, task["name"], "name") for task in _list(answer, "tasks"))
+    return _record(VersionDetails, answer, tasks=tasks, raw=answer)
 
 
-def _row(found: Json) -> VersionRow:
-    return VersionRow(
-        version=whole(found, "version"),
-        parent=optional(whole, found, "parent"),
-        created=optional(text, found, "created"),
-        change=text(found, "change"),
-        tasks=whole(found, "tasks"),
-        classes=whole(found, "classes"),
-        new_classes=texts(found, "new_classes"),
-        gate=optional(text, found, "gate"),
-        reasons=texts(found, "reasons"),
-        delta_bytes=whole(found, "delta_bytes"),
-        total_bytes=whole(found, "total_bytes"),
-        error=optional(text, found, "error"),
-        raw=found,
-    )
+def read_classes(answer: Any) -> tuple[ClassName, ...]:
+    return tuple(_record(ClassName, row) for row in _list(answer, "classes"))
 
 
-def read_version(found: Any) -> VersionDetails:
-    return VersionDetails(
-        version=whole(found, "version"),
-        parent=optional(whole, found, "parent"),
-        created=text(found, "created"),
-        classes=texts(found, "classes"),
-        tasks=tuple(text(one, "name") for one in rows(found, "tasks")),
-        verdict=text(found, "verdict"),
-        delta_bytes=whole(found, "delta_bytes"),
-        total_bytes=whole(found, "total_bytes"),
-        raw=found,
-    )
+def read_moved(answer: Any) -> Moved:
+    return _record(Moved, answer, record=_value(int, answer["record"]["number"], "number"))
 
 
-def read_classes(found: Any) -> tuple[ClassName, ...]:
-    return tuple(
-        ClassName(label=text(one, "label"), task=text(one, "task"))
-        for one in rows(found, "classes")
-    )
+def read_ready(answer: Any) -> Ready:
+    return _record(Ready, answer)
 
 
-def read_moved(found: Any) -> Moved:
-    return Moved(
-        version=whole(found, "version"),
-        channel=text(found, "channel"),
-        record=whole(found["record"], "number"),
-    )
+def _record(kind: type[T], sent: Any, **given: Any) -> T:
+    """Read the fields of a record from a JSON object, except those that are `given`."""
+    fields = {
+        name: _value(form, sent.get(name) if _is_optional(form) else sent[name], name)
+        for name, form in _forms(kind).items()  # type: ignore[arg-type]
+        if name not in given
+    }
+    return kind(**fields, **given)
 
 
-def read_ready(found: Any) -> Ready:
-    return Ready(
-        version=whole(found, "version"),
-        channel=text(found, "channel"),
-        mode=optional(text, found, "mode"),
-        head=optional(whole, found, "head"),
-        engine=text(found, "engine"),
-        error=optional(text, found, "error"),
-    )
+def _list(sent: Any, name: str) -> list[Any]:
+    rows = sent[name]
+    if not isinstance(rows, list):
+        raise TypeError(f"{name} is not a list")
+    return rows
+
+
+@lru_cache
+def _forms(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+def _is_optional(form: Any) -> bool:
+    """Return whether a field may be null, or missing in answers of older servers."""
+    return NoneType in get_args(form)
+
+
+def _value(form: Any, sent: Any, name: str) -> Any:
+    """Check a value against the type of its field."""
+    if _is_optional(form):
+        return None if sent is None else _value(get_args(form)[0], sent, name)
+    if get_origin(form) is tuple:
+        inner = get_args(form)[0]
+        rows = _list({name: sent}, name)
+        if is_dataclass(inner):
+            return tuple(_record(cast(type, inner), row) for row in rows)
+        return tuple(_value(inner, row, name) for row in rows)
+    if form is Share or form is float:
+        is_number = isinstance(sent, float) and math.isfinite(sent)
+        value = sent if is_number else _value(int, sent, name)
+        if form is Share and not 0.0 <= value <= 1.0 + ROUNDED:
+            raise TypeError(f"{name} is not from 0 to 1")
+        return value
+    if type(sent) is not form or (form is int and not -LARGEST < sent < LARGEST):
+        raise TypeError(f"{name} is not a value of type {form.__name__}")
+    return sent

@@ -22,14 +22,14 @@ from dne_client.answers import (
     read_versions,
 )
 from dne_client.errors import BadInput
-from dne_client.images import Upload
+from dne_client.images import ImageFile
 
 T_co = TypeVar("T_co", covariant=True)
 AT_LEAST = "Dne-At-Least"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[T_co]):
+class ApiCall(Generic[T_co]):
     """One request. `resend` tells whether sending it twice does no harm: a move of the channel is
     sent again only where it cannot have arrived."""
 
@@ -38,17 +38,17 @@ class Call(Generic[T_co]):
     read: Callable[[Any], T_co]
     params: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    files: Sequence[Upload] = ()
+    files: Sequence[ImageFile] = ()
     body: Mapping[str, Any] | None = None
     resend: bool = True
 
 
 def predict(
-    uploads: Sequence[Upload], *, top_k: int | None, version: int | None, at_least: int | None
-) -> Call[Answer]:
+    uploads: Sequence[ImageFile], *, top_k: int | None, version: int | None, at_least: int | None
+) -> ApiCall[Answer]:
     if not uploads:
         raise BadInput("there is no image to send")
-    return Call(
+    return ApiCall(
         method="POST",
         path="predict",
         read=partial(read_answer, images=len(uploads)),
@@ -58,8 +58,8 @@ def predict(
     )
 
 
-def versions(*, before: int | None, limit: int | None) -> Call[Versions]:
-    return Call(
+def versions(*, before: int | None, limit: int | None) -> ApiCall[Versions]:
+    return ApiCall(
         method="GET",
         path="versions",
         read=read_versions,
@@ -67,23 +67,23 @@ def versions(*, before: int | None, limit: int | None) -> Call[Versions]:
     )
 
 
-def version(number: int) -> Call[VersionDetails]:
-    return Call(method="GET", path=f"versions/{int(number)}", read=read_version)
+def version(number: int) -> ApiCall[VersionDetails]:
+    return ApiCall(method="GET", path=f"versions/{int(number)}", read=read_version)
 
 
-def classes(number: int | None) -> Call[tuple[ClassName, ...]]:
-    return Call(method="GET", path="classes", read=read_classes, params=_given(version=number))
+def classes(number: int | None) -> ApiCall[tuple[ClassName, ...]]:
+    return ApiCall(method="GET", path="classes", read=read_classes, params=_given(version=number))
 
 
-def ready() -> Call[Ready]:
-    return Call(method="GET", path="readyz", read=read_ready, resend=False)
+def ready() -> ApiCall[Ready]:
+    return ApiCall(method="GET", path="readyz", read=read_ready, resend=False)
 
 
-def move(name: str, *, to: int | None, reason: str) -> Call[Moved]:
+def move(name: str, *, to: int | None, reason: str) -> ApiCall[Moved]:
     body: dict[str, Any] = {"reason": reason}
     if to is not None:
         body["to"] = to
-    return Call(method="POST", path=name, read=read_moved, body=body, resend=False)
+    return ApiCall(method="POST", path=name, read=read_moved, body=body, resend=False)
 
 
 def _given(**values: int | None) -> dict[str, str]:

@@ -25,7 +25,7 @@ from dne_client.answers import (
     VersionDetails,
     Versions,
 )
-from dne_client.calls import Call
+from dne_client.calls import ApiCall
 from dne_client.conversation import Came, Conversation, Retries, Wait, converse, converse_group
 from dne_client.errors import BadInput
 from dne_client.images import Image, Placed, grouped, placed, read_upload
@@ -38,14 +38,14 @@ KEPT_HEADERS = ("content-type", "retry-after")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class Waits:
     """The longest wait for the next bytes, and for a request with its whole answer."""
 
     wait_s: float = TIMEOUT_S
     whole_s: float = DEADLINE_S
 
 
-def exchange(http: httpx.Client, call: Call[Any], *, patience: Patience) -> httpx.Response:
+def exchange(http: httpx.Client, call: ApiCall[Any], *, patience: Waits) -> httpx.Response:
     """Raise httpx.TransportError if no answer comes, and AnswerRefused for one that is too long or
     too slow."""
     deadline = Deadline(patience.whole_s, longest_s=patience.wait_s)
@@ -67,7 +67,7 @@ def exchange(http: httpx.Client, call: Call[Any], *, patience: Patience) -> http
 
 
 async def exchange_async(
-    http: httpx.AsyncClient, call: Call[Any], *, patience: Patience
+    http: httpx.AsyncClient, call: ApiCall[Any], *, patience: Waits
 ) -> httpx.Response:
     """Do as `exchange` does, from a coroutine."""
     try:
@@ -84,7 +84,7 @@ async def exchange_async(
         raise AnswerRefused(LEADS_NOWHERE) from error
 
 
-def _request(call: Call[Any]) -> dict[str, Any]:
+def _request(call: ApiCall[Any]) -> dict[str, Any]:
     """Write a call in httpx's words."""
     kind = "application/octet-stream"  # the server tells images by their bytes
     files = [("files", (one.filename, one.data, kind)) for one in call.files]
@@ -161,7 +161,7 @@ class Client:
         one's own."""
         settings = _settings(url, token=token, timeout_s=timeout_s, verify=verify)
         self._http = httpx.Client(**settings, transport=transport)
-        self._patience = Patience(wait_s=timeout_s, whole_s=deadline_s)
+        self._patience = Waits(wait_s=timeout_s, whole_s=deadline_s)
         self._retries = retries
 
     def __enter__(self) -> Self:
@@ -251,7 +251,7 @@ class Client:
             converse_group(group, top_k=top_k, version=version, retries=self._retries)
         )
 
-    def _ask(self, call: Call[T]) -> T:
+    def _ask(self, call: ApiCall[T]) -> T:
         return self._carry(converse(call, retries=self._retries))
 
     def _carry(self, conversation: Conversation[T]) -> T:
@@ -291,7 +291,7 @@ class AsyncClient:
         one's own."""
         settings = _settings(url, token=token, timeout_s=timeout_s, verify=verify)
         self._http = httpx.AsyncClient(**settings, transport=transport)
-        self._patience = Patience(wait_s=timeout_s, whole_s=deadline_s)
+        self._patience = Waits(wait_s=timeout_s, whole_s=deadline_s)
         self._retries = retries
 
     async def __aenter__(self) -> Self:
@@ -385,7 +385,7 @@ class AsyncClient:
         conversation = converse_group(group, top_k=top_k, version=version, retries=self._retries)
         return asyncio.create_task(self._carry(conversation))
 
-    async def _ask(self, call: Call[T]) -> T:
+    async def _ask(self, call: ApiCall[T]) -> T:
         return await self._carry(converse(call, retries=self._retries))
 
     async def _carry(self, conversation: Conversation[T]) -> T:

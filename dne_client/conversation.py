@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import httpx
 
 from dne_client.answers import Answer, Outcome, understood
-from dne_client.calls import Call, predict
+from dne_client.calls import ApiCall, predict
 from dne_client.errors import (
     BadImage,
     ClientError,
@@ -38,7 +38,7 @@ class Wait:
     seconds: float
 
 
-Step: TypeAlias = Call[Any] | Wait
+Step: TypeAlias = ApiCall[Any] | Wait
 Came: TypeAlias = httpx.Response | httpx.TransportError | AnswerRefused | None
 Conversation: TypeAlias = Generator[Step, Came, T]
 
@@ -64,7 +64,7 @@ class Retries:
         return asked_s * random.uniform(1.0, 1.25) if asked_s <= self.longest_wait_s else None
 
 
-def converse(call: Call[T], *, retries: Retries) -> Conversation[T]:
+def converse(call: ApiCall[T], *, retries: Retries) -> Conversation[T]:
     """Carry one call to its answer, or raise the error that remains."""
     attempt = 0
     while True:
@@ -120,7 +120,7 @@ def _outcomes(sent: Sequence[Placed], answer: Answer) -> list[Outcome]:
 
 
 def _wait_s(
-    call: Call[Any], came: Came, error: ClientError, *, retries: Retries, attempt: int
+    call: ApiCall[Any], came: Came, error: ClientError, *, retries: Retries, attempt: int
 ) -> float | None:
     """Choose how long to wait before the call is sent again, or None where it must not be."""
     if isinstance(came, httpx.Response):

@@ -3,7 +3,7 @@
 ClientError
 ├── BadInput            an image that cannot be read here, or an argument that makes no sense
 ├── Unreachable         no server answers, or the connection broke
-├── NotUnderstood       an answer that is none of a dne-serve server
+├── NotUnderstood       not a dne-serve response
 └── Refused             the server answered with a problem document
     ├── BadRequest      400, 405, 406, 408, 415, 421, 431
     ├── NotAllowed      401, 403: a token is needed, is wrong or lacks the scope
@@ -31,7 +31,7 @@ class Unreachable(ClientError):
 
 
 class NotUnderstood(ClientError):
-    """An answer that is none of a dne-serve server."""
+    """Not a dne-serve response."""
 
 
 class Refused(ClientError):

@@ -29,7 +29,7 @@ GROUP_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
+class ImageFile:
     filename: str
     data: bytes
 
@@ -40,19 +40,19 @@ class Placed:
 
     place: int
     name: str
-    upload: Upload | None
+    upload: ImageFile | None
     error: BadInput | None = None
 
 
-def read_upload(image: Image, *, name: str = "image") -> Upload:
+def read_upload(image: Image, *, name: str = "image") -> ImageFile:
     """Read an image. A string is a path. `name` stands for images that have none."""
     if isinstance(image, str | os.PathLike):
         return _read_file(Path(image))
     if isinstance(image, bytes | bytearray | memoryview):
-        return Upload(filename=name, data=bytes(image))
+        return ImageFile(filename=name, data=bytes(image))
     if hasattr(image, "read"):
-        return Upload(filename=str(getattr(image, "name", name)), data=_bytes_of(image))
-    return Upload(filename=name, data=_encoded(image))
+        return ImageFile(filename=str(getattr(image, "name", name)), data=_bytes_of(image))
+    return ImageFile(filename=name, data=_encoded(image))
 
 
 def name_of(image: Image, *, place: int) -> str:
@@ -87,9 +87,9 @@ def grouped(
         yield group
 
 
-def _read_file(path: Path) -> Upload:
+def _read_file(path: Path) -> ImageFile:
     try:
-        return Upload(filename=path.name, data=path.read_bytes())
+        return ImageFile(filename=path.name, data=path.read_bytes())
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror or error}") from error
 

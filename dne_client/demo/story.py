@@ -8,29 +8,185 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
+import os
 import secrets
+import shlex
 import shutil
 import signal
+import socket
+import subprocess
 import sys
-import urllib.error
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from dne_client.answers import Answer
+from dne_client.clients import Client
+from dne_client.conversation import Retries
 from dne_client.demo import parser
 from dne_client.demo.data import DIGIT_TASKS, SHAPES, DemoData, images_in, write_demo_data
-from dne_client.demo.processes import (
-    DemoFailed,
-    Server,
-    free_port,
-    move_channel,
-    running_server,
-    spelt,
-    train,
-    wait_for,
-)
+from dne_client.errors import Busy, ClientError, Unreachable
 from model_store.tables import percent
+
+COMMANDS = Path(sys.executable).parent
+"""The folder of the commands of this environment, whatever PATH says."""
+# Server and trainer share the cores. Threads that spin while they wait take them from each other:
+# on two busy cores, learning took 4 times as long in one try and 11 times in another.
+ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
+START_S = 60
+STOP_S = 20
+ONCE = Retries(attempts=1)
+
+
+class DemoFailed(Exception):
+    """The message says which step failed, and where to look."""
+
+
+def spelt(command: str) -> str:
+    """Write a command as it can be pasted into a terminal in this folder."""
+    path = COMMANDS / command
+    found = shutil.which(command)
+    if found is not None and Path(found).resolve() == path.resolve():
+        return command
+    below = path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd()) if below else path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def is_alive(self) -> bool:
+        if self.process.poll() is not None:
+            raise DemoFailed(f"the server ended by itself:\n{tail(self.log)}")
+        try:
+            with Client(self.url, retries=ONCE) as client:
+                client.ready()
+        except Busy:
+            return True  # it answers, and has no model yet
+        except Unreachable:
+            return False
+        return True
+
+    def version(self, image: Path) -> int | None:
+        """Return the version that answers now; None while there is no model."""
+        try:
+            return self.predict([image]).version
+        except Busy:
+            return None
+
+    def predict(self, images: Sequence[Path]) -> Answer:
+        with Client(self.url, retries=ONCE) as client:
+            return client.predict_batch(images)
+
+
+@contextlib.contextmanager
+def running_server(store: Path, *, port: int, token: str, log: Path) -> Iterator[Server]:
+    options = ["--store", str(store), "--port", str(port)]
+    with log.open("w") as stream:
+        process = start(
+            "dne-serve", *options,
+            stdout=stream, stderr=stream, env={**ENVIRONMENT, "DNE_ADMIN_TOKEN": token},
+        )  # fmt: skip
+    server = Server(url=f"http://127.0.0.1:{port}", process=process, log=log)
+    with stopping(process, signal.SIGTERM):
+        waited = wait_for(
+            server.is_alive, within_s=START_S, otherwise=f"the server does not start; see {log}"
+        )
+        print(f"  {server.url} is up ({waited:.1f} s) and has no model yet")
+        yield server
+
+
+def train(*arguments: str, store: Path, log: Path) -> dict[str, Any]:
+    """Run a `dne-train` command. Show progress on a terminal, or keep it in `log`."""
+    shown = sys.stderr.isatty()
+    with log.open("w") as stream:
+        errors = None if shown else stream
+        process = start(
+            "dne-train", *arguments, "--store", str(store), "--json",
+            stdout=subprocess.PIPE, stderr=errors, env=ENVIRONMENT,
+        )  # fmt: skip
+        with stopping(process, signal.SIGINT):
+            out, _ = process.communicate()
+    if process.returncode:
+        reason = "" if shown else f":\n{tail(log)}"
+        raise DemoFailed(f"dne-train {arguments[0]} ended with {process.returncode}{reason}")
+    answer: dict[str, Any] = json.loads(out.decode().splitlines()[-1])
+    return answer
+
+
+def move_channel(*arguments: str, store: Path) -> None:
+    """Run `dne-store rollback`, `resume` or `promote`."""
+    process = start(
+        "dne-store", *arguments, "--store", str(store),
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT,
+    )  # fmt: skip
+    with stopping(process, signal.SIGTERM):
+        out, _ = process.communicate()
+    if process.returncode:
+        said = out.decode(errors="replace")
+        raise DemoFailed(f"dne-store {arguments[0]} ended with {process.returncode}: {said}")
+
+
+def start(command: str, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+    """Print and start a command of this environment.
+
+    It has a session of its own: Ctrl-C reaches the demo only, which then stops what it started.
+    """
+    say_command([spelt(command), *arguments])
+    return subprocess.Popen([COMMANDS / command, *arguments], start_new_session=True, **streams)
+
+
+@contextlib.contextmanager
+def stopping(process: subprocess.Popen[bytes], number: signal.Signals) -> Iterator[None]:
+    """End the process with the block, however the block ends."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.send_signal(number)
+        try:
+            process.wait(STOP_S)
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.wait()
+
+
+def free_port(wanted: int) -> int:
+    """Return the wanted port, or a free one with a note if it is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
+            print(f"Port {wanted} is taken: another one is used.")
+        return int(probe.getsockname()[1])
+
+
+def wait_for(happened: Callable[[], bool], *, within_s: float, otherwise: str) -> float:
+    """Wait until something has happened. Return the seconds that it took."""
+    began = time.monotonic()
+    while not happened():
+        if time.monotonic() - began > within_s:
+            raise DemoFailed(otherwise)
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def say_command(command: Sequence[str]) -> None:
+    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
+    print(f"{bold}$ {shlex.join(command)}{plain}", flush=True)
+
+
+def tail(log: Path, *, lines: int = 8) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
 
 MARK = ".dne-demo"
 LEARNING = (
@@ -51,7 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with fresh_folder(asked.folder) as place:
             tell(place, port=asked.port)
-    except (DemoFailed, urllib.error.URLError) as error:
+    except (DemoFailed, ClientError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -61,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoFolder:
     """The demo's folder: images, store and logs."""
 
     folder: Path
@@ -82,8 +238,8 @@ class Place:
         return train(*arguments, store=self.store, log=self.folder / "trainer.log")
 
 
-def tell(place: Place, *, port: int) -> None:
-    """The story, start to end."""
+def tell(place: DemoFolder, *, port: int) -> None:
+    """Tell the story from start to end."""
     print(f"dne-serve: a classifier that grows. The demo keeps its files in {place.folder}.\n")
     data = write_demo_data(place.data)
     print(f"Handwritten digits as PNG folders: {data.root}; a third of them is held out.")
@@ -100,7 +256,7 @@ def tell(place: Place, *, port: int) -> None:
             serve_until_interrupted(server)
 
 
-def learn(task: str, *, place: Place, server: Server, data: DemoData, version: int) -> None:
+def learn(task: str, *, place: DemoFolder, server: Server, data: DemoData, version: int) -> None:
     digits = DIGIT_TASKS[task]
     print(f"\nTask {version} of {len(DIGIT_TASKS)}: the digits {digits[0]} to {digits[-1]}")
     folder = str(data.train(task))
@@ -117,16 +273,15 @@ def learn(task: str, *, place: Place, server: Server, data: DemoData, version: i
     show(server.predict(newest), images=newest)
 
 
-def measure(server: Server, *, place: Place, data: DemoData) -> None:
+def measure(server: Server, *, place: DemoFolder, data: DemoData) -> None:
     images = data.test_images()
     print(f"\nAll {len(images)} held-out digits, asked of the server and of dne-train evaluate")
     right = 0
     for start in range(0, len(images), IMAGES_A_REQUEST):
         some = images[start : start + IMAGES_A_REQUEST]
-        answers = server.predict(some)["predictions"]
+        answers = server.predict(some).predictions
         right += sum(
-            answer["label"] == image.parent.name
-            for answer, image in zip(answers, some, strict=True)
+            answer.label == image.parent.name for answer, image in zip(answers, some, strict=True)
         )
     served = right / len(images)
     evaluation = place.train("evaluate", "--data", str(data.test))
@@ -141,7 +296,7 @@ def measure(server: Server, *, place: Place, data: DemoData) -> None:
         raise DemoFailed("the server and dne-train evaluate do not agree")
 
 
-def roll_back_and_resume(server: Server, *, place: Place, data: DemoData) -> None:
+def roll_back_and_resume(server: Server, *, place: DemoFolder, data: DemoData) -> None:
     print("\nBack to the first version, and forward again; no weights move")
     images = [images_in(data.test / f"digit_{digit}")[1] for digit in (3, 6, 9)]
     move_channel("rollback", "--to", "1", "--reason", "showing how", store=place.store)
@@ -152,7 +307,7 @@ def roll_back_and_resume(server: Server, *, place: Place, data: DemoData) -> Non
     show(server.predict(images), images=images)
 
 
-def invitation(url: str, *, place: Place, token: str, data: DemoData) -> str:
+def invitation(url: str, *, place: DemoFolder, token: str, data: DemoData) -> str:
     """Write what to try next, ready to paste."""
     digit = data.test_images()[0]
     shape = images_in(data.shapes_test / SHAPES[0])[0]
@@ -194,22 +349,22 @@ def wait_until_served(version: int, *, server: Server, data: DemoData) -> float:
     )
 
 
-def show(answer: dict[str, Any], *, images: Sequence[Path]) -> None:
-    """One line: what was sent, and what the version said it is."""
+def show(answer: Answer, *, images: Sequence[Path]) -> None:
+    """Print one line: the images that were sent, and their labels."""
     said = ", ".join(
-        f"{image.parent.name} → {prediction['label']} ({prediction['score']:.2f})"
-        for image, prediction in zip(images, answer["predictions"], strict=True)
+        f"{image.parent.name} → {prediction.label} ({prediction.score:.2f})"
+        for image, prediction in zip(images, answer.predictions, strict=True)
     )
-    print(f"  POST /predict, version {answer['version']}: {said}")
+    print(f"  POST /predict, version {answer.version}: {said}")
 
 
 @contextlib.contextmanager
-def fresh_folder(folder: Path) -> Iterator[Place]:
+def fresh_folder(folder: Path) -> Iterator[DemoFolder]:
     """Empty the folder of an earlier demo, and keep other demos out of it.
 
     The mark tells a demo's folder from one that somebody else has filled.
     """
-    place, mark = Place(folder), folder / MARK
+    place, mark = DemoFolder(folder), folder / MARK
     try:
         if folder.exists() and not mark.exists() and any(folder.iterdir()):
             raise DemoFailed(

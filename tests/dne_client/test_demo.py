@@ -5,15 +5,13 @@ from __future__ import annotations
 import signal
 import socket
 import sys
-from email.parser import BytesParser
-from email.policy import HTTP
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from dne_client import __main__ as command
-from dne_client.demo import processes, story
+from dne_client.demo import story
 from dne_client.demo.data import DIGIT_TASKS, DemoData, images_in, write_demo_data
 
 
@@ -41,26 +39,12 @@ def test_the_fourth_task_has_its_own_classes_and_images(data: DemoData) -> None:
             assert image.size == (8, 8)
 
 
-def test_images_travel_as_a_form_does(tmp_path: Path) -> None:
-    images = [tmp_path / name for name in ("a.png", "b.png")]
-    for image in images:
-        image.write_bytes(b"\x89PNG\r\n" + image.name.encode())
-    body = processes.multipart(images, boundary="edge")
-    message = BytesParser(policy=HTTP).parsebytes(
-        b"Content-Type: multipart/form-data; boundary=edge\r\n\r\n" + body
-    )
-    parts = list(message.iter_parts())
-    assert [part.get_filename() for part in parts] == ["a.png", "b.png"]
-    assert [part.get_param("name", header="content-disposition") for part in parts] == ["files"] * 2
-    assert [part.get_content() for part in parts] == [image.read_bytes() for image in images]
-
-
 def test_a_taken_port_is_replaced_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert processes.free_port(port) != port
+        assert story.free_port(port) != port
         assert f"Port {port} is taken" in capsys.readouterr().out
 
 
@@ -68,7 +52,7 @@ def test_a_second_demo_leaves_the_first_ones_store_alone(tmp_path: Path) -> None
     folder = tmp_path / "demo"
     with story.fresh_folder(folder) as place:
         place.store.mkdir()
-        with pytest.raises(processes.DemoFailed, match="another demo"), story.fresh_folder(folder):
+        with pytest.raises(story.DemoFailed, match="another demo"), story.fresh_folder(folder):
             pass
         assert place.store.exists()
     with story.fresh_folder(folder) as place:
@@ -103,25 +87,25 @@ def test_a_command_is_spelt_so_that_it_can_be_pasted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(processes, "COMMANDS", tmp_path / "bin")
+    monkeypatch.setattr(story, "COMMANDS", tmp_path / "bin")
     monkeypatch.setenv("PATH", "")
-    assert processes.spelt("dne-train") == "bin/dne-train"
+    assert story.spelt("dne-train") == "bin/dne-train"
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/dne-train").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert processes.spelt("dne-train") == "dne-train"
-    monkeypatch.setattr(processes, "COMMANDS", Path("/elsewhere/bin"))
-    assert processes.spelt("dne-train") == "/elsewhere/bin/dne-train"
+    assert story.spelt("dne-train") == "dne-train"
+    monkeypatch.setattr(story, "COMMANDS", Path("/elsewhere/bin"))
+    assert story.spelt("dne-train") == "/elsewhere/bin/dne-train"
 
 
 def test_a_process_is_stopped_even_if_it_will_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "STOP_S", 0.2)
+    monkeypatch.setattr(story, "STOP_S", 0.2)
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "print('ignoring', flush=True); time.sleep(60)"
     )
-    process = processes.start(Path(sys.executable).name, "-c", deaf, stdout=-1)
-    with processes.stopping(process, signal.SIGTERM):
+    process = story.start(Path(sys.executable).name, "-c", deaf, stdout=-1)
+    with story.stopping(process, signal.SIGTERM):
         assert process.stdout is not None
         process.stdout.readline()
     process.stdout.close()
@@ -130,5 +114,5 @@ def test_a_process_is_stopped_even_if_it_will_not_listen(monkeypatch: pytest.Mon
 
 @pytest.mark.long
 def test_a_failing_trainer_ends_the_demo_with_its_reason(tmp_path: Path) -> None:
-    with pytest.raises(processes.DemoFailed, match="missing-folder"):
-        story.Place(tmp_path).train("add-task", "--data", str(tmp_path / "missing-folder"))
+    with pytest.raises(story.DemoFailed, match="missing-folder"):
+        story.DemoFolder(tmp_path).train("add-task", "--data", str(tmp_path / "missing-folder"))

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from dne_client import AsyncClient, BadImage, BadInput, Outcome
-from dne_client.images import Placed, Upload, grouped
+from dne_client.images import ImageFile, Placed, grouped
 from tests.dne_client.fake_server import SOON, answer, client_of, refusal
 
 IMAGES = [b"image %d." % place for place in range(40)]
@@ -71,14 +71,14 @@ def test_who_stops_reading_stops_the_sending() -> None:
 @pytest.mark.parametrize(("most", "sizes"), [(4, [4, 4, 2]), (100, [10]), (1, [1] * 10)])
 def test_groups_are_full(most: int, sizes: list[int]) -> None:
     images = (
-        Placed(place=n, name="x", upload=Upload(filename="x", data=b"12345")) for n in range(10)
+        Placed(place=n, name="x", upload=ImageFile(filename="x", data=b"12345")) for n in range(10)
     )
     assert [len(group) for group in grouped(images, most=most)] == sizes
 
 
 def test_groups_keep_to_their_bytes_unless_one_image_is_larger() -> None:
     images = [
-        Placed(place=n, name="x", upload=Upload(filename="x", data=b"1" * size))
+        Placed(place=n, name="x", upload=ImageFile(filename="x", data=b"1" * size))
         for n, size in enumerate([5, 5, 30, 1, 1])
     ]
     groups = grouped(images, most_bytes=10)
