@@ -6,7 +6,6 @@ only clients that may label see it.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -29,7 +28,7 @@ from model_store.records.sealing import (
     Version,
     create_record,
     find_record,
-    timestamp,
+    make_record,
 )
 from model_store.store.store import Store
 from model_store.tables import counted, percent
@@ -120,12 +119,8 @@ class AdviceRecord(Record):
 
 def write_advice(store: Store, manifest: Manifest, advice: Advice) -> None:
     """Write the advice on a version that is published. The first one that is written stays."""
-    record = AdviceRecord(
-        version=manifest.version,
-        manifest_digest=manifest.digest,
-        advice=advice,
-        time=timestamp(),
-        transaction=uuid.uuid4().hex,
+    record = make_record(
+        AdviceRecord, version=manifest.version, manifest_digest=manifest.digest, advice=advice
     )
     create_record(store.objects, advice_name(manifest.version), record)
     # Checked after the write: a deletion that comes later finds the advice and deletes it.

@@ -50,40 +50,31 @@ class DneError(Exception):
     """An error whose message is one clear sentence for the user."""
 
 
-class WrongUsage(DneError):
-    pass
+class WrongUsage(DneError): ...
 
 
-class SpecInvalid(WrongUsage):
-    pass
+class SpecInvalid(WrongUsage): ...
 
 
-class LabelInvalid(WrongUsage):
-    pass
+class LabelInvalid(WrongUsage): ...
 
 
-class LabelConfigInvalid(WrongUsage):
-    pass
+class LabelConfigInvalid(WrongUsage): ...
 
 
-class NothingToLearn(WrongUsage):
-    pass
+class NothingToLearn(WrongUsage): ...
 
 
-class DataRejected(DneError):
-    pass
+class DataRejected(DneError): ...
 
 
-class ImageRejected(DneError):
-    pass
+class ImageRejected(DneError): ...
 
 
-class ImageTooLarge(ImageRejected):
-    pass
+class ImageTooLarge(ImageRejected): ...
 
 
-class Interrupted(DneError):
-    pass
+class Interrupted(DneError): ...
 
 
 class JobCancelled(DneError):
@@ -97,24 +88,19 @@ class NotPrivate(DneError):
         super().__init__(f"{path} is not used, because {reason}; {next_step}")
 
 
-class WeightsMissing(DneError):
-    pass
+class WeightsMissing(DneError): ...
 
 
-class PicturesGone(DneError):
-    pass
+class PicturesGone(DneError): ...
 
 
-class StoreError(DneError):
-    pass
+class StoreError(DneError): ...
 
 
-class StoreNotFound(StoreError):
-    pass
+class StoreNotFound(StoreError): ...
 
 
-class StoreUnsupported(StoreError):
-    pass
+class StoreUnsupported(StoreError): ...
 
 
 class VersionNotFound(StoreError):
@@ -129,12 +115,10 @@ class VersionDeleted(VersionNotFound):
         self.version = version
 
 
-class VersionNeeded(StoreError):
-    pass
+class VersionNeeded(StoreError): ...
 
 
-class CopyRefused(StoreError):
-    pass
+class CopyRefused(StoreError): ...
 
 
 class ItemNotFound(StoreError):
@@ -184,16 +168,13 @@ class ClaimLost(StoreError):
         self.job = job
 
 
-class ChannelNotFound(StoreError):
-    pass
+class ChannelNotFound(StoreError): ...
 
 
-class ChannelMoved(StoreError):
-    pass
+class ChannelMoved(StoreError): ...
 
 
-class NothingToRollBack(StoreError):
-    pass
+class NothingToRollBack(StoreError): ...
 
 
 class KeyMissing(StoreError):
@@ -212,8 +193,7 @@ class RecordInvalid(StoreError):
         self.reason = reason
 
 
-class SignatureRefused(RecordInvalid):
-    pass
+class SignatureRefused(RecordInvalid): ...
 
 
 class ChannelBroken(RecordInvalid):
@@ -235,8 +215,7 @@ class ShardForgotten(ShardMissing):
         self.sha256 = sha256
 
 
-class KeptTooLarge(StoreError):
-    pass
+class KeptTooLarge(StoreError): ...
 
 
 class ShardCorrupt(StoreError):
@@ -246,9 +225,7 @@ class ShardCorrupt(StoreError):
         self.reason = reason
 
 
-class WriteFailed(StoreError):
-    pass
+class WriteFailed(StoreError): ...
 
 
-class OutcomeUnknown(WriteFailed):
-    pass
+class OutcomeUnknown(WriteFailed): ...

@@ -68,37 +68,37 @@ def mended_name(channel: str, number: int, attempt: int) -> str:
 
 
 def shard_of(name: str) -> str | None:
-    """Return the SHA-256 in the name of a shard; None for any other name."""
+    """Return the SHA-256 in the name of a shard."""
     match = _SHARD.fullmatch(name)
     return match[2] if match else None
 
 
 def version_of(name: str) -> int | None:
-    """Return the number in the name of a manifest; None for any other name."""
+    """Return the number in the name of a manifest."""
     match = _VERSION.fullmatch(name)
     return int(match[1]) or None if match else None
 
 
 def record_of(name: str) -> tuple[str, int] | None:
-    """Return channel and number in the name of a channel record; None for any other name."""
+    """Return channel and number in the name of a channel record."""
     match = _RECORD.fullmatch(name)
     return (match[1], int(match[2])) if match and int(match[2]) else None
 
 
 def deleted_of(name: str) -> int | None:
-    """Return the version in the name of a tombstone; None for any other name."""
+    """Return the version in the name of a tombstone."""
     match = _DELETED.fullmatch(name)
     return int(match[1]) or None if match else None
 
 
 def forgotten_of(name: str) -> str | None:
-    """Return the SHA-256 in the name of a tombstone of images; None for any other name."""
+    """Return the SHA-256 in the name of a tombstone of images."""
     match = _FORGOTTEN.fullmatch(name)
     return match[1] if match else None
 
 
 def run_of(name: str) -> str | None:
-    """Return the transaction in the name of an announcement; None for any other name."""
+    """Return the transaction in the name of an announcement."""
     match = _RUN.fullmatch(name)
     return match[1] if match else None
 

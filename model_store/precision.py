@@ -11,13 +11,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter
+
 from model_store.errors import WrongUsage
 from model_store.host.children import last_line, last_words, signal_name
-from model_store.host.machine import UNREADABLE, machine_digest, read_remembered, remember
+from model_store.host.machine import MAX_REMEMBERED_BYTES, UNREADABLE, machine_digest, remember
+from model_store.host.private import read_private
 from model_store.records.quality import Reduced
 from model_store.store.cache import cache_folder
 from model_store.tables import percent
@@ -52,7 +55,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PrecisionChoice:
     """The chosen precision. `refused` says why other candidates may not be used."""
 
     precision: Precision
@@ -65,26 +68,28 @@ def choose(
     asked: Asked,
     offered: Sequence[Reduced],
     try_out: Callable[[Reduced], Trial],
-) -> Choice:
+) -> PrecisionChoice:
     """Choose the precision for a version with this agreement, among those of the backend.
 
     `auto` takes the fastest that is allowed. A precision asked for by name is taken if allowed,
     even if it is slower. Otherwise single precision is taken.
     """
-    wanted = tuple(one for one in offered if asked in ("auto", one))
+    wanted = tuple(precision for precision in offered if asked in ("auto", precision))
     refused: list[str] = []
     passed: dict[Reduced, Trial] = {}
-    for one in wanted:
-        reason = disagreement(one, agreement)
-        trial = None if reason else try_out(one)
+    for precision in wanted:
+        reason = disagreement(precision, agreement)
+        trial = None if reason else try_out(precision)
         if trial is not None and trial.runs:
-            passed[one] = trial
+            passed[precision] = trial
         else:
-            refused.append(reason or f"{one} does not run here: {trial.reason if trial else ''}")
-    best = max(passed, key=lambda one: passed[one].speedup, default=None)
+            refused.append(
+                reason or f"{precision} does not run here: {trial.reason if trial else ''}"
+            )
+    best = max(passed, key=lambda precision: passed[precision].speedup, default=None)
     if best is None or (asked == "auto" and passed[best].speedup <= 1):
-        return Choice(precision="fp32", refused=tuple(refused))
-    return Choice(precision=best, refused=tuple(refused))
+        return PrecisionChoice(precision="fp32", refused=tuple(refused))
+    return PrecisionChoice(precision=best, refused=tuple(refused))
 
 
 def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str | None:
@@ -104,9 +109,9 @@ def try_out(precision: Reduced, *, device: str = "cpu") -> Trial:
     """Try a precision on this machine, or take the remembered result. int8 always tries the CPU."""
     where = [] if precision == "int8" or device == "cpu" else [device]
     name = " on ".join([precision, *where])
-    found = remembered_trial(name)
-    if found is not None:
-        return found
+    remembered = remembered_trial(name)
+    if remembered is not None:
+        return remembered
     trial = try_in_child([sys.executable, "-m", TRIALS[precision], precision, *where])
     log.info("precision %s: %s", name, trial)
     if trial.lasting:
@@ -122,7 +127,9 @@ def remembered_trial(name: str) -> Trial | None:
 def remember_trial(name: str, trial: Trial) -> None:
     path, machine = cache_folder() / REMEMBERED, machine_digest()
     known = _remembered(path)
-    _remember(path, {**known, machine: {**known.get(machine, {}), name: trial}})
+    known.setdefault(machine, {})[name] = trial
+    trials = TypeAdapter(Known).dump_python(known, exclude={"__all__": {"__all__": {"lasting"}}})
+    remember(path, trials)
 
 
 def refuse_unless_it_runs(
@@ -143,7 +150,7 @@ def refuse_unless_it_runs(
 
 
 def try_in_child(command: Sequence[str], *, timeout_s: float = TRIAL_S) -> Trial:
-    """Run a command that prints the speed-up on its last line. Its death is a result, no error."""
+    """Run a command that prints the speed-up on its last line. Its death is a result."""
     try:
         ended = subprocess.run(
             command,
@@ -170,43 +177,17 @@ def try_in_child(command: Sequence[str], *, timeout_s: float = TRIAL_S) -> Trial
     return Trial(runs=True, speedup=round(speedup, 3))
 
 
-Known = Mapping[str, Mapping[str, Trial]]
+Known = dict[str, dict[str, Trial]]
 """Trials by machine, then by precision and device."""
 
 
 def _remembered(path: Path) -> Known:
     """Read the trials of earlier starts. A damaged file costs a new trial."""
     try:
-        told = read_remembered(path)
-        return {
-            machine: {name: _trial(one) for name, one in trials.items()}
-            for machine, trials in told.items()
-        }
+        held = read_private(path, max_bytes=MAX_REMEMBERED_BYTES)
+        return TypeAdapter(Known).validate_json(held, strict=True)
     except FileNotFoundError:
         return {}
     except UNREADABLE as error:
         log.warning("%s cannot be used, and precisions are tried again: %s", path, error)
         return {}
-
-
-def _trial(told: Mapping[str, object]) -> Trial:
-    runs, speedup, reason = (told.get(name) for name in ("runs", "speedup", "reason"))
-    if not (
-        isinstance(runs, bool) and isinstance(speedup, int | float) and isinstance(reason, str)
-    ):
-        raise TypeError("a trial is written in another way")
-    return Trial(runs=runs, speedup=float(speedup), reason=reason)
-
-
-def _remember(path: Path, known: Known) -> None:
-    remember(
-        path,
-        {
-            machine: {name: _told(trial) for name, trial in trials.items()}
-            for machine, trials in known.items()
-        },
-    )
-
-
-def _told(trial: Trial) -> dict[str, object]:
-    return {name: value for name, value in asdict(trial).items() if name != "lasting"}

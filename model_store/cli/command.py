@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, Protocol, TextIO, TypeAlias, cast
 
 from model_store import __version__
+from model_store.command_line import Parser
 from model_store.errors import DneError, WrongUsage
 from model_store.records.channel import check_channel_name
 from model_store.records.sealing import MAX_VERSION
@@ -31,12 +32,27 @@ EXIT_NOT_PROMOTED = 3
 DEFAULT_CHANNEL = "production"
 
 Command = Callable[[argparse.Namespace], int]
+Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Add(Protocol):
     """Add a subcommand with the options that all have."""
 
     def __call__(self, name: str, command: Command, *, help: str) -> argparse.ArgumentParser: ...
+
+
+def adder(subparsers: Subparsers, *, store: bool = True) -> Add:
+    """Return a function that adds a subcommand with `--json` and, with `store`, `--store`."""
+
+    def add(name: str, command: Command, *, help: str) -> argparse.ArgumentParser:
+        subparser = subparsers.add_parser(name, help=help, description=help)
+        subparser.set_defaults(command=command)
+        if store:
+            add_store_option(subparser)
+        add_json_option(subparser)
+        return subparser
+
+    return add
 
 
 def add_version_option(parser: argparse.ArgumentParser) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from model_store.cli.command import (
     EXIT_OK,
-    Command,
-    add_json_option,
-    add_store_option,
+    Subparsers,
+    adder,
     current_actor,
     print_json,
 )
@@ -25,11 +24,6 @@ from model_store.records.inbox import LabelRecord
 from model_store.store.store import Store
 from model_store.tables import columns, counted, percent, printable, size
 
-if TYPE_CHECKING:
-    from model_store.command_line import Parser
-
-    Subparsers = argparse._SubParsersAction[Parser]
-
 ABOUT = "look at pictures that servers have kept; label, discard and export them"
 DEFAULT_LISTED = 50
 MAX_LISTED = 1000
@@ -39,13 +33,7 @@ def add_inbox_command(commands: Subparsers) -> None:
     inbox = commands.add_parser("inbox", help=ABOUT, description=ABOUT)
     subparsers = inbox.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def add(name: str, command: Command, *, help: str) -> argparse.ArgumentParser:
-        subparser = subparsers.add_parser(name, help=help, description=help)
-        subparser.set_defaults(command=command)
-        add_store_option(subparser)
-        add_json_option(subparser)
-        return subparser
-
+    add = adder(subparsers)
     _add_list(add("list", list_items, help="list items, a page at a time"))
     show = add("show", show_item, help="show an item, its answer and its labels")
     show.add_argument("id", metavar="ID", help="the item")
@@ -53,13 +41,18 @@ def add_inbox_command(commands: Subparsers) -> None:
     label.add_argument(
         "pairs", metavar="ID LABEL", nargs="+", help="an item and its class; several pairs"
     )
-    for name, command, help in (
-        ("wrong", mark_wrong, "say that answers are wrong, without naming a class"),
-        ("discard", discard_items, "say that pictures are of no use"),
-        ("clear", clear_items, "take the newest label, or discard, of items back"),
-        ("delete", delete_all, "delete items with their pictures; nothing of them stays"),
+    for name, judgement, help in (
+        ("wrong", WRONG, "say that answers are wrong, without naming a class"),
+        ("discard", DISCARD, "say that pictures are of no use"),
+        ("clear", CLEAR, "take the newest label, or discard, of items back"),
     ):
-        add(name, command, help=help).add_argument("ids", metavar="ID", nargs="+", help="the items")
+        judging = add(name, judge_items, help=help)
+        judging.add_argument("ids", metavar="ID", nargs="+", help="the items")
+        judging.set_defaults(judgement=judgement)
+    delete = add(
+        "delete", delete_all, help="delete items with their pictures; nothing of them stays"
+    )
+    delete.add_argument("ids", metavar="ID", nargs="+", help="the items")
     export = add("export", export_items, help="write labelled pictures as one folder a class")
     export.add_argument(
         "--out", metavar="DIR", type=Path, required=True, help="a folder that is new or empty"
@@ -154,16 +147,9 @@ def label_items(options: argparse.Namespace) -> int:
     return _judge(options, [(item, Judgement.of_class(label)) for item, label in pairs])
 
 
-def mark_wrong(options: argparse.Namespace) -> int:
-    return _judge(options, [(item, WRONG) for item in options.ids])
-
-
-def discard_items(options: argparse.Namespace) -> int:
-    return _judge(options, [(item, DISCARD) for item in options.ids])
-
-
-def clear_items(options: argparse.Namespace) -> int:
-    return _judge(options, [(item, CLEAR) for item in options.ids])
+def judge_items(options: argparse.Namespace) -> int:
+    """Run `wrong`, `discard` and `clear`."""
+    return _judge(options, [(item, options.judgement) for item in options.ids])
 
 
 def delete_all(options: argparse.Namespace) -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from model_store.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
-    add_json_option,
+    Subparsers,
     add_store_option,
     add_trust_option,
+    adder,
     print_json,
 )
 from model_store.errors import StoreError, StoreNotFound, WrongUsage
@@ -30,11 +30,6 @@ from model_store.records.signing import (
 from model_store.store.store import Store
 from model_store.tables import columns
 
-if TYPE_CHECKING:
-    from model_store.command_line import Parser
-
-    Subparsers = argparse._SubParsersAction[Parser]
-
 ABOUT = "make signing keys, and say who may publish"
 
 
@@ -42,14 +37,7 @@ def add_keys_command(commands: Subparsers) -> None:
     keys = commands.add_parser("keys", help=ABOUT, description=ABOUT)
     subparsers = keys.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def add(
-        name: str, command: Callable[[argparse.Namespace], int], *, help: str
-    ) -> argparse.ArgumentParser:
-        subparser = subparsers.add_parser(name, help=help, description=help)
-        subparser.set_defaults(command=command)
-        add_json_option(subparser)
-        return subparser
-
+    add = adder(subparsers, store=False)
     new = add("new", make_key, help="make a private key in a new file and print its public key")
     show = add("show", show_key, help="print the public key of a private key")
     for subparser in (new, show):

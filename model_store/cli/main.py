@@ -13,11 +13,10 @@ from model_store.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
     Command,
-    add_json_option,
-    add_store_option,
     add_trust_option,
     add_version_argument,
     add_version_option,
+    adder,
     print_json,
     run,
 )
@@ -49,13 +48,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     add_version_option(parser)
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def add(name: str, command: Command, *, help: str) -> argparse.ArgumentParser:
-        subparser = subparsers.add_parser(name, help=help, description=help)
-        subparser.set_defaults(command=command)
-        add_store_option(subparser)
-        add_json_option(subparser)
-        return subparser
-
+    add = adder(subparsers)
     listing = add("list", list_versions, help="list versions, newest last, and what is served")
     add_list_options(listing)
     show = add("show", show_version, help="show what a version is made of")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -24,9 +23,8 @@ from model_store.records.jobs import (
 from model_store.records.sealing import (
     Record,
     create_record,
+    make_record,
     read_record,
-    refusing_bad_fields,
-    timestamp,
 )
 from model_store.records.signing import NO_KEYS, Keys
 
@@ -170,8 +168,9 @@ class JobClaim:
     ) -> None:
         """Record that the worker is alive, and its progress. Keep the newest two heartbeats."""
         number = self._heartbeat + 1
-        record = self._record(
+        record = make_record(
             HeartbeatRecord,
+            job=self.job,
             claim=self.number,
             number=number,
             phase=phase,
@@ -203,7 +202,7 @@ class JobClaim:
 
     def made(self, version: int) -> None:
         """Note that the job has published a version."""
-        record = self._record(MadeRecord, claim=self.number, version=version)
+        record = make_record(MadeRecord, job=self.job, claim=self.number, version=version)
         create_record(self.objects, made_name(self.job, version), self._keys.signed(record))
 
     def end(
@@ -215,8 +214,9 @@ class JobClaim:
         log: Sequence[str] = (),
     ) -> bool:
         """End the job and delete its heartbeats and doubts. Return False if it has ended before."""
-        record = self._record(
+        record = make_record(
             EndRecord,
+            job=self.job,
             claim=self.number,
             outcome=outcome,
             reason=reason[:MAX_REASON],
@@ -231,11 +231,6 @@ class JobClaim:
 
     def _state(self) -> JobState | None:
         return job_states(self.objects.list(f"{JOBS}/{self.job}")).get(self.job)
-
-    def _record(self, kind: type[T], **fields: object) -> T:
-        shared = {"job": self.job, "time": timestamp(), "transaction": uuid.uuid4().hex}
-        with refusing_bad_fields():
-            return kind.model_validate({**shared, **fields})
 
 
 def clipped(log: Sequence[str]) -> tuple[str, ...]:

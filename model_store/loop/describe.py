@@ -29,17 +29,9 @@ def describe_item(item: Item) -> dict[str, Any]:
         "score": record.answer.score,
         "margin": record.margin,
         "top": [top_class.model_dump() for top_class in record.top],
-        "unknown": record.unknown,
-        "unknown_score": record.unknown_score,
-        "other_version": record.other_version,
-        "other_label": record.other_label,
+        **record.model_dump(include={"unknown", "unknown_score", "other_version", "other_label"}),
         "rules": list(record.rules),
-        "width": record.picture.width,
-        "height": record.picture.height,
-        "type": record.picture.type,
-        "bytes": record.picture.bytes,
-        "sha256": record.picture.sha256,
-        "dhash": record.picture.dhash,
+        **record.picture.model_dump(),
         "state": STATE_OF[head.kind] if head else "unlabelled",
         "number": head.number if head else 0,
         "judgement": describe_label(head) if head else None,
@@ -47,13 +39,7 @@ def describe_item(item: Item) -> dict[str, Any]:
 
 
 def describe_label(record: LabelRecord) -> dict[str, Any]:
-    return {
-        "number": record.number,
-        "kind": record.kind,
-        "label": record.label,
-        "actor": record.actor,
-        "time": record.time,
-    }
+    return record.model_dump(include={"number", "kind", "label", "actor", "time"})
 
 
 def describe_job(job: Job, store: Store, *, is_dead: bool = False) -> dict[str, Any]:
@@ -61,11 +47,7 @@ def describe_job(job: Job, store: Store, *, is_dead: bool = False) -> dict[str, 
     record, end, heartbeat = job.record, job.end, job.heartbeat
     versions = [describe_version(made, store) for made in (end.versions if end else ())]
     return {
-        "id": record.id,
-        "channel": record.channel,
-        "reason": record.reason,
-        "actor": record.actor,
-        "time": record.time,
+        **record.model_dump(include={"id", "channel", "reason", "actor", "time"}),
         "state": state_of(job, is_dead=is_dead),
         "worker": job.claim.worker if job.claim else None,
         "software": job.claim.software if job.claim else None,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -46,8 +45,8 @@ from model_store.records.inbox import ItemRecord, LabelKind, LabelRecord, UsedRe
 from model_store.records.sealing import (
     create_record,
     find_record,
+    make_record,
     read_record,
-    refusing_bad_fields,
     timestamp,
 )
 
@@ -213,14 +212,9 @@ class Inbox:
 
     def use(self, version: int, items: Mapping[str, int], *, actor: str) -> UsedRecord:
         """Record that a version was taught with these label records: numbers by item."""
-        with refusing_bad_fields():
-            record = UsedRecord(
-                version=version,
-                items=dict(sorted(items.items())),
-                actor=actor,
-                time=timestamp(),
-                transaction=uuid.uuid4().hex,
-            )
+        record = make_record(
+            UsedRecord, version=version, items=dict(sorted(items.items())), actor=actor
+        )
         name = used_name(version)
         if not create_record(self.objects, name, record):
             raise RecordInvalid(name, "it exists already")
@@ -289,13 +283,12 @@ def _conflict(item: str, head: LabelRecord | None, *, after: int) -> LabelConfli
 def _label_record(
     item: str, number: int, judgement: Judgement, *, actor: str, time: str | None
 ) -> LabelRecord:
-    with refusing_bad_fields():
-        return LabelRecord(
-            item=item,
-            number=number,
-            kind=judgement.kind,
-            label=judgement.label,
-            actor=actor,
-            time=time or timestamp(),
-            transaction=uuid.uuid4().hex,
-        )
+    return make_record(
+        LabelRecord,
+        item=item,
+        number=number,
+        kind=judgement.kind,
+        label=judgement.label,
+        actor=actor,
+        time=time or timestamp(),
+    )

@@ -7,7 +7,6 @@ of the backend decides whether a worker is dead, so the clocks of machines may d
 from __future__ import annotations
 
 import logging
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -46,9 +45,8 @@ from model_store.records.sealing import (
     Record,
     create_record,
     find_record,
+    make_record,
     read_record,
-    refusing_bad_fields,
-    timestamp,
 )
 from model_store.records.signing import NO_KEYS, Keys
 
@@ -94,24 +92,22 @@ class Jobs:
             if not state.has_ended and self._is_of(state, channel):
                 raise JobUnderWay(state.id)
         number = self._next_turn(entries, channel)
-        with refusing_bad_fields():
-            record = JobRecord(
-                id=new_id(),
-                kind="learn-from-inbox",
-                channel=channel,
-                reason=reason,
-                actor=actor,
-                time=timestamp(),
-                transaction=uuid.uuid4().hex,
-            )
-            record = self._keys.signed(record)
-            turn = TurnRecord(
-                channel=channel,
-                number=number,
-                job=record.id,
-                time=record.time,
-                transaction=record.transaction,
-            )
+        record = make_record(
+            JobRecord,
+            id=new_id(),
+            kind="learn-from-inbox",
+            channel=channel,
+            reason=reason,
+            actor=actor,
+        )
+        record = self._keys.signed(record)
+        turn = TurnRecord(
+            channel=channel,
+            number=number,
+            job=record.id,
+            time=record.time,
+            transaction=record.transaction,
+        )
         name = turn_name(channel, number)
         if not create_record(self.objects, name, turn):
             raise JobUnderWay(read_record(self.objects, name, TurnRecord).job)
@@ -181,10 +177,7 @@ class Jobs:
     def cancel(self, job: str, *, actor: str) -> None:
         """Cancel a job. End it at once unless a living worker holds it; that worker ends it."""
         state = self.state(job)
-        with refusing_bad_fields():
-            record = CancelRecord(
-                job=job, actor=actor, time=timestamp(), transaction=uuid.uuid4().hex
-            )
+        record = make_record(CancelRecord, job=job, actor=actor)
         create_record(self.objects, cancel_name(job), record)
         if not state.has_ended and (not state.claim or self.is_dead(state)):
             claim = JobClaim(self.objects, job=job, number=state.claim)
@@ -205,13 +198,7 @@ class Jobs:
         return max(doubt_ages_s, default=0.0) > LEASE_S
 
     def _doubt(self, state: JobState) -> None:
-        record = DoubtRecord(
-            job=state.id,
-            claim=state.claim,
-            beat=state.heartbeat,
-            time=timestamp(),
-            transaction=uuid.uuid4().hex,
-        )
+        record = make_record(DoubtRecord, job=state.id, claim=state.claim, beat=state.heartbeat)
         name = doubt_name(state.id, state.claim, state.heartbeat, transaction=record.transaction)
         create_record(self.objects, name, record)
 
@@ -235,15 +222,9 @@ class Jobs:
                 "failed", reason=reason, versions=()
             )
             return None
-        with refusing_bad_fields():
-            record = ClaimRecord(
-                job=job,
-                number=number,
-                worker=worker,
-                software=f"dne-serve {__version__}",
-                time=timestamp(),
-                transaction=uuid.uuid4().hex,
-            )
+        record = make_record(
+            ClaimRecord, job=job, number=number, worker=worker, software=f"dne-serve {__version__}"
+        )
         if not create_record(self.objects, claim_name(job, number), record):
             return None  # another worker was faster
         return JobClaim(self.objects, job=job, number=number, keys=self._keys)

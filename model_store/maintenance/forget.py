@@ -10,7 +10,6 @@ what the network has learnt from the images.
 from __future__ import annotations
 
 import re
-import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,13 +33,16 @@ from model_store.names import is_same
 from model_store.records.gc_marks import clock_s
 from model_store.records.jobs import EndRecord, TurnRecord
 from model_store.records.manifest import Manifest, ShardRef
-from model_store.records.sealing import create_record, find_record, refusing_bad_fields, timestamp
+from model_store.records.sealing import (
+    create_record,
+    find_record,
+    make_record,
+)
 from model_store.records.tombstone import (
     DeletedVersion,
     ForgottenShard,
     deleted_versions,
     read_deleted,
-    tombstone_of,
 )
 from model_store.store.cache import drop_runs, heed_removals
 from model_store.store.publish import standing
@@ -62,8 +64,15 @@ def check_deletable(store: Store, version: int) -> Manifest:
 
 def _delete(store: Store, version: int, *, actor: str, reason: str) -> DeletedVersion:
     manifest = check_deletable(store, version)
-    with refusing_bad_fields():
-        tombstone = tombstone_of(manifest, actor=actor, reason=reason, time=timestamp())
+    tombstone = make_record(
+        DeletedVersion,
+        version=version,
+        manifest_digest=manifest.digest,
+        parent=manifest.parent,
+        parent_digest=manifest.parent_digest,
+        actor=actor,
+        reason=reason,
+    )
     name = deleted_name(version)
     if not create_record(store.objects, name, tombstone):
         # Another one began the deletion and did not end it. Go on with its tombstone.
@@ -352,15 +361,9 @@ def _report(
 
 
 def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: str) -> None:
-    with refusing_bad_fields():
-        tombstone = ForgottenShard(
-            sha256=sha256,
-            class_name=class_name,
-            actor=actor,
-            reason=reason,
-            time=timestamp(),
-            transaction=uuid.uuid4().hex,
-        )
+    tombstone = make_record(
+        ForgottenShard, sha256=sha256, class_name=class_name, actor=actor, reason=reason
+    )
     # The tombstone first: a publish looks for tombstones after it wrote its shards.
     create_record(store.objects, forgotten_name(sha256), tombstone)
     store.objects.delete(shard_name(sha256))

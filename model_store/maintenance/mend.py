@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,10 +29,9 @@ from model_store.records.sealing import (
     Transaction,
     Version,
     create_record,
+    make_record,
     parse_object,
     read_sealed,
-    refusing_bad_fields,
-    timestamp,
 )
 from model_store.store.store import Store
 
@@ -196,16 +194,14 @@ def _taken(channel: str, number: int) -> StoreError:
 def _record_of(channel: str, stray: Stray, *, mender: Mender) -> MendedRecord:
     data = stray.data
     short = data is not None and len(data) <= MAX_CONTENT_BYTES
-    with refusing_bad_fields():
-        return MendedRecord(
-            channel=channel,
-            number=stray.number,
-            problem=(stray.problem or "it comes after a gap")[:2000],
-            bytes=len(data or b""),
-            sha256=None if data is None else hashlib.sha256(data).hexdigest(),
-            content=base64.b64encode(data).decode() if data is not None and short else None,
-            actor=mender.actor,
-            reason=mender.reason,
-            time=timestamp(),
-            transaction=uuid.uuid4().hex,
-        )
+    return make_record(
+        MendedRecord,
+        channel=channel,
+        number=stray.number,
+        problem=(stray.problem or "it comes after a gap")[:2000],
+        bytes=len(data or b""),
+        sha256=None if data is None else hashlib.sha256(data).hexdigest(),
+        content=base64.b64encode(data).decode() if data is not None and short else None,
+        actor=mender.actor,
+        reason=mender.reason,
+    )

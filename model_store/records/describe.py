@@ -141,21 +141,13 @@ def difference(old: Manifest, new: Manifest) -> dict[str, Any]:
 
 
 def channel_head(record: ChannelRecord) -> dict[str, Any]:
-    return {"target": record.target, "mode": record.mode, "number": record.number}
+    return record.model_dump(include={"target", "mode", "number"})
 
 
 def channel_move(record: ChannelRecord, *, previous: int | None) -> dict[str, Any]:
     """Describe a record that was just written, and the version that the channel named before."""
-    return {
-        "channel": record.channel,
-        "number": record.number,
-        "target": record.target,
-        "mode": record.mode,
-        "previous": previous,
-        "actor": record.actor,
-        "reason": record.reason,
-        "time": record.time,
-    }
+    told = {"channel", "number", "target", "mode", "actor", "reason", "time"}
+    return {**record.model_dump(include=told), "previous": previous}
 
 
 def _shards(refs: Iterable[ShardRef]) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from model_store.records.sealing import (
     Transaction,
     create_record,
     find_record,
+    make_record,
 )
 
 SWEEP_WINDOW_S = 600.0
@@ -108,7 +109,7 @@ def condemn(objects: Objects, sha256: str) -> None:
 
 def decide(objects: Objects, mark: Mark, decision: Decision) -> bool:
     """Create the verdict on a mark. Return False where another one came first."""
-    verdict = MarkVerdict(decision=decision, transaction=uuid.uuid4().hex)
+    verdict = make_record(MarkVerdict, decision=decision)
     return create_record(objects, mark.verdict_name, verdict)
 
 

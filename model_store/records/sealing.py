@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import uuid
 from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar
 
@@ -143,11 +142,12 @@ def unseal_record(name: str, sealed: bytes, kind: type[T]) -> T:
         raise RecordInvalid(name, first_reason(error)) from error
 
 
-@contextmanager
-def refusing_bad_fields() -> Iterator[None]:
-    """Raise WrongUsage where a record is made of values that it cannot hold."""
+def make_record(kind: type[T], /, **fields: object) -> T:
+    """Make a record with a random transaction, and with the time of now unless it is given. Raise
+    WrongUsage for values that it cannot hold."""
+    moment = {"time": timestamp()} if "time" in kind.model_fields else {}
     try:
-        yield
+        return kind.model_validate({**moment, "transaction": uuid.uuid4().hex, **fields})
     except ValidationError as error:
         raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
 

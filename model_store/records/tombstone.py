@@ -5,7 +5,6 @@ The tombstone of a version keeps number and digest, so that the chain of version
 
 from __future__ import annotations
 
-import uuid
 from typing import Literal
 
 from pydantic import Field
@@ -99,16 +98,3 @@ def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
 def may_be_missing(ref: ShardRef, forgotten: frozenset[str]) -> bool:
     """Return whether a tombstone excuses a missing shard. Weights cannot be forgotten."""
     return ref.kind in FORGETTABLE and ref.sha256 in forgotten
-
-
-def tombstone_of(manifest: Manifest, *, actor: str, reason: str, time: str) -> DeletedVersion:
-    return DeletedVersion(
-        version=manifest.version,
-        manifest_digest=manifest.digest,
-        parent=manifest.parent,
-        parent_digest=manifest.parent_digest,
-        actor=actor,
-        reason=reason,
-        time=time,
-        transaction=uuid.uuid4().hex,
-    )

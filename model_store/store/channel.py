@@ -41,8 +41,8 @@ from model_store.records.manifest import Manifest
 from model_store.records.sealing import (
     MAX_VERSION,
     create_record,
+    make_record,
     read_sealed,
-    refusing_bad_fields,
     timestamp,
 )
 from model_store.records.tombstone import deleted_versions
@@ -265,18 +265,16 @@ class Channel:
         self, number: int, *, named: Manifest, mode: Mode, actor: str, reason: str
     ) -> ChannelRecord | None:
         """Create a record; return None where its number is taken."""
-        with refusing_bad_fields():
-            record = ChannelRecord(
-                channel=self.name,
-                number=number,
-                target=named.version,
-                target_digest=named.digest,
-                mode=mode,
-                actor=actor,
-                reason=reason,
-                time=timestamp(),
-                transaction=uuid.uuid4().hex,
-            )
+        record = make_record(
+            ChannelRecord,
+            channel=self.name,
+            number=number,
+            target=named.version,
+            target_digest=named.digest,
+            mode=mode,
+            actor=actor,
+            reason=reason,
+        )
         record = self._versions.keys.signed(record)
         if not self._create(record):
             return None

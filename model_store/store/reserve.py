@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any, cast
 
-from model_store.backends.base import Entry, Objects
+from model_store.backends.base import Objects
 from model_store.backends.local import LocalDirectory
 from model_store.errors import OutcomeUnknown, StoreError, WriteFailed
 from model_store.layout import RESERVE
@@ -53,7 +54,7 @@ def is_full(error: BaseException) -> bool:
 def using_reserve(objects: Objects) -> Iterator[Objects]:
     """Yield the objects for small records: on a full disk, writes give up the reserve."""
     try:
-        yield _Reserved(objects)
+        yield cast(Objects, _Reserved(objects))
     except WriteFailed as error:
         if not is_full(error):
             raise
@@ -80,14 +81,5 @@ class _Reserved:
         self._objects.delete(RESERVE_NAME)
         return self._objects.create(name, data)
 
-    def read(self, name: str, *, max_bytes: int) -> bytes:
-        return self._objects.read(name, max_bytes=max_bytes)
-
-    def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
-        return self._objects.list(folder, after=after)
-
-    def list_names(self, folder: str) -> Sequence[str]:
-        return self._objects.list_names(folder)
-
-    def delete(self, name: str) -> None:
-        self._objects.delete(name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
