@@ -8,16 +8,14 @@ from dataclasses import replace
 
 from model_store.errors import DataRejected, WrongUsage
 from model_store.records.manifest import Manifest
-from model_store.tables import counted
+from model_store.worth import ADAPTED, Kind, can_adapt, grown_from, worth_of
 from trainer.base import Base, base_of
 from trainer.data.folders import Listing
 from trainer.data.sources.forms import list_judge
 from trainer.data.task_data import TaskData, read_again, recall_task_data
-from trainer.growth.worth import FEWEST_IMAGES, Worth, worth_growing
-from trainer.learning.adapting import adapting_passes
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
-from trainer.request import AddTask, Deepen, Growth, Kind, Learning, heads_for
+from trainer.request import AddTask, Deepen, Growth, Learning, heads_for
 from trainer.start.make_student import make_adapting, make_deepening
 from trainer.versions.one_version import announced
 from trainer.versions.outcome import Outcome
@@ -37,16 +35,6 @@ def adapt_with(
 
     with announced(base, request=request, progress=progress, ranks=ranks) as run:
         return run.learn(make_adapting(base, request=request), data)
-
-
-def can_adapt(manifest: Manifest) -> bool:
-    """Tell whether the first expert may change: no younger expert reads it, and it came from a file
-    as it is."""
-    return (
-        manifest.spec.is_pretrained
-        and len(manifest.experts) == 1
-        and not manifest.tasks[0].training.get("unfrozen_blocks")
-    )
 
 
 def refuse_younger_experts(parent: Manifest) -> None:
@@ -128,19 +116,15 @@ def _refuse_to_repeat(base: Base, *, adapts: bool) -> None:
     publish another one."""
     assert base.parent is not None
     assert base.store is not None
-    if adapts and "adapted_images" in base.parent.tasks[-1].training:
+    if adapts and ADAPTED in base.parent.tasks[-1].training:
         raise NothingToDeepen(f"no task was added since version {base.parent.version} was adapted")
-    for number in base.store.versions():
-        if number <= base.parent.version:
-            continue
-        found = base.store.manifest(number)
-        grown = found.adapted if adapts else bool(found.deepened)
-        if grown and found.parent_digest == base.parent.digest:
-            what = "was adapted to" if adapts else "has an expert for"
-            raise NothingToDeepen(
-                f"version {number} {what} these tasks and was not promoted; "
-                f"`dne-store show {number}` says why, and deepen without `if_needed` learns another"
-            )
+    grown = grown_from(base.store, base.parent, kind="adapter" if adapts else "dense")
+    if grown is not None:
+        what = "was adapted to" if adapts else "has an expert for"
+        raise NothingToDeepen(
+            f"version {grown} {what} these tasks and was not promoted; `dne-store show {grown}` "
+            "says why, and deepen without `if_needed` learns another"
+        )
 
 
 def _classes_to_deepen(parent: Manifest) -> tuple[str, ...]:
@@ -151,10 +135,6 @@ def _classes_to_deepen(parent: Manifest) -> tuple[str, ...]:
             "adds one after a pre-trained start"
         )
     return names
-
-
-FORWARD_AND_BACKWARD = 2.0
-"""The time of a pass that learns, for each millisecond of an image alone: batches are faster."""
 
 
 def grow_after(
@@ -198,22 +178,19 @@ def next_step(
             return "adapt"
         progress.note("with one class there is nothing to tell apart, so nothing is adapted")
         return None
-    prospect = prospect_of(manifest, data)
+    prospect = worth_of(manifest, _images_at_hand(manifest, data))
     if prospect is None:
         return None
-    said = f"{prospect}{_expected(manifest, data)}"
-    lost = classes_without_images(manifest, data)
-    if lost:
-        said += (
-            f", at the cost of {counted(lost, 'class', 'classes')} of which the store keeps fewer "
-            f"than {FEWEST_IMAGES} images"
-        )
-    elif request.growth == "auto" and can_adapt(manifest):
-        progress.note(f"{said}; version {manifest.version} is there meanwhile")
+    if request.growth == "auto" and can_adapt(manifest) and not prospect.lost:
+        progress.note(f"{prospect}; version {manifest.version} is there meanwhile")
         return "adapt"
     how = "--grow adapt" if can_adapt(manifest) else "dne-train deepen"
-    progress.note(f"{said}: `{how}` does it")
+    progress.note(f"{prospect}: `{how}` does it")
     return None
+
+
+def _images_at_hand(manifest: Manifest, data: TaskData) -> dict[str, int]:
+    return {name: len(data.for_training.rows_of(name)) for name in manifest.classes}
 
 
 def taken_up(
@@ -252,8 +229,7 @@ def _may_grow(base: Base) -> bool:
     assert store is not None
     if not parent.spec.is_pretrained or parent.adapted or parent.deepened:
         return False
-    later = (store.manifest(number) for number in store.versions() if number > parent.version)
-    return not any(one.adapted and one.parent_digest == parent.digest for one in later)
+    return grown_from(store, parent, kind="adapter") is None
 
 
 def _same_images(
@@ -267,27 +243,3 @@ def _same_images(
         return None
     data = read_again(listing, base=base, request=request, progress=progress)
     return data if newest.training["data"] == data.digest else None
-
-
-def prospect_of(manifest: Manifest, data: TaskData) -> Worth | None:
-    """Tell whether growing is worth its time, by the figures of the newest task."""
-    classes = len(manifest.classes)
-    return worth_growing(
-        manifest.tasks[-1].training, images=len(data.for_training), classes=classes
-    )
-
-
-def classes_without_images(manifest: Manifest, data: TaskData) -> int:
-    """Count the classes with too few images at hand to tell whether an adaptation harms them."""
-    images = data.for_training
-    return sum(len(images.rows_of(name)) < FEWEST_IMAGES for name in manifest.classes)
-
-
-def _expected(manifest: Manifest, data: TaskData) -> str:
-    """Say how long adapting takes, where an image was timed."""
-    run = manifest.metrics.run
-    if run is None or run.latency_ms is None:
-        return ""
-    passes = adapting_passes(len(data.for_training))
-    seconds = passes * FORWARD_AND_BACKWARD * run.latency_ms / 1000
-    return f", in about {max(1, round(seconds / 60))} min"

@@ -22,6 +22,7 @@ from model_store.records.manifest import Manifest
 from model_store.records.quality import TrainingRun
 from model_store.records.signing import NO_KEYS, Keys
 from model_store.spec import MAX_PLACES, MAX_TASKS, NetworkSpec
+from model_store.worth import Kind
 
 HEADS_FROM_IMAGES = ((10_000, 4), (4_000, 2), (0, 1))
 """A later expert's heads, from this many images of its task on; see ADR 26."""
@@ -110,8 +111,6 @@ def _sizes(preset: str) -> dict[str, int]:
 
 Growth = Literal["auto", "quick", "adapt", "expert"]
 """How far a task may grow the network after its classes were added."""
-Kind = Literal["adapter", "dense"]
-"""What a deepening learns: changes of the first expert, or an expert that reads it."""
 ReadoutChoice = Literal["auto", "narrow", "wide"]
 """The last block of a pre-trained expert, earlier ones too, or what cross-validation says."""
 

@@ -8,6 +8,7 @@ import { openMove } from "./moves.js";
 const REFRESH_MS = 5000;
 const PROGRESS_MS = 1000;
 const MAX_CHIPS = 30;
+const ADAPTED = "Adapted to all classes";
 const ENDED = new Set(["promoted", "refused", "failed", "cancelled"]);
 const SAID = {
   waiting: "Waiting for a worker. dne-serve --with-trainer has one, and dne-train worker is one.",
@@ -111,12 +112,12 @@ function verdict() {
 function aboutVersion(one) {
   const title = one.promoted ? `Version ${one.version} was promoted` : `Version ${one.version} was not promoted`;
   const names = line("p", "about", one.new_classes.length ? one.new_classes : one.extended);
-  names.prepend(one.new_classes.length ? "New: " : "More images of: ");
+  names.prepend(one.new_classes.length ? "New: " : one.extended.length ? "More images of: " : ADAPTED);
   const facts = [make("h3", one.promoted ? "good" : "bad", title), names];
   facts.push(...[
     measured("Old classes, before", one.old_before),
     measured("Old classes, now", one.old_after),
-    measured(one.extended.length ? "Extended classes" : "New classes", one.new_after),
+    names.textContent === ADAPTED ? null : measured(one.extended.length ? "Extended classes" : "New classes", one.new_after),
   ].filter(Boolean), make("p", "about", `${one.verdict} · + ${size(one.delta_bytes)}`));
   if (one.refused) facts.push(make("p", "error", `Refused: ${one.refused}`));
   if (!one.promoted && head !== one.version) facts.push(promoteButton(one));

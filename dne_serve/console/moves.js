@@ -1,10 +1,55 @@
-// Moving the channel, and asking for a job: promote, roll back, resume, learn. Each is asked for in a
-// dialog, which both pages have.
+// Moving the channel, and asking for a job: promote, roll back, resume, learn, adapt. Each is asked for
+// in a dialog, which stands here for all pages.
 
 import { ADMIN_TOKEN, ask, forgetToken, keepToken, token } from "./ask.js";
 import { $, make, show } from "./elements.js";
 
 let move = null;
+
+function part(tag, id, { text = "", className = "", ...properties } = {}, ...inside) {
+  const element = Object.assign(make(tag, className, text), { id, ...properties });
+  element.append(...inside);
+  return element;
+}
+
+function dialog() {
+  const form = part("form", "move-form", { method: "dialog" },
+    part("h2", "move-title"),
+    part("div", "refusal", { className: "error", hidden: true }, make("p", "", "The gate refused this version:"), part("ul", "refusal-reasons")),
+    part("label", "reason-label", { htmlFor: "reason" }),
+    part("input", "reason", { type: "text", maxLength: 500, autocomplete: "off" }),
+    part("div", "token-box", {},
+      part("label", "token-label", { htmlFor: "token", text: "Admin token" }),
+      part("input", "token", { type: "password", autocomplete: "off", required: true }),
+      make("p", "note", "It is kept until this tab is closed.")),
+    part("p", "move-error", { className: "error", hidden: true }),
+    part("div", "move-buttons", { className: "buttons" },
+      part("button", "move-cancel", { type: "button", text: "Cancel" }),
+      part("button", "move-go", { type: "submit", className: "primary" })));
+  form.querySelector("#move-error").setAttribute("role", "alert");
+  const element = part("dialog", "move", {}, form);
+  element.setAttribute("aria-labelledby", "move-title");
+  return element;
+}
+
+document.body.append(dialog());
+
+/** Make the proposal to adapt the version that the channel names, with the button that asks a worker
+ * for it, unless nobody can ask from here. `root` leads to the console. */
+export function proposal(says, { version, refused = null, root = "" }) {
+  const element = make("p", "proposal", `${says}. `);
+  if (refused) return element;
+  const button = make("button", "", "Adapt…");
+  button.type = "button";
+  button.id = "adapt";
+  const title = `Adapt version ${version}`;
+  button.setAttribute("aria-label", title);
+  button.addEventListener("click", () => openMove({ path: `${root}jobs`, kind: "grow", title, verb: "Adapt" }));
+  const follow = make("a", "", "Watch it");
+  follow.href = `${root}label`;
+  element.append(button, " ", follow);
+  return element;
+}
 
 /** Make the button that moves the channel to a version. */
 export function moveButton(one, overview) {
@@ -45,6 +90,7 @@ export function openMove({ title, verb, refused = false, reasons = [], ...wanted
 async function goOn() {
   const body = { reason: $("reason").value.trim() };
   if (move.to !== undefined) body.to = move.to;
+  if (move.kind !== undefined) body.kind = move.kind;
   $("move-go").disabled = true;
   try {
     await ask(move.path, {

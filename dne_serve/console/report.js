@@ -15,6 +15,7 @@ async function showReport() {
     $("door").hidden = true;
     showFacts(report);
     linkParent(report);
+    if (report.proposal) await propose(report);
     await loadPictures(bearer);
   } catch (error) {
     tellFailure(error);
@@ -38,6 +39,14 @@ function linkParent(report) {
   if (report.parent === null) return;
   $("parent").href = `../${report.parent}/report`;
   $("parent").textContent = `Version ${report.parent}`;
+}
+
+/** Say what adapting would win, with a button where the channel names this version. */
+async function propose({ version, proposal: says }) {
+  const { growth, moves_refused: refused } = await ask(`../../versions?before=${version + 1}&limit=1`, { bearer: bearer() });
+  const { proposal } = await import("./moves.js"); // a written report has no server to ask
+  const here = growth?.version === version;
+  $("proposal").replaceWith(proposal(says, { version, refused: here ? refused : true, root: "../../" }));
 }
 
 function tellFailure(error) {

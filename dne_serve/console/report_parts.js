@@ -62,6 +62,7 @@ function summary(report) {
   if (report.reasons.length) made.append(reasons(report));
   if (report.gate === "not judged" && report.verdict !== report.gate) made.append(make("p", "plain", `${report.verdict}.`));
   if (report.notes.length) made.append(listOf("notes", report.notes));
+  if (report.proposal) made.append(Object.assign(make("p", "proposal", `${report.proposal}.`), { id: "proposal" }));
   if (report.got_worse + report.got_better) {
     made.append(make("p", "", `Of the images of old classes ${report.got_worse} got worse and ${report.got_better} got better.`));
   }

@@ -2,7 +2,7 @@
 
 import { ask } from "./ask.js";
 import { $, make, refill, show, when } from "./elements.js";
-import { moveButton } from "./moves.js";
+import { moveButton, proposal } from "./moves.js";
 import { askForToken } from "./predict.js";
 import { reportLink, versionFacts } from "./version_facts.js";
 import { lanesOf, rail, treeOf } from "./versions_tree.js";
@@ -117,6 +117,8 @@ function versionRow(one, { place, move, open }) {
   if (!served && !one.error && !newest.moves_refused) card.append(moveButton(one, newest));
   if (one.error) card.append(make("p", "", one.error));
   else card.append(make("p", "change", one.change), ...versionFacts(one, { move, open }));
+  const { growth } = newest;
+  if (growth?.version === one.version) card.append(proposal(growth.says, { version: one.version, refused: newest.moves_refused }));
   row.append(rail(place), card);
   return row;
 }

@@ -97,10 +97,19 @@ class VersionSummary(BaseModel):
     error: str | None = None
 
 
+class GrowthAnswer(BaseModel):
+    """A proposal to adapt the version that the channel names: the prospect in one sentence."""
+
+    version: int
+    says: str
+
+
 class VersionsAnswer(BaseModel):
     """A page of versions in ascending order. `next_before` is the `before` of the page with older
     versions, or null. `history` has the newest records of the channel, and `problems` the faults
-    of records that cannot be read. `moves_refused` says why no client can move the channel here."""
+    of records that cannot be read. `moves_refused` says why no client can move the channel here.
+    `growth` proposes what `POST /jobs` with the kind `grow` does; null where little is to win, and
+    where it was done or tried."""
 
     served: int | None
     channel: str
@@ -111,6 +120,7 @@ class VersionsAnswer(BaseModel):
     next_before: int | None
     history: list[ChannelRecord]
     problems: list[str]
+    growth: GrowthAnswer | None
 
 
 class TaskAnswer(BaseModel):

@@ -18,6 +18,7 @@ from model_store.loop.describe import describe_job, describe_waiting
 from model_store.loop.jobs import LEASE_S, Job, Jobs
 from model_store.loop.waiting import WaitingLabels
 from model_store.store.store import Store
+from model_store.worth import proposal
 
 DEFAULT_LISTED = 10
 MAX_LISTED = 100
@@ -65,14 +66,14 @@ def show_job(serving: Parts, job: JobPath) -> JobAnswer:
 
 @asking.post("/jobs")
 def ask_for_job(request: Request, serving: Parts, body: JobBody | None = None) -> JobAnswer:
-    """Ask a worker to learn from the labels that wait. `dne-train worker` takes the job."""
-    store, reason = serving.open_store(), body.reason if body else ""
-    waiting = _waiting(serving, store)
-    if not waiting.items:
-        raise NothingToLearn("no label waits that can be learnt from; label images first")
-    jobs = Jobs(store.objects, keys=store.keys)
-    made = jobs.ask(channel=serving.settings.channel, actor=actor_of(request), reason=reason)
-    request.scope[FACTS].update(job=made.id, reason=reason)
+    """Ask a worker to learn from the labels that wait, or to adapt the version that the channel
+    names. `dne-train worker` takes the job."""
+    store, asked = serving.open_store(), body or JobBody()
+    _refuse_nothing_to_learn(serving, store, asked)
+    jobs, channel = Jobs(store.objects, keys=store.keys), serving.settings.channel
+    actor = actor_of(request)
+    made = jobs.ask(channel=channel, actor=actor, reason=asked.reason, kind=asked.kind)
+    request.scope[FACTS].update(job=made.id, kind=asked.kind, reason=asked.reason)
     return _answer(jobs, jobs.job(made.id), store)
 
 
@@ -84,6 +85,19 @@ def cancel_job(request: Request, serving: Parts, job: JobPath) -> JobAnswer:
     jobs.cancel(job, actor=actor_of(request))
     request.scope[FACTS].update(job=job)
     return _answer(jobs, jobs.job(job), store)
+
+
+def _refuse_nothing_to_learn(serving: Serving, store: Store, asked: JobBody) -> None:
+    if asked.kind == "learn-from-inbox":
+        if not _waiting(serving, store).items:
+            raise NothingToLearn("no label waits that can be learnt from; label images first")
+        return
+    head = store.head(serving.settings.channel)
+    if head is None or proposal(store, store.resolve(head)) is None:
+        raise NothingToLearn(
+            "the version that the channel names has little to win by adapting, keeps too few "
+            "images, or was adapted before; `dne-train deepen` adapts it all the same"
+        )
 
 
 def _waiting(serving: Serving, store: Store) -> WaitingLabels:

@@ -11,6 +11,7 @@ from model_store.advice import Advice, AdvisedImage
 from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Judgement
 from model_store.loop.index import State
 from model_store.records.inbox import LabelKind
+from model_store.records.jobs import JobKind
 
 MAX_LABEL = 1000
 """Longer than any class name, so that the error of a long label names its real limit."""
@@ -250,6 +251,7 @@ class JobAnswer(BaseModel):
     an end that is not a promotion."""
 
     id: str
+    kind: JobKind
     channel: str
     reason: str
     actor: str
@@ -278,8 +280,10 @@ class JobsAnswer(BaseModel):
 
 
 class JobBody(BaseModel):
-    """The `reason` is kept with the job."""
+    """The `reason` is kept with the job. `kind`: learn from the labels that wait, or adapt the
+    version that the channel names (`growth` of `GET /versions`)."""
 
     model_config = ConfigDict(extra="forbid")
 
+    kind: JobKind = "learn-from-inbox"
     reason: Annotated[str, Field(max_length=500)] = ""

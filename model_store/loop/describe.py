@@ -47,7 +47,7 @@ def describe_job(job: Job, store: Store, *, is_dead: bool = False) -> dict[str, 
     record, end, heartbeat = job.record, job.end, job.heartbeat
     versions = [describe_version(made, store) for made in (end.versions if end else ())]
     return {
-        **record.model_dump(include={"id", "channel", "reason", "actor", "time"}),
+        **record.model_dump(include={"id", "kind", "channel", "reason", "actor", "time"}),
         "state": state_of(job, is_dead=is_dead),
         "worker": job.claim.worker if job.claim else None,
         "software": job.claim.software if job.claim else None,

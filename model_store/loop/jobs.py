@@ -38,6 +38,7 @@ from model_store.records.jobs import (
     DoubtRecord,
     EndRecord,
     HeartbeatRecord,
+    JobKind,
     JobRecord,
     TurnRecord,
 )
@@ -85,7 +86,9 @@ class Jobs:
         self._keys = keys
         self._store_clock = store_clock
 
-    def ask(self, *, channel: str, actor: str, reason: str) -> JobRecord:
+    def ask(
+        self, *, channel: str, actor: str, reason: str, kind: JobKind = "learn-from-inbox"
+    ) -> JobRecord:
         """Ask for learning. Raise JobUnderWay if a job of the channel has not ended."""
         entries = self.objects.list(JOBS)
         for state in _whole(entries).values():
@@ -95,7 +98,7 @@ class Jobs:
         record = make_record(
             JobRecord,
             id=new_id(),
-            kind="learn-from-inbox",
+            kind=kind,
             channel=channel,
             reason=reason,
             actor=actor,

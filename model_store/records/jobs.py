@@ -1,4 +1,4 @@
-"""Define the records of jobs: requests to learn from the inbox, and what workers did about them.
+"""Define the records of jobs: requests to learn, and what workers did about them.
 
 Every record is created once and never changed. A worker holds a job by the newest claim, and shows
 by heartbeats that it is alive.
@@ -32,6 +32,9 @@ Log = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_LOG_LINE)], ...], Field(max_length=MAX_LOG_LINES)
 ]
 """The last lines that a run has logged."""
+JobKind = Literal["learn-from-inbox", "grow"]
+"""`learn-from-inbox`: learn from the labels that wait. `grow`: adapt the version that the channel
+names, by the images that the store keeps."""
 JobOutcome = Literal["promoted", "refused", "failed", "cancelled"]
 """`promoted`: the channel names all that was learnt. `refused`: a version was published and not
 promoted. `failed`: an error ended the run. `cancelled`: somebody cancelled it."""
@@ -43,7 +46,7 @@ class JobRecord(SignedRecord):
     signed_kind: ClassVar[str] = "job"
     format: Literal[1] = FORMAT
     id: JobId
-    kind: Literal["learn-from-inbox"]
+    kind: JobKind
     channel: ChannelName
     reason: Text
     actor: Text

@@ -27,6 +27,7 @@ from model_store.report.record import (
     count_right,
 )
 from model_store.store.store import Store
+from model_store.worth import proposal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,7 @@ def make_report(
     gate = metrics.gate or Gate(passed=True)
     tasks = tasks_of(manifest, answers.tasks)
     pictures, pictures_note = list_pictures(store, manifest)
+    worth = proposal(store, manifest)
     return VersionReport(
         version=manifest.version,
         parent=manifest.parent,
@@ -162,6 +164,7 @@ def make_report(
         verdict=verdict(manifest),
         reasons=list(gate.reasons),
         notes=[*answers.notes, *gate.notes, *ancestry.notes],
+        proposal=worth and str(worth),
         accuracy=answers.accuracy,
         classes=_worst(classes_of(manifest, answers)),
         all_classes=len(manifest.classes),

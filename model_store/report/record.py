@@ -148,8 +148,9 @@ class VersionReport(BaseModel):
     `notes` say why there are no figures. `matrix` counts images by class (rows) and answer
     (columns), in the order of `classes`; it is null for many classes, and `confused` has the most
     frequent pairs. `classes` lists at most 500 of `all_classes`: then the worst ones. `forgetting`
-    averages `forgotten` over all tasks but the newest. `pictures_note` says why there are no
-    pictures, or not all."""
+    averages `forgotten` over all tasks but the newest. `proposal` says what adapting the
+    version would win and cost; null where little is to win, and where it was done or tried.
+    `pictures_note` says why there are no pictures, or not all."""
 
     version: int
     parent: int | None
@@ -163,6 +164,7 @@ class VersionReport(BaseModel):
     verdict: str
     reasons: list[str]
     notes: list[str]
+    proposal: str | None
     accuracy: ReportAccuracy
     classes: list[ReportClass]
     all_classes: int

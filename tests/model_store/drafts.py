@@ -19,6 +19,7 @@ from model_store.records.manifest import (
     Manifest,
     Metrics,
     Preprocessing,
+    Scalar,
     ShardRef,
     TaskRecord,
     geometry_of,
@@ -52,12 +53,15 @@ def prepare(
     seed: int = 0,
     accuracy: float | None = 0.5,
     heads: int = 2,
+    geometry: NetworkSpec = GEOMETRY,
+    training: Mapping[str, Scalar] | None = None,
 ) -> Prepared:
-    """The next version after `parent`: one task more. `images` a class go into the memory."""
+    """The next version after `parent`: one task more. `images` a class go into the memory.
+    `geometry` of a version without a parent; `training`: figures of the newest task."""
     index = len(parent.tasks) if parent else 0
     task = task or f"task-{index}"
     classes = tuple(classes or (f"class-{index}a", f"class-{index}b"))
-    before = parent.spec if parent else GEOMETRY
+    before = parent.spec if parent else geometry
     spec = before.expand(TaskSpec(name=task, classes=classes, expert=ExpertSpec(heads=heads)))
     expert = weights(spec.expert_tensors(index), seed=seed)
     classifier = weights(spec.classifier_tensors(), seed=seed)
@@ -82,6 +86,7 @@ def prepare(
                 heads=heads,
                 attention_heads=heads,
                 expert=shard_ref("expert", expert),
+                training=dict(training or {}),
             ),
         ),
         classifier=shard_ref("classifier", classifier),

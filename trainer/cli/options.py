@@ -19,8 +19,9 @@ from model_store.cli.command import (
     add_store_option,
     version_number,
 )
+from model_store.worth import Kind
 from trainer.backbones.known import FIRST
-from trainer.request import PRESETS, Growth, Kind, Learning, ReadoutChoice, Work
+from trainer.request import PRESETS, Growth, Learning, ReadoutChoice, Work
 
 DATA = (
     "a folder of images for each class; or train and val folders, a zip or tar, CSV, JSONL, COCO's "

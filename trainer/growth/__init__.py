@@ -1,1 +1,1 @@
-"""Grow a network as far as the data needs: low-rank changes, adapting, and choosing when."""
+"""Grow a network as far as the data needs: low-rank changes, and statistics after them."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_store.network.network import Network
+from model_store.worth import adapting_passes
 from trainer.data.augment import Augmentation, Changes, GentleChanges
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
@@ -38,9 +39,6 @@ from trainer.ranks.threads import one_thread
 from trainer.request import Effort, Learning
 
 ADAPTING = "adapting"
-EPOCHS = 8
-FEWEST_PASSES, MOST_PASSES = 1600, 24_000
-"""Images in all epochs together. Few images are shown more often, and of many some are not."""
 LONGEST_EPOCH = 2000
 """Images in an epoch, and so the most work between two checkpoints."""
 BATCH = 32
@@ -114,11 +112,6 @@ class SmoothedLoss:
         logits_BC, rows_B = learner(images_BCHW), self.rows[labels_B]
         loss = F.cross_entropy(logits_BC, rows_B, weight=self.weights_C, label_smoothing=SMOOTHING)
         return Step(loss=loss, right=(logits_BC.detach().argmax(dim=-1) == rows_B).sum())
-
-
-def adapting_passes(images: int) -> int:
-    """Count the images in all epochs together."""
-    return min(max(EPOCHS * images, FEWEST_PASSES), MOST_PASSES)
 
 
 def adapting_plan(effort: Effort, *, images: int) -> Plan:

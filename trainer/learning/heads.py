@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from model_store.records.manifest import Scalar
 from model_store.spec import NetworkSpec
 from model_store.tables import counted
+from model_store.worth import CROSS_VALIDATED
 from trainer.data.folders import LabelledImages
 from trainer.data.groups import numbers_of
 from trainer.data.task_data import TaskData
@@ -19,7 +20,6 @@ from trainer.embeddings.statistics import ClassStatistics, Gathered, decode, gat
 from trainer.evaluation.price import NO_PRICE, Price, price_of
 from trainer.fitting.choice import Choice
 from trainer.growth.carried import carry
-from trainer.growth.worth import CROSS_VALIDATED
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.classifier import Fitted, Given, fit_classifier, try_readouts
 from trainer.learning.losses import classification_named

@@ -1,4 +1,5 @@
-"""Run `dne-train worker`: take jobs, learn from the inbox, report, promote, and end the jobs.
+"""Run `dne-train worker`: take jobs, learn from the inbox or adapt the network, report, promote,
+and end the jobs.
 
 A worker may die at any moment, and another one takes over its job. A version is promoted once: it
 is noted in the job before it is promoted, a worker that lost its job does not promote, and the
@@ -14,9 +15,9 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -43,9 +44,10 @@ from model_store.records.manifest import Manifest
 from model_store.store.cache import tokens_folder
 from model_store.store.store import Store
 from model_store.tables import counted
+from trainer.grow import deepen
 from trainer.loop.learn import NAME, learn_from_inbox, refuse_if_gone
 from trainer.progress import ExpectedPhase, Phase, Progress, TimeLeft, show_progress
-from trainer.request import AddTask, Work
+from trainer.request import AddTask, Deepen, Learning, Work
 from trainer.versions.outcome import Outcome
 
 HEARTBEAT_S = 1.0
@@ -252,7 +254,7 @@ class Worker:
         log.info("job %s: %s", claim.job, f"not promoted: {refused}" if refused else "promoted")
 
     def _made(self, claim: JobClaim, reporter: Reporter) -> list[MadeVersion]:
-        """Finish the versions of workers that died, and then learn from the remaining labels."""
+        """Finish the versions of workers that died. Then do what the job asks for."""
         claim.check()
         store = self._open()
         earlier = claim.versions()
@@ -262,6 +264,8 @@ class Worker:
             claim.check()
             claim.made(manifest.version)
 
+        if Jobs(store.objects, keys=store.keys).job(claim.job).record.kind == "grow":
+            return made or _described(self._grow(reporter, on_published=note))
         try:
             learnt = learn_from_inbox(
                 self._request, progress=reporter, but_used_by=earlier, on_published=note
@@ -273,6 +277,12 @@ class Worker:
         for outcome in learnt.outcomes:
             made += _described(outcome)
         return made
+
+    def _grow(self, reporter: Reporter, *, on_published: Callable[[Manifest], None]) -> Outcome:
+        """Adapt the version that the channel names."""
+        given = {field.name: getattr(self._request, field.name) for field in fields(Learning)}
+        given |= {"reason": "", "on_published": on_published}
+        return deepen(Deepen(**given, kind="adapter", if_needed=True), progress=reporter)
 
     def _finish(self, store: Store, version: int) -> MadeVersion:
         """Promote a version that an earlier worker has published, unless it is promoted already."""

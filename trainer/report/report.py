@@ -130,14 +130,15 @@ def measure_report(
     """Measure a version. Return the figures for programs, and the facts of the page."""
     ancestry = AncestryCache().of(store, manifest)
     measured = measure(store, manifest, ancestry=ancestry, device=device, progress=progress)
+    report = make_report(store, manifest, ancestry=ancestry, evidence=measured.evidence)
     more = {
         "advice": described(read_advice(store, manifest)),
+        "proposal": report.proposal,
         "levels": measured.judged
         and measure_levels(
             measured.judged, manifest.hierarchy, temperature=manifest.calibration.temperature
         ),
     }
-    report = make_report(store, manifest, ancestry=ancestry, evidence=measured.evidence)
     facts = facts_of_page(
         store, manifest, report, measured_anew=measured.judged is not None, **more
     )

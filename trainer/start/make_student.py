@@ -17,6 +17,7 @@ from model_store.network.device import choose_device
 from model_store.network.network import Network
 from model_store.records.manifest import Scalar
 from model_store.spec import ExpertSpec, TaskSpec
+from model_store.worth import ADAPTED
 from trainer.base import Base
 from trainer.data.folders import Listing
 from trainer.data.sources.place import name_of
@@ -48,7 +49,7 @@ def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progre
         preprocessing=base.parent.preprocessing,
         new_classes=new_classes,
         frozen=folded(network, 0, len(base.parent.experts)),
-        adapted_before=any("adapted_images" in task.training for task in base.parent.tasks),
+        adapted_before=any(ADAPTED in task.training for task in base.parent.tasks),
     )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,18 @@ from model_store.loop.claim import JobClaim, heartbeat_name
 from model_store.loop.inbox import Inbox, Judgement
 from model_store.loop.jobs import Jobs
 from model_store.records.jobs import MadeVersion
+from model_store.records.manifest import Draft, Manifest
 from model_store.records.sealing import seal
 from model_store.store.store import Store
+from model_store.worth import CROSS_VALIDATED
 from tests.dne_serve.conftest import publish_digits, publish_letters
-from tests.live_server import TOKEN, Live, assert_problem, live_server
+from tests.live_server import TOKEN, Live, assert_problem, live_server, wait_for
+from tests.model_store.drafts import GEOMETRY, prepare
 from tests.model_store.loop.items import add_item
+from tests.tiny_versions import promote
 
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
+SEALED = {"version", "digest", "signature"}
 
 
 @pytest.fixture
@@ -127,6 +134,75 @@ def test_the_verdict_has_accuracies_with_their_ranges(live: Live, store: Store) 
     assert (version["version"], version["promoted"]) == (2, False)
     assert version["delta_bytes"] > 0
     assert told["log"] == ["the end"]
+
+
+PROSPECT = (
+    "cross-validation: 60.0 %; adapting the first expert to these 2 classes usually gains 20 "
+    "points or more"
+)
+
+
+def publish_promising(store: Store, *, parent: Manifest | None = None, images: int = 8) -> Manifest:
+    """A version of a pre-trained network that has much to win, and whose images are kept."""
+    pretrained = replace(GEOMETRY, token="in-sequence")
+    figures = {CROSS_VALIDATED: 0.6}
+    made = prepare(parent=parent, geometry=pretrained, training=figures, images=images)
+    return promote(store, made.publish(store))
+
+
+@pytest.fixture
+def promising(tmp_path: Path) -> Iterator[tuple[Live, Store]]:
+    store = Store.create(str(tmp_path / "promising"))
+    publish_promising(store)
+    with live_server(Path(store.location), audit_log=tmp_path / "audit") as live:
+        live.wait_until_ready()
+        yield live, store
+
+
+def test_a_worker_is_asked_to_adapt_what_is_worth_it(
+    promising: tuple[Live, Store], tmp_path: Path
+) -> None:
+    live, store = promising
+    assert read(live, "/versions")["growth"] == {"version": 1, "says": PROSPECT}
+    assert read(live, "/versions/1/report.json")["proposal"] == PROSPECT
+    asked = live.admin("/jobs", kind="grow", reason="it is night").json()
+    assert (asked["kind"], asked["state"], asked["reason"]) == ("grow", "waiting", "it is night")
+    wait_for(lambda: (tmp_path / "audit").exists())
+    line = json.loads((tmp_path / "audit").read_text().splitlines()[-1])
+    assert (line["kind"], line["job"], line["reason"]) == ("grow", asked["id"], "it is night")
+    assert_problem(live.admin("/jobs", kind="grow"), 409, says="under way")
+    assert read(live, f"/jobs/{asked['id']}")["kind"] == "grow"
+    assert live.admin(f"/jobs/{asked['id']}/cancel").json()["state"] == "cancelled"
+    assert Jobs(store.objects).job(asked["id"]).record.kind == "grow"
+
+
+def test_adapting_is_asked_for_by_administrators_in_known_words(
+    promising: tuple[Live, Store],
+) -> None:
+    live, _ = promising
+    assert_problem(live.http.post("/jobs", json={"kind": "grow"}), 401)
+    assert_problem(live.admin("/jobs", token="wrong", kind="grow"), 403)
+    assert_problem(live.admin("/jobs", kind="shrink"), 400)
+    assert_problem(live.admin("/jobs", kind="grow", reason="x" * 501), 400)
+    form = {**HEADERS, "Content-Type": "application/x-www-form-urlencoded"}
+    assert_problem(live.http.post("/jobs", content=b"kind=grow", headers=form), 415)
+    assert read(live, "/jobs")["jobs"] == []
+
+
+def test_nothing_is_proposed_where_it_was_tried_or_cannot_work(
+    promising: tuple[Live, Store],
+) -> None:
+    live, store = promising
+    first = store.manifest(1)
+    tried = first.model_copy(update={"parent": 1, "parent_digest": first.digest, "adapted": True})
+    store.publish(Draft.model_validate(tried.model_dump(by_alias=True, exclude=SEALED)), shards={})
+    assert read(live, "/versions")["growth"] is None
+    assert read(live, "/versions/1/report.json")["proposal"] is None
+    assert_problem(live.admin("/jobs", kind="grow"), 409, says="was adapted before")
+    few = publish_promising(store, parent=first, images=2)
+    live.wait_until_serving(few.version)
+    assert read(live, "/versions")["growth"] is None
+    assert_problem(live.admin("/jobs", kind="grow"), 409, says="keeps too few images")
 
 
 def test_who_may_only_read_sees_no_job(live: Live) -> None:

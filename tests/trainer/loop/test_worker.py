@@ -25,7 +25,7 @@ from tests.trainer.loop.labelled import label_pictures
 from trainer.loop.learn import FromInbox
 from trainer.loop.worker import Worker
 from trainer.progress import Progress
-from trainer.request import AddTask, Effort
+from trainer.request import AddTask, Deepen, Effort
 from trainer.versions.outcome import Outcome
 
 STAGES = ["begun", "learning", "published", "noted", "promoted"]
@@ -77,6 +77,17 @@ class FakeLearning:
         action = self._at.pop(stage, None)
         if action is not None:
             action()
+
+
+class FakeGrowing(FakeLearning):
+    """Grows the version that the channel names, as `deepen` does, and acts at some stages."""
+
+    def grow(self, request: Deepen, *, progress: Progress) -> Outcome:
+        asked: Any = request
+        assert request.on_published is not None
+        assert (request.kind, request.if_needed) == ("adapter", True)
+        grown = self(asked, progress=progress, but_used_by=(), on_published=request.on_published)
+        return grown.last
 
 
 def _outcome(manifest: Manifest, parent: Manifest, refused: str | None) -> Outcome:
@@ -156,6 +167,30 @@ def test_the_job_of_a_killed_worker_is_promoted_once(store: Store, stage: str) -
     assert promotions(store) == 1
     lineage = version_path(store, store.resolve(store.history("production")[-1]))
     assert told(store, job)["versions"][-1]["version"] in lineage.numbers
+    assert not store.verify().problems
+
+
+def grow(store: Store, growing: FakeGrowing) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("trainer.loop.worker.deepen", growing.grow)
+        work(store)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_job_to_grow_is_promoted_once_though_its_worker_was_killed(
+    store: Store, stage: str
+) -> None:
+    job = Jobs(store.objects).ask(channel="production", actor="tests", reason="", kind="grow").id
+
+    def die() -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        grow(store, FakeGrowing({stage: die}))
+    grow(store, FakeGrowing())
+    facts = told(store, job)
+    assert (facts["kind"], facts["state"]) == ("grow", "promoted")
+    assert promotions(store) == 1
     assert not store.verify().problems
 
 

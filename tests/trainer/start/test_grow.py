@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from model_store import worth
 from model_store.codec import load_network
 from model_store.errors import DataRejected, Interrupted, WrongUsage
 from model_store.inference.forward import FoldedNetwork
+from model_store.loop.describe import describe_job
+from model_store.loop.jobs import Jobs
 from model_store.records.describe import change
 from model_store.records.manifest import Manifest, delta_of
 from model_store.records.quality import Gate
@@ -23,7 +28,7 @@ from tests.trainer.start.pretrained_start import EFFORT, first, later, network_o
 from trainer.evaluation.gate import Candidate, decide
 from trainer.evaluation.judged import Judged
 from trainer.grow import NothingToDeepen, deepen
-from trainer.growth import worth
+from trainer.loop.worker import Worker
 from trainer.request import AddTask, Deepen, GateLimits, NetworkShape
 from trainer.versions.outcome import Outcome
 
@@ -393,6 +398,52 @@ def test_a_refused_adaptation_is_not_tried_again_by_the_clock(begun: Path, digit
     assert deepened(begun).refused is not None
     with pytest.raises(NothingToDeepen, match="version 3 was adapted to these tasks"):
         deepened(begun, if_needed=True)
+
+
+def work(store: Path) -> dict[str, Any]:
+    """Run a job that asks to grow, as `dne-train worker --once` does, and describe its end."""
+    opened = Store.open(str(store))
+    jobs = Jobs(opened.objects)
+    job = jobs.ask(channel="production", actor="tests", reason="", kind="grow").id
+    request = asked(store, Path("inbox"), effort=EFFORT, limits=ANY_GAIN)
+    Worker(request, progress=Listening()).run(once=True, poll_s=0.01, stop=Event())
+    return describe_job(jobs.job(job), opened)
+
+
+@pytest.mark.usefixtures("earns", "promising")
+def test_a_job_adapts_the_version_that_a_page_proposes_to_adapt(begun: Path, digits: Path) -> None:
+    opened = Store.open(str(begun))
+    quick = run(later(begun, digits, grow="quick")).manifest
+    said = worth.proposal(opened, quick)
+    assert said is not None
+    assert "adapting the first expert to these 5 classes" in str(said)
+    facts = work(begun)
+    assert (facts["state"], facts["before"]) == ("promoted", 2)
+    child = opened.manifest(3)
+    assert child.adapted
+    assert head_of(begun) == 3
+    assert worth.proposal(opened, child) is None
+    facts = work(begun)
+    assert facts["state"] == "failed"
+    assert "no task was added since version 3 was adapted" in facts["said"]
+
+
+@pytest.mark.usefixtures("promising")
+def test_nothing_is_proposed_again_that_was_refused(begun: Path, digits: Path) -> None:
+    opened = Store.open(str(begun))
+    quick = run(later(begun, digits, grow="quick")).manifest
+    assert deepened(begun).refused is not None
+    assert worth.proposed(quick) is not None
+    assert worth.proposal(opened, quick) is None
+
+
+@pytest.mark.usefixtures("promising")
+@pytest.mark.parametrize("memory", [5, "statistics"])
+def test_nothing_is_proposed_without_images_to_do_it_with(
+    store: Path, letters: Path, vit: Path, memory: int | str
+) -> None:
+    quick = run(first(store, letters, vit, grow="quick", memory=memory)).manifest
+    assert worth.proposal(Store.open(str(store)), quick) is None
 
 
 def test_without_images_of_two_classes_nothing_is_adapted(begun: Path, digits: Path) -> None:

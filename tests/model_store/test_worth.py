@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_store.records.manifest import Scalar
-from trainer.growth.worth import CROSS_VALIDATED, worth_growing
+from model_store.worth import CROSS_VALIDATED, worth_growing
 
 
 def test_a_classifier_with_many_errors_is_worth_growing() -> None:
