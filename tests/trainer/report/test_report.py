@@ -214,7 +214,7 @@ def test_the_command_writes_the_figures_and_prints_them(
     assert set(printed) == {
         "version", "parent", "created", "digest", "images", "source", "verdict", "notes",
         "accuracy", "recorded", "classes", "retired", "confusion", "forgetting", "calibration",
-        "levels", "growth", "advice",
+        "levels", "growth", "advice", "proposal",
     }  # fmt: skip
 
 
