@@ -29,7 +29,7 @@ from dne_client.calls import ApiCall
 from dne_client.conversation import Came, Conversation, Retries, Wait, converse, converse_group
 from dne_client.errors import BadInput
 from dne_client.images import Image, Placed, grouped, placed, read_upload
-from model_store.received import LEADS_NOWHERE, AnswerRefused, Deadline, Received, TooSlow
+from model_store.received import LEADS_NOWHERE, AnswerRefused, ExchangeDeadline, Received, TooSlow
 
 TIMEOUT_S = 60.0
 DEADLINE_S = 300.0
@@ -48,7 +48,7 @@ class Waits:
 def exchange(http: httpx.Client, call: ApiCall[Any], *, patience: Waits) -> httpx.Response:
     """Raise httpx.TransportError if no answer comes, and AnswerRefused for one that is too long or
     too slow."""
-    deadline = Deadline(patience.whole_s, longest_s=patience.wait_s)
+    deadline = ExchangeDeadline(patience.whole_s, longest_s=patience.wait_s)
     waits = {"connect": deadline, "read": deadline, "write": deadline, "pool": patience.wait_s}
     try:
         with http.stream(**_request(call), extensions={"timeout": waits}) as answer:
@@ -87,7 +87,7 @@ async def exchange_async(
 def _request(call: ApiCall[Any]) -> dict[str, Any]:
     """Write a call in httpx's words."""
     kind = "application/octet-stream"  # the server tells images by their bytes
-    files = [("files", (one.filename, one.data, kind)) for one in call.files]
+    files = [("files", (file.filename, file.data, kind)) for file in call.files]
     return {
         "method": call.method,
         "url": call.path,
@@ -221,8 +221,8 @@ class Client:
                 while waiting:
                     yield from waiting.popleft().result()
             finally:
-                for one in waiting:
-                    one.cancel()
+                for task in waiting:
+                    task.cancel()
 
     def versions(self, *, before: int | None = None, limit: int | None = None) -> Versions:
         return self._ask(calls.versions(before=before, limit=limit))
@@ -234,7 +234,7 @@ class Client:
         return self._ask(calls.classes(version))
 
     def ready(self) -> Ready:
-        """Tell what is served; raise Busy while nothing is."""
+        """Return what is served. Raise Busy while nothing is."""
         return self._ask(calls.ready())
 
     def promote(self, version: int, *, reason: str = "") -> Moved:
@@ -346,15 +346,15 @@ class AsyncClient:
         )
         try:
             while waiting:
-                found = await waiting[0]
+                outcomes = await waiting[0]
                 waiting.popleft()
                 for group in itertools.islice(groups, 1):
                     waiting.append(self._begin(group, top_k, version))
-                for outcome in found:
+                for outcome in outcomes:
                     yield outcome
         finally:
-            for one in waiting:
-                one.cancel()
+            for task in waiting:
+                task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
     async def versions(self, *, before: int | None = None, limit: int | None = None) -> Versions:
@@ -367,7 +367,7 @@ class AsyncClient:
         return await self._ask(calls.classes(version))
 
     async def ready(self) -> Ready:
-        """Tell what is served; raise Busy while nothing is."""
+        """Return what is served. Raise Busy while nothing is."""
         return await self._ask(calls.ready())
 
     async def promote(self, version: int, *, reason: str = "") -> Moved:

@@ -84,39 +84,46 @@ def converse_group(
 ) -> Conversation[list[Outcome]]:
     """Carry a group of images to an outcome for each. A group that fails for one bad image is sent
     again image by image, so that the good ones are answered."""
-    sent = [one for one in group if one.upload is not None]
+    sent = [placed for placed in group if placed.upload is not None]
     unread = [
-        Outcome(place=one.place, name=one.name, error=one.error) for one in group if one.error
+        Outcome(place=placed.place, name=placed.name, error=placed.error)
+        for placed in group
+        if placed.error
     ]
     if not sent:
         return unread
-    uploads = [one.upload for one in sent if one.upload is not None]
+    uploads = [placed.upload for placed in sent if placed.upload is not None]
     try:
         call = predict(uploads, top_k=top_k, version=version, at_least=None)
         answer = yield from converse(call, retries=retries)
-        found = _outcomes(sent, answer)
+        outcomes = _outcomes(sent, answer)
     except (BadImage, TooLarge) as error:
         if len(sent) == 1:
-            found = [Outcome(place=sent[0].place, name=sent[0].name, error=error)]
+            outcomes = [Outcome(place=sent[0].place, name=sent[0].name, error=error)]
         else:
-            found = yield from _one_by_one(sent, top_k=top_k, version=version, retries=retries)
+            outcomes = yield from _one_by_one(sent, top_k=top_k, version=version, retries=retries)
     except ClientError as error:
-        found = [Outcome(place=one.place, name=one.name, error=error) for one in sent]
-    return sorted([*unread, *found], key=lambda one: one.place)
+        outcomes = [Outcome(place=placed.place, name=placed.name, error=error) for placed in sent]
+    return sorted([*unread, *outcomes], key=lambda item: item.place)
 
 
 def _one_by_one(
     group: Sequence[Placed], *, top_k: int | None, version: int | None, retries: Retries
 ) -> Conversation[list[Outcome]]:
-    found: list[Outcome] = []
-    for one in group:
-        found += yield from converse_group([one], top_k=top_k, version=version, retries=retries)
-    return found
+    outcomes: list[Outcome] = []
+    for placed in group:
+        outcomes += yield from converse_group(
+            [placed], top_k=top_k, version=version, retries=retries
+        )
+    return outcomes
 
 
 def _outcomes(sent: Sequence[Placed], answer: Answer) -> list[Outcome]:
     pairs = zip(sent, answer.predictions, strict=True)
-    return [Outcome(place=one.place, name=one.name, prediction=found) for one, found in pairs]
+    return [
+        Outcome(place=placed.place, name=placed.name, prediction=prediction)
+        for placed, prediction in pairs
+    ]
 
 
 def _wait_s(
@@ -138,9 +145,9 @@ def _error(came: Came) -> ClientError:
         return NotUnderstood(str(came))
     if not isinstance(came, httpx.Response):
         return Unreachable(f"no answer came: {str(came) or type(came).__name__}")
-    found = _json(came) if came.headers.get("content-type", "").startswith(PROBLEM) else {}
+    problem = _json(came) if came.headers.get("content-type", "").startswith(PROBLEM) else {}
     detail, instance = (
-        found.get(name) if isinstance(found, dict) else None for name in ("detail", "instance")
+        problem.get(name) if isinstance(problem, dict) else None for name in ("detail", "instance")
     )
     status = came.status_code
     return error_for(status)(
@@ -152,13 +159,13 @@ def _error(came: Came) -> ClientError:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Read Retry-After in seconds, as this server writes it; a date of a proxy is passed over."""
+    """Read Retry-After in seconds, as this server writes it; a date of a proxy is skipped."""
     return float(text) if text is not None and text.isascii() and text.isdigit() else None
 
 
-def _cut(found: Any) -> str:
-    """Take a text of a problem document, as far as people read it."""
-    return found[:MAX_DETAIL] if isinstance(found, str) else ""
+def _cut(text: Any) -> str:
+    """Shorten a text of a problem document to what people read."""
+    return text[:MAX_DETAIL] if isinstance(text, str) else ""
 
 
 def _json(response: httpx.Response) -> Any:

@@ -76,12 +76,12 @@ def grouped(
     """Put images together to requests, in order."""
     group: list[Placed] = []
     size = 0
-    for one in images:
-        more = len(one.upload.data) if one.upload else 0
+    for image in images:
+        more = len(image.upload.data) if image.upload else 0
         if group and (len(group) == most or size + more > most_bytes):
             yield group
             group, size = [], 0
-        group.append(one)
+        group.append(image)
         size += more
     if group:
         yield group

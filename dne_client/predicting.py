@@ -87,20 +87,22 @@ class Printer:
 def as_json(outcome: Outcome) -> dict[str, Any]:
     """Write an outcome with the names of `POST /predict`, and `file` or `error` beside them."""
     row: dict[str, Any] = {"file": outcome.name}
-    found = outcome.prediction
-    if found is None:
+    prediction = outcome.prediction
+    if prediction is None:
         return {**row, "error": str(outcome.error)}
     return {
         **row,
-        "label": found.label,
-        "score": found.score,
-        "level": found.level,
-        "task": found.task,
-        "unknown": found.unknown,
-        "unknown_score": found.unknown_score,
-        "version": found.version,
-        "top": [{"label": one.label, "score": one.score} for one in found.top],
-        **({"id": found.id} if found.id is not None else {}),
+        "label": prediction.label,
+        "score": prediction.score,
+        "level": prediction.level,
+        "task": prediction.task,
+        "unknown": prediction.unknown,
+        "unknown_score": prediction.unknown_score,
+        "version": prediction.version,
+        "top": [
+            {"label": top_class.label, "score": top_class.score} for top_class in prediction.top
+        ],
+        **({"id": prediction.id} if prediction.id is not None else {}),
     }
 
 
@@ -118,12 +120,12 @@ def _line(outcome: Outcome) -> str:
     return f"{shown:{NAME_WIDTH}}  {_told(outcome.prediction)}"
 
 
-def _told(found: Prediction) -> str:
-    label = printable(found.label)
-    if found.unknown:
+def _told(prediction: Prediction) -> str:
+    label = printable(prediction.label)
+    if prediction.unknown:
         return f"not like any class (nearest: {label})"
-    group = "  (a group of classes)" if found.level else ""
-    return f"{label:{LABEL_WIDTH}}  {percent(found.score):>7}{group}"
+    group = "  (a group of classes)" if prediction.level else ""
+    return f"{label:{LABEL_WIDTH}}  {percent(prediction.score):>7}{group}"
 
 
 def _summary(told: Told, seconds: float) -> str:
@@ -190,10 +192,10 @@ def _predict(asked: argparse.Namespace) -> int:
     printer = Printer("json" if asked.json else asked.format, out=sys.stdout)
     images = list(find_images(asked.files))
     with Client(asked.url, token=os.environ.get("DNE_TOKEN") or None) as client:
-        found = client.predict_many(
+        outcomes = client.predict_many(
             images, top_k=asked.top_k, version=asked.version, connections=asked.connections
         )
-        for outcome in _counted(found, total=len(images)):
+        for outcome in _counted(outcomes, total=len(images)):
             told.add(outcome)
             printer.show(outcome)
     printer.close(told, seconds=time.monotonic() - began)
@@ -215,12 +217,12 @@ def find_images(names: Sequence[str]) -> Iterator[Image]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    found = sorted(
-        one for one in folder.rglob("*") if one.suffix.lower() in SUFFIXES and one.is_file()
+    images = sorted(
+        path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
     )
-    if not found:
+    if not images:
         raise BadInput(f"{folder} holds no images: {', '.join(sorted(SUFFIXES))}")
-    return found
+    return images
 
 
 def _counted(outcomes: Iterable[Outcome], *, total: int) -> Iterator[Outcome]:

@@ -170,7 +170,7 @@ class Line:
 
 
 def lines(advice: Advice) -> tuple[Line, ...]:
-    """Say at most five things: labels and copies first, because they spoil all other figures."""
+    """Write at most five lines: labels and copies first, because they distort all other figures."""
     gains = [row for row in advice.classes if row.gain is not None and row.gain >= LEAST_GAIN]
     said = [*_suspects(advice), *_copies(advice)]
     said += [Line(text=_gain(row)) for row in gains[:MOST_GAINS]]
@@ -182,7 +182,7 @@ def lines(advice: Advice) -> tuple[Line, ...]:
 
 
 def in_full(advice: Advice) -> list[str]:
-    """Say everything, one thing a line."""
+    """Write all of the advice, one thing a line."""
     told = [_class(row) for row in advice.classes]
     told += [_pair(pair, named=_names(pair.images)) for pair in advice.confused]
     told += [

@@ -65,7 +65,7 @@ def encode_doubt(tensors: Mapping[str, NDArray[np.float32]]) -> bytes:
 
 
 def decode_doubt(data: bytes, *, places: Sequence[int]) -> Doubt:
-    """Take the tensors out of a checked doubt shard, for the classes at these places."""
+    """Decode a checked doubt shard for the classes at these places."""
     tensors = {name: tensor.numpy() for name, tensor in ShardWeights(data).items()}
     return Doubt.of(tensors, places=places)
 
@@ -117,7 +117,7 @@ def encode_images(images: Sequence[bytes]) -> bytes:
 
 
 def decode_images(data: bytes, *, count: int) -> list[bytes]:
-    """Take the first `count` encoded images out of a checked shard."""
+    """Return the first `count` encoded images of a checked shard."""
     bounds = image_bounds(data, read_layout(data))
     if count > len(bounds):
         raise RecordInvalid("the manifest", f"it names {count} images of a shard of {len(bounds)}")

@@ -16,10 +16,10 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
         asked = list(sys.argv[1:] if args is None else args)
-        found, unknown = self.parse_known_args(asked, namespace)
+        options, unknown = self.parse_known_args(asked, namespace)
         if unknown:
             self._asked_of(asked)._refuse(unknown)
-        return found
+        return options
 
     def error(self, message: str) -> NoReturn:
         """End with one line, as all errors of the commands have, and not with the usage."""
@@ -55,5 +55,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, Parser]:
-    groups = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    groups = (
+        action for action in parser._actions if isinstance(action, argparse._SubParsersAction)
+    )
     return {name: made for group in groups for name, made in group.choices.items()}

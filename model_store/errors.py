@@ -34,7 +34,7 @@ DneError
     ├── KeyMissing           a record that has to be signed, and no key to sign it with
     ├── RecordInvalid        a manifest, channel record or store.json that cannot be trusted
     │   ├── SignatureRefused a version or record that nobody we trust has signed for this store
-    │   └── ChannelBroken    a head after a gap that is no record, or that no record can follow
+    │   └── ChannelBroken    a head after a gap that is not a record, or that no record can follow
     ├── ShardMissing         a manifest names a shard that is not there
     │   └── ShardForgotten   images that someone asked to forget
     ├── KeptTooLarge         the kept images of a class take too much memory to show a few
@@ -133,8 +133,8 @@ class LabelConflict(StoreError):
     """`number` is that of the item's newest label record, 0 for none, and `said` its content."""
 
     def __init__(self, item: str, *, after: int, number: int, said: str, actor: str) -> None:
-        found = f"{actor} has written {said!r} as record {number}" if number else "it has none now"
-        super().__init__(f"the label of item {item} has changed since record {after}: {found}")
+        newest = f"{actor} has written {said!r} as record {number}" if number else "it has none now"
+        super().__init__(f"the label of item {item} has changed since record {after}: {newest}")
         self.item = item
         self.number = number
         self.said = said

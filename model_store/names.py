@@ -37,35 +37,39 @@ def new_name(name: str, *, what: str) -> str:
 def new_class_name(name: str) -> str:
     """Check a name for a new class. It must be the name of a folder too: `--extend` and
     `--val-data` find a class by its folder."""
-    if name in {".", ".."} or any(one in name for one in SEPARATORS):
+    if name in {".", ".."} or any(separator in name for separator in SEPARATORS):
         raise SpecInvalid(f"the class name {name!r} cannot name a folder: leave out / and \\")
     return new_name(name, what="the class name")
 
 
 def is_shown(text: str) -> bool:
-    """Tell whether every character is printable, or joins two that are: 👩‍🍳, می‌خواهم."""
+    """Return whether every character is printable, or joins two that are: 👩‍🍳, می‌خواهم."""
     return all(
         char.isprintable() or (char in JOINERS and _joins(text[max(0, place - 1) : place + 2]))
         for place, char in enumerate(text)
     )
 
 
-def is_same(one: str, other: str) -> bool:
-    """Tell whether two spellings are one name."""
-    return unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other)
+def is_same(name: str, other: str) -> bool:
+    """Return whether two spellings are one name."""
+    return unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
 
 
 def spelt_among(name: str, known: Collection[str]) -> str | None:
     """Find the spelling of the same name among `known`; None where it is not there."""
-    return name if name in known else next((one for one in known if is_same(one, name)), None)
+    return (
+        name
+        if name in known
+        else next((spelling for spelling in known if is_same(spelling, name)), None)
+    )
 
 
 def notes_on_look_alikes(names: Iterable[str], *, known: Iterable[str] = ()) -> tuple[str, ...]:
     """Write a note for each name that differs from another one, or from a known one, in case or
     form only: the two may be meant as one class."""
     seen: dict[str, str] = {}
-    for one in known:
-        seen.setdefault(_look(one), one)
+    for spelling in known:
+        seen.setdefault(_look(spelling), spelling)
     notes = []
     for name in names:
         other = seen.setdefault(_look(name), name)
@@ -83,5 +87,5 @@ def _look(name: str) -> str:
 
 
 def _joins(around: str) -> bool:
-    """Tell whether the joiner in the middle has characters on both sides that it can join."""
-    return len(around) == 3 and {unicodedata.category(one) for one in around[::2]} <= JOINED
+    """Return whether the joiner in the middle has characters on both sides that it can join."""
+    return len(around) == 3 and {unicodedata.category(char) for char in around[::2]} <= JOINED

@@ -88,7 +88,7 @@ class Thumbnail:
 
 @contextmanager
 def _opened(data: bytes, *, max_pixels: int, needed: int) -> Iterator[Image.Image]:
-    """Open an image file of which `needed` pixels a side are enough. Errors inside are those of a
+    """Open an image file; `needed` pixels a side are enough. Errors inside are those of a
     bad file."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:

@@ -24,7 +24,7 @@ VALUE_BYTES = {b"[": 96, b"{": 160, b",": 72, b":": 160}
 
 
 class AnswerRefused(Exception):
-    """An answer that is too long, too slow, or packed in a way that nobody asked for."""
+    """An answer that is too long, too slow, or has an encoding that was not requested."""
 
 
 class TooSlow(AnswerRefused):
@@ -34,7 +34,7 @@ class TooSlow(AnswerRefused):
         super().__init__(f"the answer was not complete after {seconds:g} s")
 
 
-class Deadline:
+class ExchangeDeadline:
     """The whole seconds that are left. Reads as a number, each time anew.
 
     A timeout of a socket counts from the last byte on, so a server that sends one byte a second
@@ -109,13 +109,13 @@ def parse_json(data: bytes, *, most_memory: int = MAX_JSON_MEMORY) -> Any:
     if memory_for_json(data) > most_memory:
         raise ValueError(f"it would take more than {most_memory >> 20} MiB of memory")
     try:
-        found = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        value = json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         raise ValueError("it is not UTF-8") from error
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
-    _refuse_depth(found)
-    return found
+    _refuse_depth(value)
+    return value
 
 
 def memory_for_json(data: bytes) -> int:
@@ -124,11 +124,15 @@ def memory_for_json(data: bytes) -> int:
     return a_byte * len(data) + sum(data.count(sign) * cost for sign, cost in VALUE_BYTES.items())
 
 
-def _refuse_depth(found: Any) -> None:
+def _refuse_depth(whole: Any) -> None:
     """Refuse nesting that can be read, and that is too deep to be compared or written later."""
-    level = [found]
+    level = [whole]
     for _ in range(MAX_DEPTH):
-        inner = (one.values() if type(one) is dict else one for one in level if type(one) in NESTS)
+        inner = (
+            value.values() if type(value) is dict else value
+            for value in level
+            if type(value) in NESTS
+        )
         level = [value for values in inner for value in values if type(value) in NESTS]
         if not level:
             return

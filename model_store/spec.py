@@ -79,7 +79,7 @@ class Backbone:
 
     @property
     def pools_patches(self) -> bool:
-        """Tell whether the last block computes every row, because the slice has their mean."""
+        """Return whether the last block computes every row, because the slice has their mean."""
         return self.pooling in ("mean", "token-and-mean")
 
 
@@ -97,7 +97,7 @@ class Readout:
     blocks: tuple[int, ...]
     """Numbers of blocks, counted from 1, in rising order."""
     grid_block: int = 0
-    """The block of which the slice holds the means of the cells of a grid too; 0: none."""
+    """The block whose grid-cell means are also in the slice; 0: none."""
     grid: int = 0
     """Cells of a side of the grid."""
 
@@ -305,7 +305,7 @@ class NetworkSpec:
 
     @property
     def is_pretrained(self) -> bool:
-        """Tell whether the first expert was pre-trained.
+        """Return whether the first expert was pre-trained.
 
         Only then is the token in the sequence, or the first expert described as a backbone.
         """
@@ -332,7 +332,7 @@ class NetworkSpec:
 
     @property
     def hidden_width(self) -> int:
-        """Give the width of a head between the two linear layers of a block (the paper's D')."""
+        """Return the width of a head between the two linear layers of a block (the paper's D')."""
         return self.head_width * self.mlp_ratio
 
     @property
@@ -394,7 +394,7 @@ class NetworkSpec:
         return replace(self, tasks=(*self.tasks, task))
 
     def deepen(self, expert: ExpertSpec) -> NetworkSpec:
-        """Give the newest task, which has none, an expert."""
+        """Add an expert to the newest task, which has none."""
         *older, newest = self.tasks
         if newest.expert is not None:
             raise SpecInvalid(f"task {newest.name!r} has an expert")
@@ -456,7 +456,7 @@ class NetworkSpec:
         return edge, without, one - without
 
     def expert_tensors(self, index: int) -> dict[str, Shape]:
-        """Give the name and shape of every tensor in the shard of expert `index`."""
+        """Return the name and shape of every tensor in the shard of expert `index`."""
         names = self._edge_tensors(index)
         in_block = self._block_tensors(index, self.source_heads(index))
         in_patch_block = in_block | self._gate_tensors(index)
@@ -466,7 +466,7 @@ class NetworkSpec:
         return {f"experts.{index}.{name}": shape for name, shape in names.items()}
 
     def classifier_tensors(self) -> dict[str, Shape]:
-        """Give the name and shape of every tensor in the classifier shard."""
+        """Return the name and shape of every tensor in the classifier shard."""
         tensors: dict[str, Shape] = {}
         width = self.token_width
         for index, task in enumerate(self.tasks):
@@ -480,7 +480,7 @@ class NetworkSpec:
         return self.narrow_width
 
     def doubt_tensors(self) -> dict[str, Shape]:
-        """Give the name and shape of every tensor in a doubt shard."""
+        """Return the name and shape of every tensor in a doubt shard."""
         width, classes = self.doubt_width, len(self.classes)
         return {
             "doubt.shift": (width,),
@@ -491,7 +491,7 @@ class NetworkSpec:
         }
 
     def _edge_tensors(self, index: int) -> dict[str, Shape]:
-        """Give the tensors before and after the blocks of an expert."""
+        """Return the tensors before and after the blocks of an expert."""
         width = self.width_of(index)
         tensors: dict[str, Shape] = {
             "patch_embed.weight": (width, 3, self.patch_size, self.patch_size),
@@ -514,7 +514,7 @@ class NetworkSpec:
         return tensors
 
     def _gate_tensors(self, index: int) -> dict[str, Shape]:
-        """Give the tensors that a patch block has besides those of every block."""
+        """Return the tensors that a patch block has besides those of every block."""
         if self.attention == "plain":
             return {}
         heads = self.experts[index].attention_heads
@@ -552,7 +552,7 @@ class NetworkSpec:
 
 
 def statistics_tensors(*, images: int, width: int) -> dict[str, Shape]:
-    """Give the tensors of a shard with the statistics of a class: see FORMAT.md."""
+    """Return the tensors of a shard with the statistics of a class: see FORMAT.md."""
     return {"mean": (width,), "factor": (min(images - 1, width), width)}
 
 

@@ -48,8 +48,8 @@ class DemoFailed(Exception):
 def spelt(command: str) -> str:
     """Write a command as it can be pasted into a terminal in this folder."""
     path = COMMANDS / command
-    found = shutil.which(command)
-    if found is not None and Path(found).resolve() == path.resolve():
+    on_path = shutil.which(command)
+    if on_path is not None and Path(on_path).resolve() == path.resolve():
         return command
     below = path.is_relative_to(Path.cwd())
     return str(path.relative_to(Path.cwd()) if below else path)

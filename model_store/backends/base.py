@@ -82,8 +82,8 @@ def check_object_name(name: str) -> list[str]:
 
 
 def parsed(names: Iterable[str], parse: Callable[[str], T | None]) -> list[T]:
-    """Parse the names of a listing, and pass over those that `parse` does not know."""
-    return [found for name in names if (found := parse(name)) is not None]
+    """Parse the names of a listing, and skip those that `parse` does not know."""
+    return [key for name in names if (key := parse(name)) is not None]
 
 
 def keyed(entries: Iterable[Entry], parse: Callable[[str], K | None]) -> dict[K, Entry]:

@@ -68,16 +68,16 @@ class LocalDirectory:
             raise StoreError(f"{name} could not be read: {error.strerror}") from error
 
     def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
-        with self._walk(folder) as found:
+        with self._walk(folder) as items:
             return tuple(
                 Entry(name=name, bytes=status.st_size, modified_s=status.st_mtime)
-                for name, item in found
+                for name, item in items
                 if name > after and (status := _status(item)) is not None
             )
 
     def list_names(self, folder: str) -> Sequence[str]:
-        with self._walk(folder) as found:
-            return tuple(name for name, _ in found)
+        with self._walk(folder) as items:
+            return tuple(name for name, _ in items)
 
     @contextmanager
     def _walk(self, folder: str) -> Iterator[Iterator[tuple[str, os.DirEntry[str]]]]:
@@ -213,8 +213,8 @@ def _read_bounded(name: str, file: int, *, max_bytes: int) -> bytes:
 
 def _items(folder: int, *, prefix: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield everything below an open folder that may be an object, with its name."""
-    with os.scandir(folder) as found:
-        for item in found:
+    with os.scandir(folder) as items:
+        for item in items:
             if not NAME_PART.fullmatch(item.name):
                 continue  # no object can have that name: .DS_Store and the like
             name = f"{prefix}/{item.name}"

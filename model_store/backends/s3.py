@@ -84,9 +84,9 @@ class ObjectStorage:
                 return True
             except _FAILURES as error:
                 failure = error
-            found = self._read_back(name, data, failure=failure)
-            if found is not None:
-                return found == data
+            held = self._read_back(name, data, failure=failure)
+            if held is not None:
+                return held == data
             if not isinstance(failure, _TAKEN):
                 break  # obstore has tried it again and again already
         if isinstance(failure, _REFUSED):
@@ -98,25 +98,25 @@ class ObjectStorage:
         check_object_name(name)
         with _explained(f"{name} could not be read"):
             try:
-                found = obstore.get(self._for(max_bytes), name)
-                size = found.meta["size"]
+                answer = obstore.get(self._for(max_bytes), name)
+                size = answer.meta["size"]
                 if size > max_bytes:
                     raise ObjectRefused(name, f"it has {size} bytes instead of at most {max_bytes}")
-                return bytes(found.bytes())
+                return bytes(answer.bytes())
             except FileNotFoundError as error:
                 raise ObjectMissing(name) from error
 
     def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
         check_object_name(folder)
         with _explained(f"{folder} could not be listed"):
-            found = obstore.list(self._small, prefix=folder, offset=after or None).collect()
+            listed = obstore.list(self._small, prefix=folder, offset=after or None).collect()
         return tuple(
             Entry(
                 name=meta["path"],
                 bytes=meta["size"],
                 modified_s=meta["last_modified"].timestamp(),
             )
-            for meta in found
+            for meta in listed
             if _is_object_name(meta["path"]) and meta["path"] > after
         )
 

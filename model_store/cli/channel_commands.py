@@ -109,18 +109,18 @@ def show_history(options: argparse.Namespace) -> int:
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
     if options.json:
-        found = [one.model_dump(exclude={"format"}) for one in records]
+        told = [record.model_dump(exclude={"format"}) for record in records]
         print_json(
             {
                 "channel": options.channel,
                 "total": len(numbers),
-                "records": found,
+                "records": told,
                 "problems": problems,
             }
         )
     else:
         rows = [RECORD_TITLES, *map(_record_cells, records)]
-        any_signed = any(one.signature for one in records)
+        any_signed = any(record.signature for record in records)
         print(columns(rows if any_signed else [row[:-1] for row in rows]))
         if limit and len(numbers) > limit:
             print(f"the newest {limit} of {len(numbers)} records; --limit shows more")

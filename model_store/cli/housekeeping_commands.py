@@ -75,10 +75,12 @@ def show_storage(options: argparse.Namespace) -> int:
         print_json(asdict(report))
         return EXIT_OK
     rows = [
-        tuple(map(size, (one.total, one.delta, one.shared, one.own, one.images)))
-        for one in report.versions
+        tuple(map(size, (row.total, row.delta, row.shared, row.own, row.images)))
+        for row in report.versions
     ]
-    numbered = [(str(one.version), *row) for one, row in zip(report.versions, rows, strict=True)]
+    numbered = [
+        (str(entry.version), *row) for entry, row in zip(report.versions, rows, strict=True)
+    ]
     print(columns([("version", "total", "delta", "shared", "own", "images"), *numbered]))
     print(f"{size(report.stored)} stored, {size(report.unnamed)} named by no version", end="")
     print(f" ({size(report.condemned)} condemned)" if report.condemned else "")
@@ -158,7 +160,7 @@ def _copying_keys(options: argparse.Namespace) -> Keys:
 
 
 def _note_signatures(report: CopyReport, options: argparse.Namespace) -> None:
-    """Say what servers that require signatures will refuse in the copy, and the next step."""
+    """Print what servers that require signatures will refuse in the copy, and the next step."""
     if report.foreign:
         print(
             f"note: {counted(len(report.foreign), 'version')} in {options.to} are signed for "
@@ -305,6 +307,6 @@ def _as_json(report: MendReport) -> dict[str, object]:
         "dry_run": report.dry_run,
         "target": report.head.target if report.head else None,
         "number": report.head.number if report.head else None,
-        "set_aside": [{"number": one.number, "problem": _why(one)} for one in report.aside],
-        "left": [{"number": one.number, "problem": _why(one)} for one in report.left],
+        "set_aside": [{"number": stray.number, "problem": _why(stray)} for stray in report.aside],
+        "left": [{"number": stray.number, "problem": _why(stray)} for stray in report.left],
     }

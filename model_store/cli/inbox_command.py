@@ -117,7 +117,7 @@ def show_item(options: argparse.Namespace) -> int:
     inbox = Inbox(Store.open(options.store).objects)
     record, history = inbox.item(options.id), inbox.history(options.id)
     item = Item(record=record, head=history[-1] if history else None)
-    labels = [describe_label(one) for one in history]
+    labels = [describe_label(record) for record in history]
     if options.json:
         print_json({**describe_item(item), "history": labels})
         return EXIT_OK
@@ -126,7 +126,10 @@ def show_item(options: argparse.Namespace) -> int:
         ("item", record.id),
         ("time", record.time),
         ("version", str(record.version)),
-        ("answer", ", ".join(f"{one.label} {percent(one.score)}" for one in record.top)),
+        (
+            "answer",
+            ", ".join(f"{top_class.label} {percent(top_class.score)}" for top_class in record.top),
+        ),
         ("unknown", f"{'yes' if record.unknown else 'no'} ({percent(record.unknown_score)})"),
         ("other answer", record.other_label or "-"),
         ("rules", ", ".join(record.rules)),
@@ -134,7 +137,9 @@ def show_item(options: argparse.Namespace) -> int:
     ]
     print(columns(fields))
     if history:
-        rows = [(str(one.number), _said(one), one.actor, one.time) for one in history]
+        rows = [
+            (str(record.number), _said(record), record.actor, record.time) for record in history
+        ]
         print("\n" + columns([("record", "label", "who", "when"), *rows]))
     return EXIT_OK
 
@@ -186,10 +191,10 @@ def _judge(options: argparse.Namespace, judgements: Sequence[tuple[str, Judgemen
     actor = current_actor()
     records = [inbox.judge(item, judgement, actor=actor) for item, judgement in judgements]
     if options.json:
-        print_json({"items": [{"id": one.item, **describe_label(one)} for one in records]})
+        print_json({"items": [{"id": record.item, **describe_label(record)} for record in records]})
         return EXIT_OK
-    for one in records:
-        print(f"{one.item}: {printable(_said(one))} (record {one.number})")
+    for record in records:
+        print(f"{record.item}: {printable(_said(record))} (record {record.number})")
     return EXIT_OK
 
 

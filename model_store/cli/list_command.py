@@ -46,7 +46,7 @@ class RowFile:
     stamp: str
 
     def load(self, keep: Keep) -> None:
-        """Take over the rows that an earlier run has kept, if their seal fits."""
+        """Load the rows that an earlier run has kept, if their seal fits."""
         try:
             content = read_private(self.path, max_bytes=MAX_FILE_BYTES)
         except (OSError, NotPrivate):
@@ -86,10 +86,10 @@ def row_file(store: Store, *, stamp: str) -> RowFile:
 
 def _make_room(folder: Path, *, besides: str) -> None:
     """Remove the files of stores that were listed longest ago."""
-    with os.scandir(folder) as found:
+    with os.scandir(folder) as items:
         held = [
             (item.stat(follow_symlinks=False).st_mtime, item.path)
-            for item in found
+            for item in items
             if _OWN_NAME.fullmatch(item.name)
             and item.name != besides
             and item.is_file(follow_symlinks=False)
@@ -203,7 +203,7 @@ def _print_versions(rows: Sequence[Row], heads: dict[str, ChannelRecord]) -> Non
 
 
 def _print_rest(page: Page) -> None:
-    """Say how many versions the table leaves out, and how to see them."""
+    """Print how many versions the table leaves out, and how to see them."""
     shown = len(page.rows)
     if not page.total:
         print("the store is empty; `dne-train add-task` makes the first version")

@@ -120,48 +120,48 @@ def show_version(options: argparse.Namespace) -> int:
     manifest = store.manifest(options.number)
     if options.advice:
         return _show_advice(store, manifest, as_json=options.json)
-    found = details(manifest, parent=store.parent_of(manifest))
+    facts = details(manifest, parent=store.parent_of(manifest))
     if options.json:
-        print_json(found)
+        print_json(facts)
         return EXIT_OK
     fields = [
-        ("version", str(found["version"])),
-        ("parent", str(found["parent"] or "none")),
-        ("created", found["created"]),
-        ("digest", found["digest"]),
-        ("signed by", found["signed_by"] or "nobody"),
-        ("size", f"{size(found['total_bytes'])}, new {size(found['delta_bytes'])}"),
-        ("memory", size(found["memory_bytes"])),
-        ("accuracy", percent(found["metrics"]["accuracy"]["all"])),
+        ("version", str(facts["version"])),
+        ("parent", str(facts["parent"] or "none")),
+        ("created", facts["created"]),
+        ("digest", facts["digest"]),
+        ("signed by", facts["signed_by"] or "nobody"),
+        ("size", f"{size(facts['total_bytes'])}, new {size(facts['delta_bytes'])}"),
+        ("memory", size(facts["memory_bytes"])),
+        ("accuracy", percent(facts["metrics"]["accuracy"]["all"])),
         ("gate", verdict(manifest)),
     ]
-    if found["retired"]:
-        fields.append(("retired", ", ".join(found["retired"])))
+    if facts["retired"]:
+        fields.append(("retired", ", ".join(facts["retired"])))
     print(columns(fields))
     print("\n" + columns([("task", "heads", "classes"), *_task_rows(manifest)]))
-    shards = [(ref["kind"], ref["sha256"], size(ref["bytes"])) for ref in found["shards"]]
+    shards = [(ref["kind"], ref["sha256"], size(ref["bytes"])) for ref in facts["shards"]]
     print("\n" + columns([("shard", "SHA-256", "size"), *shards]))
     return EXIT_OK
 
 
 def show_difference(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
-    found = difference(store.manifest(options.old), store.manifest(options.new))
+    change_set = difference(store.manifest(options.old), store.manifest(options.new))
     if options.json:
-        print_json(found)
+        print_json(change_set)
         return EXIT_OK
     for what in ("tasks", "classes"):
         for sign, side in (("+", "added"), ("-", "removed")):
-            if found[what][side]:
-                print(f"{sign} {what}: {', '.join(found[what][side])}")
+            if change_set[what][side]:
+                print(f"{sign} {what}: {', '.join(change_set[what][side])}")
     for sign, side in (("+", "added"), ("-", "removed")):
-        for ref in found["shards"][side]:
+        for ref in change_set["shards"][side]:
             print(f"{sign} {ref['kind']} {ref['sha256'][:12]} {size(ref['bytes'])}")
-    for name, change in found["metrics"]["accuracy"].items():
+    for name, change in change_set["metrics"]["accuracy"].items():
         print(f"  accuracy {name}: {percent(change['from'])} → {percent(change['to'])}")
-    for name, change in found["metrics"]["per_class"].items():
+    for name, change in change_set["metrics"]["per_class"].items():
         print(f"  class {name}: {percent(change['from'])} → {percent(change['to'])}")
-    print(f"{size(found['added_bytes'])} new, {size(found['removed_bytes'])} gone")
+    print(f"{size(change_set['added_bytes'])} new, {size(change_set['removed_bytes'])} gone")
     return EXIT_OK
 
 

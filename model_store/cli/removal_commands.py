@@ -146,14 +146,14 @@ def forget_one(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     name = printable(options.class_name)
     if options.dry_run or _asks(options):
-        found = look_up(store, options.class_name)
+        preview = look_up(store, options.class_name)
         if options.dry_run:
-            return _told(options, asdict(found), _images(found, "would be gone from"))
+            return _told(options, asdict(preview), _images(preview, "would be gone from"))
         question = (
-            f"Remove the images of {name} ({size(found.bytes)}, and "
-            f"{counted(found.inbox_items, 'item')} of the inbox)? It cannot be undone."
+            f"Remove the images of {name} ({size(preview.bytes)}, and "
+            f"{counted(preview.inbox_items, 'item')} of the inbox)? It cannot be undone."
         )
-        if (found.shards or found.inbox_items) and not _agreed(options, question):
+        if (preview.shards or preview.inbox_items) and not _agreed(options, question):
             return _left_alone()
     report = forget_class(store, options.class_name, actor=current_actor(), reason=options.reason)
     if options.json:
@@ -177,13 +177,13 @@ def forget_one(options: argparse.Namespace) -> int:
 
 def _left(report: ForgetReport) -> list[str]:
     """List what this removal in particular could not reach."""
-    found = [f"a file that cannot be deleted: {printable(one)}" for one in report.not_deleted]
+    left = [f"a file that cannot be deleted: {printable(path)}" for path in report.not_deleted]
     if report.runs:
-        found.append(
+        left.append(
             f"{counted(report.runs, 'training run')} under way: one that has learnt from pictures "
             "which are gone publishes nothing; one that reads a folder learns what the folder has"
         )
-    return found
+    return left
 
 
 def _images(report: ForgetReport, verb: str) -> str:
@@ -196,10 +196,10 @@ def _images(report: ForgetReport, verb: str) -> str:
     return f"the images of {name} {verb} versions {versions} ({size(report.bytes)})"
 
 
-def _told(options: argparse.Namespace, found: dict[str, object], sentence: str) -> int:
-    """Tell the end of a dry run."""
+def _told(options: argparse.Namespace, facts: dict[str, object], sentence: str) -> int:
+    """Print the end of a dry run."""
     if options.json:
-        print_json({**found, "dry_run": True})
+        print_json({**facts, "dry_run": True})
     else:
         print(f"{sentence}; nothing was changed")
     return EXIT_OK

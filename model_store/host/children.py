@@ -17,19 +17,19 @@ LINE_CHARACTERS = 300
 
 
 def last_words(stderr: bytes | str) -> str:
-    """Give the end of what a child wrote, as one printable line."""
+    """Return the end of a child's output as one printable line."""
     text = stderr if isinstance(stderr, str) else stderr.decode(errors="replace")
     lines = (_printable(line) for line in text[-KEPT_BYTES:].splitlines())
     return " | ".join(line for line in lines if line)
 
 
 def last_line(stderr: bytes | str) -> str:
-    """Give the last line that a child wrote: with Python, the exception. Empty if it was silent."""
+    """Return the last line of a child's output: with Python, the exception."""
     return last_words(stderr).rpartition(" | ")[2][:LINE_CHARACTERS]
 
 
 def ending(code: int, stderr: bytes | str = b"") -> str:
-    """Tell how a child ended: `was ended by SIGILL`, or `ended with 1: OSError: no such file`."""
+    """Describe how a child ended: `was ended by SIGILL`, `ended with 1: OSError: no such file`."""
     how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with {code}"
     reason = last_line(stderr)
     return f"{how}: {reason}" if reason else how
@@ -75,7 +75,7 @@ class StderrTail(threading.Thread):
             return
         try:
             os.write(self._echo, piece)
-        except OSError:  # nobody listens any more; the end is kept all the same
+        except OSError:  # the reader of `echo` is gone; the end is kept all the same
             self._echo = None
 
     def join(self, timeout: float | None = None) -> None:
@@ -84,4 +84,4 @@ class StderrTail(threading.Thread):
 
 
 def _printable(line: str) -> str:
-    return "".join(one if one.isprintable() else " " for one in line).strip()
+    return "".join(char if char.isprintable() else " " for char in line).strip()

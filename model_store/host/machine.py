@@ -24,7 +24,7 @@ log = logging.getLogger("model_store.host.machine")
 
 
 def machine_digest() -> str:
-    """Hash all that a measurement depends on: the digest tells nobody whose machine it is."""
+    """Hash all that a measurement depends on. The digest does not identify the machine's owner."""
     facts = [platform.machine(), str(os.cpu_count()), os.environ.get("ONEDNN_MAX_CPU_ISA", "")]
     for package in ("torch", "onnxruntime", "onnxruntime-gpu"):
         with suppress(PackageNotFoundError):

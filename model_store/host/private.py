@@ -32,7 +32,7 @@ def private_folder(path: Path) -> Path:
     A folder that others may only read is closed to them. Raise NotPrivate for a folder that others
     own or may write, and OSError where none can be made.
     """
-    for missing in reversed([one for one in (path, *path.parents) if not one.exists()]):
+    for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
     check_private(path)
     if path.stat().st_mode & 0o077:

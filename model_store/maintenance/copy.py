@@ -120,7 +120,7 @@ def copy_store(
     were filled separately do not become one.
     """
     renewal = Renewal(keys, source=source.id, target=target.id)
-    manifests = [renewal.version(one) for one in read_all_manifests(source)]
+    manifests = [renewal.version(manifest) for manifest in read_all_manifests(source)]
     digests = [ref.sha256 for manifest in manifests for ref in manifest.shards]
     with announced(target.objects, uuid.uuid4().hex, parent=None, digests=digests):
         copy = _Copy(source, target, manifests=manifests, renewal=renewal, progress=progress)
@@ -145,11 +145,15 @@ class _Copy:
         # Listed after the announcement: housekeeping leaves alone what is found from here on.
         self.held = {manifest.version: manifest for manifest in read_all_manifests(target)}
         self.deleted = set(deleted_versions(target.objects)) - self.held.keys()
-        self.wanted = {one.version: one for one in manifests if one.version not in self.deleted}
+        self.wanted = {
+            manifest.version: manifest
+            for manifest in manifests
+            if manifest.version not in self.deleted
+        }
         self.forgotten = forgotten_shards(source.objects) | forgotten_shards(target.objects)
         there = list_shards(target)
         self.there = set(there)
-        self.vouched = {ref.sha256 for one in self.held.values() for ref in one.shards}
+        self.vouched = {ref.sha256 for manifest in self.held.values() for ref in manifest.shards}
         self.total = sum(
             {
                 ref.sha256: ref.bytes
@@ -220,8 +224,8 @@ class _Copy:
 
     def _copy_manifest(self, manifest: Manifest) -> None:
         if not self.target.objects.create(version_name(manifest.version), reseal(manifest)):
-            found = self.target.manifest(manifest.version)
-            if found.digest != manifest.digest:
+            published = self.target.manifest(manifest.version)
+            if published.digest != manifest.digest:
                 raise CopyRefused(
                     f"version {manifest.version} was published in {self.target.location} meanwhile"
                 )
@@ -265,5 +269,5 @@ class _Copy:
 
 
 def _with_tombstones(store: Store, digests: dict[int, str]) -> dict[int, str]:
-    found = (read_deleted(store.objects, number) for number in deleted_versions(store.objects))
-    return {**{one.version: one.manifest_digest for one in found if one}, **digests}
+    tombstones = (read_deleted(store.objects, number) for number in deleted_versions(store.objects))
+    return {**{entry.version: entry.manifest_digest for entry in tombstones if entry}, **digests}

@@ -63,7 +63,7 @@ def retire_class(name: str, *, care: Care) -> CareOutcome:
             raise DataRejected(f"{name!r} is the last class that is left, so it cannot be retired")
         gone = {*parent.retired, known}
         return {
-            "retired": tuple(one for one in parent.spec.classes if one in gone),
+            "retired": tuple(name for name in parent.spec.classes if name in gone),
             "memory": _without(parent.memory, known),
             "held_out": _without(parent.held_out, known),
             "statistics": _without(parent.statistics, known),
@@ -82,7 +82,7 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
         known = _known(parent, old)
         if known == new:
             raise WrongUsage(f"class {old!r} has that name already")
-        taken = spelt_among(new, [one for one in parent.spec.classes if one != known])
+        taken = spelt_among(new, [name for name in parent.spec.classes if name != known])
         if taken is not None:
             retired = " that is retired" if taken in parent.retired else ""
             raise DataRejected(f"there is a class {taken!r}{retired} already")
@@ -102,12 +102,12 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
             "hierarchy": parent.hierarchy and parent.hierarchy.renamed(known, new),
             "metrics": Metrics(
                 accuracy=parent.metrics.accuracy,
-                per_class={named(one): n for one, n in parent.metrics.per_class.items()},
+                per_class={named(name): n for name, n in parent.metrics.per_class.items()},
                 images=parent.metrics.images,
                 source=parent.metrics.source,
                 confusion={
-                    named(one): {named(answer): count for answer, count in answers.items()}
-                    for one, answers in parent.metrics.confusion.items()
+                    named(name): {named(answer): count for answer, count in answers.items()}
+                    for name, answers in parent.metrics.confusion.items()
                 },
                 agreement=parent.metrics.agreement,
                 scores=parent.metrics.scores,
@@ -115,7 +115,7 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
         }
 
     outcome = _publish(care, changed, what=f"class {old} was renamed to {new}")
-    others = [one for one in outcome.manifest.spec.classes if one != new]
+    others = [name for name in outcome.manifest.spec.classes if name != new]
     return replace(outcome, notes=notes_on_look_alikes([new], known=others))
 
 
@@ -185,23 +185,25 @@ def _metrics_without(parent: Manifest, name: str) -> Metrics:
     """Keep the parent's figures for the other classes. They are a lower bound: with one answer
     fewer to choose from, right answers stay right."""
     metrics = parent.metrics
-    per_class = {one: share for one, share in metrics.per_class.items() if one != name}
+    per_class = {label: share for label, share in metrics.per_class.items() if label != name}
     counts = {entry.class_name: entry.count for entry in parent.held_out}
     if metrics.source != "held-out" or sum(counts.values()) != metrics.images:
-        return Metrics(per_class=per_class)  # how many images of which class is not known
+        return Metrics(per_class=per_class)  # the number of images of each class is unknown
     counts.pop(name, None)
     newest = parent.tasks[-1].classes
 
     def mean(names: list[str]) -> float | None:
-        chosen = [one for one in names if counts.get(one) and one in per_class]
-        images = sum(counts[one] for one in chosen)
-        return sum(per_class[one] * counts[one] for one in chosen) / images if images else None
+        chosen = [label for label in names if counts.get(label) and label in per_class]
+        images = sum(counts[label] for label in chosen)
+        return (
+            sum(per_class[label] * counts[label] for label in chosen) / images if images else None
+        )
 
     return Metrics(
         accuracy=Accuracy(
             all=mean(list(counts)),
-            old=mean([one for one in counts if one not in newest]),
-            new=mean([one for one in counts if one in newest]),
+            old=mean([label for label in counts if label not in newest]),
+            new=mean([label for label in counts if label in newest]),
         ),
         per_class=per_class,
         images=sum(counts.values()),

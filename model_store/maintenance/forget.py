@@ -118,8 +118,8 @@ def drop_jobs_about(objects: Objects, names: Collection[str]) -> int:
         "|".join(rf"(?<!\w){re.escape(name)}(?!\w)" for name in names), re.IGNORECASE
     )
     every = objects.list_names(JOBS)
-    ends = [one for one in every if one.endswith(END)]
-    gone = [one for one in ends if any(map(named.search, _said(objects, one)))]
+    ends = [name for name in every if name.endswith(END)]
+    gone = [end for end in ends if any(map(named.search, _said(objects, end)))]
     folders = tuple(end.removesuffix("end.json") for end in gone)
     jobs = {folder.split("/")[-2] for folder in folders}
     for name in every:
@@ -145,7 +145,7 @@ def _said(objects: Objects, end_name: str) -> Iterable[str]:
         return ()
     if end is None:
         return ()
-    return (*end.log, end.reason, *(one.refused or "" for one in end.versions))
+    return (*end.log, end.reason, *(made.refused or "" for made in end.versions))
 
 
 Origin = tuple[int, int]
@@ -160,20 +160,20 @@ class ClassNames:
     every: tuple[str, ...]
 
     def has(self, name: str) -> bool:
-        return any(is_same(name, one) for one in self.every)
+        return any(is_same(name, label) for label in self.every)
 
     def in_version(self, version: int, name: str) -> bool:
         """Return whether a version calls the class so."""
-        return any(is_same(name, one) for one in self.by_version.get(version, ()))
+        return any(is_same(name, known) for known in self.by_version.get(version, ()))
 
 
 def names_of_class(
     manifests: Iterable[Manifest], name: str, *, deleted: Mapping[int, DeletedVersion]
 ) -> ClassNames:
     """Find all names of the classes that any version calls `name`."""
-    classes = {one.version: one.spec.classes for one in manifests}
-    parents = {one.version: one.parent for one in manifests}
-    parents |= {number: one.parent for number, one in deleted.items()}
+    classes = {manifest.version: manifest.spec.classes for manifest in manifests}
+    parents = {manifest.version: manifest.parent for manifest in manifests}
+    parents |= {number: tombstone.parent for number, tombstone in deleted.items()}
     origins = {
         (version, place): _origin(version, place, classes=classes, parents=parents)
         for version, names in classes.items()
@@ -182,14 +182,16 @@ def names_of_class(
     meant = {
         origins[version, place]
         for version, names in classes.items()
-        for place, one in enumerate(names)
-        if is_same(one, name)
+        for place, label in enumerate(names)
+        if is_same(label, name)
     }
     by_version = {
-        version: tuple(one for place, one in enumerate(names) if origins[version, place] in meant)
+        version: tuple(
+            label for place, label in enumerate(names) if origins[version, place] in meant
+        )
         for version, names in classes.items()
     }
-    every = {one for names in by_version.values() for one in names}
+    every = {label for names in by_version.values() for label in names}
     return ClassNames(by_version=by_version, every=(name, *sorted(every - {name})))
 
 
@@ -200,7 +202,7 @@ def _origin(
     classes: Mapping[int, tuple[str, ...]],
     parents: Mapping[int, int | None],
 ) -> Origin:
-    """Go back to the first version that has the place. Deleted versions are passed over."""
+    """Go back to the first version that has the place. Deleted versions are skipped."""
     first, below, above = version, version, parents.get(version)
     while above is not None and above < below:  # a forged chain does not go round
         known = classes.get(above)
@@ -254,7 +256,7 @@ def forget_class(store: Store, class_name: str, *, actor: str, reason: str) -> F
 
 
 def look_up(store: Store, class_name: str) -> ForgetReport:
-    """Tell what forgetting a class would remove now, and remove nothing."""
+    """Report what forgetting a class would remove now, and remove nothing."""
     manifests = read_all_manifests(store)
     names = _names(store, manifests, class_name)
     inbox = Inbox(store.objects)
@@ -278,8 +280,8 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
     manifests = read_all_manifests(store)
     while True:
         names = _names(store, manifests, class_name)
-        found = _new(manifests, names)
-        new = {sha256: size for sha256, size in found.items() if sha256 not in gone}
+        shards = _new(manifests, names)
+        new = {sha256: size for sha256, size in shards.items() if sha256 not in gone}
         if not new:
             break
         there = list_shards(store)
@@ -309,8 +311,8 @@ def drop_removed(store: Store) -> int:
 def forget_version(store: Store, manifest: Manifest, *, actor: str, reason: str) -> None:
     """Delete a version that learnt from pictures which were deleted meanwhile, with the images and
     statistics that no other version names. No channel names the version yet."""
-    others = [one for one in read_all_manifests(store) if one.version != manifest.version]
-    named = {ref.sha256 for one in others for ref in one.shards}
+    others = [other for other in read_all_manifests(store) if other.version != manifest.version]
+    named = {ref.sha256 for other in others for ref in other.shards}
     for entry in manifest.kept_of_classes:
         if entry.shard.sha256 not in named:
             _forget(
@@ -325,9 +327,9 @@ def forget_version(store: Store, manifest: Manifest, *, actor: str, reason: str)
 
 def _names(store: Store, manifests: list[Manifest], class_name: str) -> ClassNames:
     tombstones = {
-        number: found
+        number: tombstone
         for number in deleted_versions(store.objects)
-        if (found := read_deleted(store.objects, number)) is not None
+        if (tombstone := read_deleted(store.objects, number)) is not None
     }
     return names_of_class(manifests, class_name, deleted=tombstones)
 
@@ -350,12 +352,12 @@ def _report(
     class_name, *others = names.every
     return ForgetReport(
         class_name=class_name,
-        versions=tuple(one.version for one in manifests if _kept_of([one], names)),
+        versions=tuple(manifest.version for manifest in manifests if _kept_of([manifest], names)),
         shards=tuple(gone),
         bytes=sum(gone.values()),
         other_classes=_others(manifests, gone.keys(), names),
         inbox_items=items,
-        also_called=tuple(one for one in others if not is_same(one, class_name)),
+        also_called=tuple(other for other in others if not is_same(other, class_name)),
         runs=len(standing(store.objects, now_s=clock_s(store.objects))),
     )
 
@@ -385,10 +387,10 @@ def _kept_of(manifests: list[Manifest], names: ClassNames) -> list[ShardRef]:
 
 def _others(manifests: list[Manifest], gone: Collection[str], names: ClassNames) -> tuple[str, ...]:
     """List the other classes that had the same images, and lose them too."""
-    found = {
+    classes = {
         entry.class_name
         for manifest in manifests
         for entry in manifest.kept_of_classes
         if entry.shard.sha256 in gone
     }
-    return tuple(sorted(name for name in found if not names.has(name)))
+    return tuple(sorted(name for name in classes if not names.has(name)))

@@ -95,7 +95,7 @@ def collect_garbage(
         dry_run=dry_run,
         reachable=tuple(plan.reachable),
         condemned=tuple(condemned),
-        unmarked=tuple(one for one in plan.condemn.values() if one not in condemned),
+        unmarked=tuple(entry for entry in plan.condemn.values() if entry not in condemned),
         waiting=tuple(plan.waiting),
         swept=tuple(swept),
         forgotten=tuple(plan.forgotten),
@@ -117,29 +117,29 @@ def plan_collection(store: Store, *, grace_s: float) -> GcPlan:
         named.update(run.record.shards if run.record else ())
     shards = list_shards(store)
     plan = GcPlan(reachable=[entry for sha256, entry in shards.items() if sha256 in named])
-    found = _Found(now_s=now_s, grace_s=grace_s, named=named, shards=shards)
-    _judge_marks(store, plan, condemned, found)
+    listing = _Found(now_s=now_s, grace_s=grace_s, named=named, shards=shards)
+    _judge_marks(store, plan, condemned, listing)
     plan.forgotten = _still_there(store, manifests, shards=shards)
     plan.leftovers = [*condemned.orphans, *_ended(runs, manifests), *_old(store, now_s=now_s)]
     plan.leftovers += _void(store)
     return plan
 
 
-def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found) -> None:
+def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, listing: _Found) -> None:
     """Sort every shard that nothing names into condemned, waiting or swept. The largest come first:
     on a full disk there may not be room for all marks."""
     marked: set[str] = set()
     for mark in condemned.marks:
-        entry = found.shards.get(mark.sha256)
+        entry = listing.shards.get(mark.sha256)
         decision = None if mark.judged_s is None else read_decision(store.objects, mark)
         if decision == "sweep":
-            if is_void(mark, now_s=found.now_s):
+            if is_void(mark, now_s=listing.now_s):
                 plan.void.append(mark)
             else:
                 marked.add(mark.sha256)  # another run is at it
-        elif decision == "keep" or entry is None or mark.sha256 in found.named:
+        elif decision == "keep" or entry is None or mark.sha256 in listing.named:
             plan.release.append(mark)
-        elif found.now_s - mark.since_s < found.grace_s:
+        elif listing.now_s - mark.since_s < listing.grace_s:
             plan.waiting.append(entry)
             marked.add(mark.sha256)
         elif mark.sha256 not in marked:
@@ -147,8 +147,8 @@ def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, found: _Found
             marked.add(mark.sha256)
     plan.condemn = {
         sha256: entry
-        for sha256, entry in sorted(found.shards.items(), key=lambda one: -one[1].bytes)
-        if sha256 not in found.named and sha256 not in marked
+        for sha256, entry in sorted(listing.shards.items(), key=lambda item: -item[1].bytes)
+        if sha256 not in listing.named and sha256 not in marked
     }
 
 
@@ -157,8 +157,8 @@ def _still_there(
 ) -> list[Entry]:
     """List forgotten images that are there: a `forget` did not come to its end."""
     needed = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
-    found = (forgotten_shards(store.objects) - needed) & shards.keys()
-    return [shards[sha256] for sha256 in sorted(found) if read_forgotten(store.objects, sha256)]
+    present = (forgotten_shards(store.objects) - needed) & shards.keys()
+    return [shards[sha256] for sha256 in sorted(present) if read_forgotten(store.objects, sha256)]
 
 
 def _void(store: Store) -> list[str]:
@@ -178,9 +178,9 @@ def _ended(runs: list[Standing], manifests: list[Manifest]) -> list[str]:
 
 def _old(store: Store, *, now_s: float) -> list[str]:
     """List what dead processes have left: unfinished writes, and beats of workers."""
-    found = [entry for folder in (TMP, CLOCK) for entry in store.objects.list(folder)]
-    found += [entry for entry in store.objects.list(JOBS) if is_heartbeat(entry.name)]
-    return [entry.name for entry in found if now_s - entry.modified_s > LEFTOVER_S]
+    entries = [entry for folder in (TMP, CLOCK) for entry in store.objects.list(folder)]
+    entries += [entry for entry in store.objects.list(JOBS) if is_heartbeat(entry.name)]
+    return [entry.name for entry in entries if now_s - entry.modified_s > LEFTOVER_S]
 
 
 def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> list[Entry]:
@@ -195,7 +195,7 @@ def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> l
         clear(objects, mark)
     swept = [
         entry
-        for mark, entry in sorted(plan.sweep, key=lambda one: -one[1].bytes)
+        for mark, entry in sorted(plan.sweep, key=lambda item: -item[1].bytes)
         if sweep(objects, mark, delete=partial(objects.delete, entry.name), monotonic_s=monotonic_s)
     ]
     for mark in plan.release:
@@ -247,13 +247,15 @@ def report_storage(store: Store) -> StorageReport:
     """Count the bytes of all versions."""
     manifests = read_all_manifests(store)
     there = {sha256: entry.bytes for sha256, entry in list_shards(store).items()}
-    uses = Counter(sha256 for one in manifests for sha256 in {ref.sha256 for ref in one.shards})
+    uses = Counter(
+        sha256 for manifest in manifests for sha256 in {ref.sha256 for ref in manifest.shards}
+    )
     living = {manifest.version: manifest for manifest in manifests}
     condemned = {mark.sha256 for mark in list_condemned(store.objects).marks}
     return StorageReport(
         versions=tuple(
-            _bytes_of(one, parent=_parent(store, one, living), uses=uses, there=there)
-            for one in manifests
+            _bytes_of(manifest, parent=_parent(store, manifest, living), uses=uses, there=there)
+            for manifest in manifests
         ),
         stored=sum(there.values()),
         unnamed=sum(size for sha256, size in there.items() if sha256 not in uses),

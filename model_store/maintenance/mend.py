@@ -92,16 +92,16 @@ class Mender:
 def mend_channel(
     store: Store, channel: str, *, mender: Mender, dry_run: bool, also_valid: bool = False
 ) -> MendReport:
-    """Set aside the objects after a gap that are no records. With `also_valid` set aside sound
+    """Set aside the objects after a gap that are not records. With `also_valid` set aside sound
     records too: the channel then names the version of the last record before the gap."""
     numbers = store.record_numbers(channel)
     last = last_before_gap(numbers)
     strays = [_judge(store, channel, number) for number in numbers if number > last]
-    found = [stray for stray in strays if stray is not None]
-    aside = [one for one in found if one.problem or (also_valid and one.record)]
-    left = tuple(one for one in found if one not in aside)
+    present = [stray for stray in strays if stray is not None]
+    aside = [stray for stray in present if stray.problem or (also_valid and stray.record)]
+    left = tuple(stray for stray in present if stray not in aside)
     if not dry_run:
-        aside = [one for one in aside if _set_aside(store, channel, one, mender=mender)]
+        aside = [stray for stray in aside if _set_aside(store, channel, stray, mender=mender)]
     return MendReport(
         channel=channel,
         dry_run=dry_run,
@@ -150,8 +150,8 @@ def _judge(store: Store, channel: str, number: int) -> Stray | None:
 
 def _is_later(data: bytes) -> bool:
     """Return whether it may be a record of a later format, which is not ours to judge."""
-    found = parse_object(data).get("format")
-    return type(found) is int and found > FORMAT
+    number = parse_object(data).get("format")
+    return type(number) is int and number > FORMAT
 
 
 def _set_aside(store: Store, channel: str, stray: Stray, *, mender: Mender) -> bool:

@@ -56,7 +56,7 @@ def decode_record(name: str, sealed: bytes, *, channel: str, number: int) -> Cha
 
 def rollback_target(history: Sequence[ChannelRecord], *, deleted: Collection[int] = ()) -> int:
     """Find the version that the channel named before the current one. A second rollback goes
-    back one more. Versions that were deleted since are passed over."""
+    back one more. Versions that were deleted since are skipped."""
     trail = _trail(history)
     earlier = [target for target in trail[:-1] if target not in {*deleted, trail[-1]}]
     if not earlier:

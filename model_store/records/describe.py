@@ -70,7 +70,7 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
 
 
 def verdict(manifest: Manifest) -> str:
-    """Tell the gate's verdict in one line: passed, refused, overruled, or not judged because of
+    """Write the gate's verdict in one line: passed, refused, overruled, or not judged because of
     too few images."""
     gate = manifest.metrics.gate
     if gate is None:
@@ -90,13 +90,13 @@ def _images(count: int) -> str:
 
 
 def gate_of(manifest: Manifest) -> Verdict:
-    """Give the first word of the verdict, for programs."""
+    """Return the first word of the verdict, for programs."""
     said = verdict(manifest)
-    return next(one for one in get_args(Verdict) if said.startswith(one))
+    return next(word for word in get_args(Verdict) if said.startswith(word))
 
 
 def change(manifest: Manifest, parent: Draft | None) -> str:
-    """Say in one line how a version differs from its parent."""
+    """Describe in one line how a version differs from its parent."""
     if manifest.adapted:
         return f"adapted the first expert to {_some(manifest.classes)}"
     if manifest.deepened:
@@ -164,7 +164,7 @@ def _differences(old: Sequence[str], new: Sequence[str]) -> dict[str, list[str]]
 
 def _only_in(these: Sequence[T], those: Sequence[T]) -> tuple[T, ...]:
     known = set(those)
-    return tuple(one for one in these if one not in known)
+    return tuple(item for item in these if item not in known)
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -37,15 +37,15 @@ class Hierarchy(Record):
 
     def above(self, name: str) -> tuple[str, ...]:
         """List the groups of a class or group, the nearest first. Raise ValueError for a cycle."""
-        found: list[str] = []
+        groups: list[str] = []
         while (parent := self.parents.get(name)) is not None:
-            if parent in found or len(found) == MAX_LEVELS:
+            if parent in groups or len(groups) == MAX_LEVELS:
                 raise ValueError(
                     f"the parents of {name!r} go round, or have more than {MAX_LEVELS} levels"
                 )
-            found.append(parent)
+            groups.append(parent)
             name = parent
-        return tuple(found)
+        return tuple(groups)
 
     def check_names(self, classes: Sequence[str]) -> None:
         """Raise ValueError unless every name is a class, or a group of classes."""
@@ -89,7 +89,7 @@ class Levels:
         for place, label in enumerate(labels):
             for level, group in enumerate(hierarchy.above(label), start=1):
                 groups.setdefault(group, {})[place] = level
-        by_size = sorted(groups.items(), key=lambda one: len(one[1]))
+        by_size = sorted(groups.items(), key=lambda item: len(item[1]))
         self._groups = tuple(_Group(name, levels) for name, levels in by_size)
 
     def higher(self, scores: Sequence[float]) -> Higher | None:

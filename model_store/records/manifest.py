@@ -201,7 +201,7 @@ class Draft(Record):
     adapted: Annotated[bool, Field(exclude_if=lambda adapted: not adapted)] = False
     """True: this version has its parent's tasks, and a first expert that was changed for them. Left
     out where it is not so: manifests that are older than the member keep their bytes."""
-    hierarchy: Annotated[Hierarchy | None, Field(exclude_if=lambda one: one is None)] = None
+    hierarchy: Annotated[Hierarchy | None, Field(exclude_if=lambda tree: tree is None)] = None
     """The groups above the classes. Left out where there are none, as in older manifests."""
     calibration: Calibration = Calibration()
     unknown: Unknown | None = None
@@ -277,7 +277,7 @@ class Draft(Record):
     def _check_shown(self) -> None:
         """The images of the report are held-out ones of this very version."""
         counts = {entry.class_name: entry.count for entry in self.held_out}
-        if any(one.image >= counts.get(one.class_name, 0) for one in self.metrics.shown):
+        if any(image.image >= counts.get(image.class_name, 0) for image in self.metrics.shown):
             raise ValueError("an image that is shown is not held out")
 
     @property
@@ -407,7 +407,7 @@ def task_record(
 
 
 def geometry_of(spec: NetworkSpec) -> Geometry:
-    """Take over the part of a spec that all tasks share."""
+    """Return the part of a spec that all tasks share."""
     values = {name: getattr(spec, name) for name in Geometry.model_fields}
     if spec.backbone is not None:
         values["backbone"] = BackboneRecord(**asdict(spec.backbone))

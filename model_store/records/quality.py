@@ -67,7 +67,7 @@ class Histogram(Record):
 
 
 class Unknown(Record):
-    """An image whose score is below `threshold` is like none of the classes. The scores:
+    """An image with a score below `threshold` belongs to none of the classes. The scores:
     `max-logit` is the largest logit; `log-odds` is what the doubt shard gives."""
 
     score: ScoreName

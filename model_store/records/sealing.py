@@ -78,12 +78,14 @@ class SignedRecord(Record):
 
     signed_kind: ClassVar[str]
     """The name of the kind among the signed bytes: no signature fits a record of another kind."""
-    signature: Annotated[Signature | None, Field(exclude_if=lambda found: found is None)] = None
+    signature: Annotated[
+        Signature | None, Field(exclude_if=lambda signature: signature is None)
+    ] = None
     """Left out where there is none: records that are older than the member keep their bytes."""
 
 
 def first_reason(error: ValidationError) -> str:
-    """Say in one clause what pydantic found wrong first, and in which field."""
+    """Write the first error of pydantic, with its field, as one clause."""
     first = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else str(first["msg"])
@@ -181,10 +183,10 @@ def unseal(name: str, sealed: bytes) -> dict[str, Any]:
     if len(sealed) > MAX_RECORD_BYTES:
         raise RecordInvalid(name, f"it is larger than {MAX_RECORD_BYTES} bytes")
     body = _parse(name, sealed)
-    found = body.get("format")
-    if type(found) is not int or found != FORMAT:  # `True` and `1.0` are equal to 1 as well
+    number = body.get("format")
+    if type(number) is not int or number != FORMAT:  # `True` and `1.0` are equal to 1 as well
         raise StoreUnsupported(
-            f"{name} has format {found!r}; this software reads format {FORMAT} only"
+            f"{name} has format {number!r}; this software reads format {FORMAT} only"
         )
     digest = body.pop("digest", None)
     try:

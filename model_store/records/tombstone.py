@@ -69,10 +69,10 @@ def deleted_versions(objects: Objects) -> list[int]:
 def read_deleted(objects: Objects, version: int) -> DeletedVersion | None:
     """Read the tombstone of a version; None where there is none."""
     name = deleted_name(version)
-    found = find_record(objects, name, DeletedVersion)
-    if found is not None and found.version != version:
-        raise RecordInvalid(name, f"it says it stands for version {found.version}")
-    return found
+    tombstone = find_record(objects, name, DeletedVersion)
+    if tombstone is not None and tombstone.version != version:
+        raise RecordInvalid(name, f"it says it stands for version {tombstone.version}")
+    return tombstone
 
 
 def has_deleted_number(manifest: Manifest, tombstone: DeletedVersion | None) -> bool:
@@ -89,10 +89,10 @@ def forgotten_shards(objects: Objects) -> frozenset[str]:
 def read_forgotten(objects: Objects, sha256: str) -> ForgottenShard | None:
     """Read the tombstone of a shard; None where there is none."""
     name = forgotten_name(sha256)
-    found = find_record(objects, name, ForgottenShard)
-    if found is not None and found.sha256 != sha256:
-        raise RecordInvalid(name, f"it says it stands for shard {found.sha256}")
-    return found
+    tombstone = find_record(objects, name, ForgottenShard)
+    if tombstone is not None and tombstone.sha256 != sha256:
+        raise RecordInvalid(name, f"it says it stands for shard {tombstone.sha256}")
+    return tombstone
 
 
 def may_be_missing(ref: ShardRef, forgotten: frozenset[str]) -> bool:

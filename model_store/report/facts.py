@@ -49,7 +49,7 @@ class Evidence:
 
 
 def recorded(manifest: Manifest, ancestry: Ancestry) -> Evidence:
-    """Take over what was recorded when the version was made."""
+    """Copy the answers that were recorded when the version was made."""
     metrics = manifest.metrics
     return Evidence(
         source=metrics.source,
@@ -75,7 +75,7 @@ def _recorded_accuracy(manifest: Manifest) -> ReportAccuracy:
 
 
 def _why_no_figures(manifest: Manifest) -> tuple[str, ...]:
-    """Say why a version has no figures of its own."""
+    """Explain why a version has no figures of its own."""
     if manifest.metrics.gate is None and manifest.parent is not None:
         return (
             "Nothing was learnt in this version, and nothing was measured: the figures are those "

@@ -77,8 +77,8 @@ class ShardCache:
         """Remove the shards that were used longest ago. Unfinished files of killed processes count
         too; files that this cache did not make neither count nor go."""
         held: list[tuple[float, int, str]] = []
-        with os.scandir(self.root) as found:
-            for item in found:
+        with os.scandir(self.root) as items:
+            for item in items:
                 if not _OWN_NAME.fullmatch(item.name):
                     continue
                 with suppress(FileNotFoundError):  # another process made room, too
@@ -143,12 +143,12 @@ def drop_runs(location: str) -> tuple[int, tuple[str, ...]]:
 
     Return the number of files that are gone, and the paths that could not be deleted.
     """
-    files = [one for kind in RUNS for one in runs_folder(kind, location).rglob("*")]
+    files = [path for kind in RUNS for path in runs_folder(kind, location).rglob("*")]
     files += (cache_folder() / "tokens").glob("*.tokens")
     files += (cache_folder() / "checkpoints").glob("*/*.*")
     files += (cache_folder() / "summaries").glob("*")  # rows of `dne-store list` name classes
     gone, left = 0, []
-    for path in {one for one in files if one.is_symlink() or not one.is_dir()}:
+    for path in {path for path in files if path.is_symlink() or not path.is_dir()}:
         try:
             path.unlink()
             gone += 1

@@ -47,7 +47,7 @@ from model_store.records.sealing import (
 )
 from model_store.records.tombstone import deleted_versions
 from model_store.store.reserve import using_reserve
-from model_store.store.versions import Versions
+from model_store.store.versions import VersionReader
 
 Check = Callable[[Manifest], object]
 """Called with the version that a record will name, before it is written. Raises to prevent it."""
@@ -60,7 +60,7 @@ def unchecked(manifest: Manifest) -> None:
 class Channel:
     """The records of one channel, each of which names a version to serve."""
 
-    def __init__(self, versions: Versions, name: str) -> None:
+    def __init__(self, versions: VersionReader, name: str) -> None:
         self._versions = versions
         self.name = name
 
@@ -108,12 +108,12 @@ class Channel:
 
     def history(self) -> list[ChannelRecord]:
         """Read all records of a channel, oldest first. Records that have to be trusted and are not
-        are passed over: whoever wrote them has no say in where the channel goes next."""
-        found: list[ChannelRecord] = []
+        are skipped: untrusted writers must not decide where the channel goes next."""
+        records: list[ChannelRecord] = []
         for number in self.record_numbers():
             with suppress(SignatureRefused):
-                found.append(self.record(number))
-        return found
+                records.append(self.record(number))
+        return records
 
     def record_numbers(self) -> list[int]:
         """List the numbers of a channel's records, ascending."""

@@ -41,7 +41,7 @@ from model_store.records.tombstone import (
     read_deleted,
 )
 from model_store.store.shard import check_digest, check_shard, expected_tensors
-from model_store.store.versions import Versions
+from model_store.store.versions import VersionReader
 
 EXPIRY_S = 7 * 24 * 3600.0
 """Older announcements, by the store's own clock, are those of runs that died."""
@@ -113,7 +113,7 @@ def announced(
 
 def standing(objects: Objects, *, now_s: float) -> list[Standing]:
     """List all announcements, with the records of those that have not expired."""
-    found: list[Standing] = []
+    announcements: list[Standing] = []
     for entry in objects.list(RUNS):
         transaction = run_of(entry.name)
         if transaction is None:
@@ -124,8 +124,8 @@ def standing(objects: Objects, *, now_s: float) -> list[Standing]:
                 record = _read(objects, entry.name, transaction)
             except ObjectMissing:
                 continue  # withdrawn since: its manifest, if there is one, came before that
-        found.append(Standing(name=entry.name, transaction=transaction, record=record))
-    return found
+        announcements.append(Standing(name=entry.name, transaction=transaction, record=record))
+    return announcements
 
 
 def _create(objects: Objects, record: Announcement) -> None:
@@ -149,7 +149,7 @@ def _withdraw_quietly(objects: Objects, transaction: str) -> None:
 
 
 def publish_draft(
-    store: Versions, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
+    store: VersionReader, draft: Draft, *, shards: Mapping[str, bytes], signer: Signs | None = None
 ) -> Manifest:
     """Publish a draft under the next free number. A WriteFailed says that no version was
     published; after OutcomeUnknown there may be one."""
@@ -168,9 +168,9 @@ def publish_draft(
         raise WriteFailed(f"{error}; no version was published") from error
 
 
-def next_version(store: Versions) -> int:
+def next_version(store: VersionReader) -> int:
     """Find the number of the next version. Raise WriteFailed where none is left, and name the
-    object with the last number: hardly a version, as nobody publishes that many."""
+    object with the last number: it is hardly a version, because nobody publishes that many."""
     # A tombstone keeps its number. Listed second: a version that is deleted between the two
     # listings is in at least one of them.
     published, deleted = store.versions(), deleted_versions(store.objects)
@@ -192,7 +192,7 @@ def _check_given(draft: Draft, *, shards: Mapping[str, bytes]) -> None:
             check_shard(ref, data, expected=expected_tensors(draft, ref))
 
 
-def _check_kept(store: Versions, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+def _check_kept(store: VersionReader, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
     """Check that every shard that is not given is a shard of the parent, or in the store and
     right. Call it after the announcement: shards seen before may have been swept."""
     inherited = _inherited(store, draft)
@@ -201,7 +201,7 @@ def _check_kept(store: Versions, draft: Draft, *, shards: Mapping[str, bytes]) -
             _reread(store, ref)
 
 
-def _inherited(store: Versions, draft: Draft) -> frozenset[ShardRef]:
+def _inherited(store: VersionReader, draft: Draft) -> frozenset[ShardRef]:
     """Return the shards of the parent, which are not read again: publishing costs the delta."""
     if draft.parent is None:
         return frozenset()
@@ -221,17 +221,17 @@ def _inherited(store: Versions, draft: Draft) -> frozenset[ShardRef]:
     return shards
 
 
-def _write_shards(store: Versions, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+def _write_shards(store: VersionReader, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
     for ref in dict.fromkeys(draft.shards):
         if ref.sha256 in shards:
             try:
                 _write_shard(store, ref, data=shards[ref.sha256])
             except OutcomeUnknown as error:
-                # Without a manifest there is no version, whatever became of the shard.
+                # Without a manifest there is no version, with or without the shard.
                 raise WriteFailed(str(error)) from error
 
 
-def _leave_forgotten(store: Versions, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
+def _leave_forgotten(store: VersionReader, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
     """Delete shards again that were forgotten meanwhile. `forget` deletes after its tombstone,
     and this looks for tombstones after writing: one of the two comes last."""
     forgotten = forgotten_shards(store.objects)
@@ -240,18 +240,18 @@ def _leave_forgotten(store: Versions, draft: Draft, *, shards: Mapping[str, byte
             store.objects.delete(shard_name(ref.sha256))
 
 
-def _write_shard(store: Versions, ref: ShardRef, *, data: bytes) -> None:
+def _write_shard(store: VersionReader, ref: ShardRef, *, data: bytes) -> None:
     if not store.objects.create(shard_name(ref.sha256), data):
         _reread(store, ref)  # it was there before: re-hashed, not trusted
 
 
-def _reread(store: Versions, ref: ShardRef) -> None:
-    # Versions may name forgotten images, which are not there on purpose.
+def _reread(store: VersionReader, ref: ShardRef) -> None:
+    # VersionReader may name forgotten images, which are not there on purpose.
     with suppress(ShardForgotten):
         store.read_stored_shard(ref)
 
 
-def _write_manifest(store: Versions, draft: Draft, *, signer: Signs | None) -> Manifest:
+def _write_manifest(store: VersionReader, draft: Draft, *, signer: Signs | None) -> Manifest:
     for _ in range(MAX_CONFLICTS):
         version = next_version(store)
         name = version_name(version)
@@ -271,7 +271,7 @@ def signer_of(draft: Draft, signer: Signs | None) -> Signs | None:
     return signer if gate is None or gate.passed or gate.forced else None
 
 
-def _keeps_its_number(store: Versions, manifest: Manifest) -> bool:
+def _keeps_its_number(store: VersionReader, manifest: Manifest) -> bool:
     """Return False, and delete the manifest, where its number belongs to a version that was
     published and deleted since our listing. An error from here on leaves the outcome unknown."""
     name = version_name(manifest.version)

@@ -60,9 +60,9 @@ def check_digest(ref: ShardRef, data: bytes) -> None:
     """Raise ShardCorrupt unless size and SHA-256 are those of the reference."""
     if len(data) != ref.bytes:
         raise ShardCorrupt(ref.sha256, f"it has {len(data)} bytes instead of {ref.bytes}")
-    found = hashlib.sha256(data).hexdigest()
-    if found != ref.sha256:
-        raise ShardCorrupt(ref.sha256, f"its SHA-256 is {found}")
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != ref.sha256:
+        raise ShardCorrupt(ref.sha256, f"its SHA-256 is {digest}")
 
 
 def check_shard(ref: ShardRef, data: bytes, *, expected: Mapping[str, Shape] | None) -> None:
@@ -90,7 +90,7 @@ def read_layout(data: bytes, *, item_bytes: Mapping[str, int] = ITEM_BYTES) -> d
             raise ValueError(f"tensor {name!r} is there twice")
         layout[name] = _stored(name, entry, payload=8 + header_bytes, item_bytes=item_bytes)
     position = 8 + header_bytes
-    for stored in sorted(layout.values(), key=lambda one: (one.start, one.end)):
+    for stored in sorted(layout.values(), key=lambda item: (item.start, item.end)):
         if stored.start != position:
             raise ValueError("its tensors overlap or leave gaps")
         position = stored.end

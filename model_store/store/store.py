@@ -28,15 +28,15 @@ from model_store.records.signing import NO_KEYS, Keys
 from model_store.records.tombstone import deleted_versions, has_deleted_number, read_deleted
 from model_store.store.channel import Channel, newest_records
 from model_store.store.reserve import hold_back, using_reserve
-from model_store.store.versions import StoreRecord, Versions
+from model_store.store.versions import StoreRecord, VersionReader
 
 if TYPE_CHECKING:
     from model_store.records.signing import Trust
     from model_store.store.verify import VerifyReport
 
 
-class Store(Versions):
-    """Versions, shards and channels in one place. Nothing that was written is ever changed."""
+class Store(VersionReader):
+    """VersionReader, shards and channels in one place. Nothing that was written is ever changed."""
 
     @classmethod
     def open(cls, location: str, *, objects: Objects | None = None, keys: Keys = NO_KEYS) -> Store:

@@ -42,10 +42,10 @@ class Keep:
 
     def get(self, key: Key) -> bytes | None:
         with self._lock:
-            found = self._held.get(key)
-            if found is not None:
+            value = self._held.get(key)
+            if value is not None:
                 self._held.move_to_end(key)
-            return found
+            return value
 
     def put(self, key: Key, value: bytes) -> None:
         with self._lock:
@@ -72,7 +72,7 @@ Describe = Callable[[Manifest, Manifest | None], Row]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The rows of some versions, ascending. A version that cannot be read has its error instead.
+    """The rows of some versions, ascending. The row of an unreadable version is its error.
     `next_before` is the `before` of the page with older versions; None where there are none."""
 
     rows: list[tuple[int, Row | StoreError]]
@@ -115,9 +115,9 @@ class _Reader:
         key = key_of(self._store, entry)
         kept = self._keep.get(key)
         if kept is not None:
-            found = json.loads(kept)
-            if _still_holds(found["parent"], found["base"], living=self._living):
-                row: Row = found["row"]
+            parts = json.loads(kept)
+            if _still_holds(parts["parent"], parts["base"], living=self._living):
+                row: Row = parts["row"]
                 return row
         try:
             manifest = self._manifest(number)
@@ -144,13 +144,13 @@ class _Reader:
         return None if number is None else self._manifest(number)
 
     def _manifest(self, number: int) -> Manifest:
-        found = self._recent.get(number)
-        if found is None:
-            found = self._store.manifest(number)
-            self._recent[number] = found
+        manifest = self._recent.get(number)
+        if manifest is None:
+            manifest = self._store.manifest(number)
+            self._recent[number] = manifest
             if len(self._recent) > RECENT_MANIFESTS:
                 del self._recent[next(iter(self._recent))]
-        return found
+        return manifest
 
 
 def key_of(store: Store, entry: Entry) -> Key:

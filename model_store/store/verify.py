@@ -39,7 +39,7 @@ from model_store.records.tombstone import (
 from model_store.spec import Shape
 from model_store.store.channel import Channel, newest_records
 from model_store.store.shard import check_shard, expected_tensors, image_bounds, read_layout
-from model_store.store.versions import Versions
+from model_store.store.versions import VersionReader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class VerifyReport:
 
 
 def verify_store(
-    store: Versions, version: int | None = None, *, trust: Trust | None = None
+    store: VersionReader, version: int | None = None, *, trust: Trust | None = None
 ) -> VerifyReport:
     """Check the whole store, or one version with its shards and the manifests of its ancestors.
 
@@ -75,7 +75,7 @@ def verify_store(
     return walk.report()
 
 
-def check_servable(store: Versions, manifest: Manifest) -> None:
+def check_servable(store: VersionReader, manifest: Manifest) -> None:
     """Read every shard that a server needs for a version, from the store itself and not from a
     cache. Raise ShardMissing or ShardCorrupt for the first one that cannot be served."""
     for ref in dict.fromkeys(manifest.model_shards):
@@ -84,7 +84,7 @@ def check_servable(store: Versions, manifest: Manifest) -> None:
 
 
 class _Walk:
-    def __init__(self, store: Versions) -> None:
+    def __init__(self, store: VersionReader) -> None:
         self.store = store
         self.problems: dict[str, None] = {}
         self.unused: list[str] = []
@@ -156,12 +156,12 @@ class _Walk:
 
     def _read_forgotten(self) -> None:
         """Read the tombstones of images. One that cannot be trusted excuses no missing shard."""
-        found: set[str] = set()
+        forgotten: set[str] = set()
         for sha256 in forgotten_shards(self.store.objects):
             with self._noting():
                 if read_forgotten(self.store.objects, sha256) is not None:
-                    found.add(sha256)
-        self.forgotten = frozenset(found)
+                    forgotten.add(sha256)
+        self.forgotten = frozenset(forgotten)
 
     def signatures(self, version: int | None, *, trust: Trust | None) -> None:
         """Check every signature. The signature of a version covers the shards that it inherits, and
@@ -271,11 +271,15 @@ class _Walk:
             self._note(f"{name} is in the way of the next one: {error.reason}; move it away")
 
     def _find_unused(self) -> None:
-        used = {shard_name(ref.sha256) for one in self.manifests.values() for ref in one.shards}
+        used = {
+            shard_name(ref.sha256)
+            for manifest in self.manifests.values()
+            for ref in manifest.shards
+        }
         kept = {
             shard_name(ref.sha256)
-            for one in self.manifests.values()
-            for ref in one.shards
+            for manifest in self.manifests.values()
+            for ref in manifest.shards
             if not may_be_missing(ref, self.forgotten)
         }
         for entry in self._listed(SHARDS):

@@ -53,7 +53,7 @@ class StoreRecord(Record):
     id: Transaction
 
 
-class Versions:
+class VersionReader:
     """The versions and shards in one place. Nothing that was written is ever changed."""
 
     def __init__(self, objects: Objects, *, location: str, keys: Keys = NO_KEYS) -> None:

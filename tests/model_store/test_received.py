@@ -11,7 +11,7 @@ import pytest
 from model_store.received import (
     MAX_DEPTH,
     AnswerRefused,
-    Deadline,
+    ExchangeDeadline,
     Received,
     memory_for_json,
     parse_json,
@@ -81,7 +81,7 @@ def test_a_gzip_that_is_cut_or_goes_on_is_refused() -> None:
 def test_a_deadline_is_a_timeout_that_a_socket_takes() -> None:
     left, right = socket.socketpair()
     with left, right:
-        deadline = Deadline(0.2, longest_s=60)
+        deadline = ExchangeDeadline(0.2, longest_s=60)
         left.settimeout(deadline)  # type: ignore[arg-type]
         assert left.gettimeout() == 1
         time.sleep(0.25)

@@ -19,7 +19,7 @@ from model_store.errors import DneError, WrongUsage
 from model_store.received import (
     LEADS_NOWHERE,
     AnswerRefused,
-    Deadline,
+    ExchangeDeadline,
     Received,
     parse_json,
 )
@@ -184,7 +184,7 @@ class LabelStudio:
         raise self._away(failure) from failure
 
     def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
-        deadline = Deadline(min(ANSWER_S, self.left_s()))
+        deadline = ExchangeDeadline(min(ANSWER_S, self.left_s()))
         waits = {"connect": CONNECT_S, "read": deadline, "write": deadline, "pool": CONNECT_S}
         try:
             with self._http.stream(method, path, **how, extensions={"timeout": waits}) as answer:
@@ -223,7 +223,7 @@ class LabelStudio:
             ) from error
 
 
-def _body(answer: httpx.Response, deadline: Deadline) -> bytes:
+def _body(answer: httpx.Response, deadline: ExchangeDeadline) -> bytes:
     """Read the body, unless the transport has read it already."""
     read = answer.is_stream_consumed
     encoding = "" if read else answer.headers.get("content-encoding", "")
