@@ -60,18 +60,8 @@ class Tables:
 
     def same_backbone(self) -> Table:
         chosen = [row for row in self.systems if row.backbone == TRANSFORMER and not row.setting]
-        return self._table(
-            chosen,
-            [
-                *self._accuracies,
-                ("F, GFLOP", cost),
-                ("served", served),
-                ("parameters", parameters),
-                ("passes", passes),
-                ("seeds", seeds),
-                ("the paper's LA", self._published),
-            ],
-        )
+        columns = [("served", served), ("seeds", seeds), ("the paper's LA", self._published)]
+        return self._table(chosen, [*self._accuracies, *columns])
 
     def matched_cost(self) -> Table:
         """Sort by cost, with the cost in shares of the reference's."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 INTRODUCTION = """\
-All methods share one harness: order of classes, images, memory, augmentation, epochs and \
-counting. Methods that begin alike share their first task. `python -m lab report` writes this page \
-from `lab/results`; `python -m lab campaign` runs the missing cells."""
+All methods share one [harness](lab.md): order of classes, images, memory, augmentation, epochs \
+and counting. `python -m lab report` writes this page from `lab/results`."""
 
 METRICS = """\
 - **LA** is the accuracy of all classes after the last task, in per cent. **AA** is its average \
@@ -16,16 +15,17 @@ the cost in the form that the server runs.
 - **new** and **old** are the accuracies of the newest task's classes and of all earlier ones, \
 among all classes so far. *All tasks* is the average over the tasks after the first.
 - **new, alone** is the accuracy of the newest task's classes among themselves, over the tasks \
-after the first: what was learnt, whatever the balance. Older lines do not have it.
+after the first.
 - **forgetting** is the average over the old tasks of the best minus the last accuracy.
 - **IA** is independent attention: DNE whose experts read their own channels only.
 - **passes** are the passes through a backbone that an answer takes.
-- A number after ± is the standard error of the mean over seeds. A seed fixes the order of the \
-classes and all random draws.
+- A number after ± is the standard error of the mean over seeds.
 - *The paper's* figures come from 500 epochs, all images and larger networks: compare orders \
 only."""
 
-SAME_BACKBONE = "All rows use the transformer. The best LA comes first."
+SAME_BACKBONE = (
+    "All rows use the transformer. The best LA comes first; costs follow below."
+)
 
 MATCHED_COST = """\
 Each method has the backbone that it was published on, or the one named; the cheapest answer comes \
