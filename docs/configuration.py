@@ -19,6 +19,8 @@ from trainer.cli import build_parser as trainer_parser
 PAGE = Path(__file__).with_name("configuration.md")
 COMMON = frozenset({"--store", "--json", "--channel", "--help"})
 """Options of most commands, described in the opening or not at all."""
+OF_WRITERS = frozenset({"--reason", "--sign", "--trust"})
+"""Options of the commands of `dne-store` that write, described once."""
 
 OPENING = """\
 # Configuration
@@ -60,10 +62,12 @@ AWAY = "–"
 def page() -> str:
     """Return the whole page."""
     trainer, store, client = trainer_parser(), store_parser(), client_parser()
-    parts = [OPENING, _table(("option", "variable", "default", "meaning"), _settings())]
+    parts = [OPENING, _table(("option, variable", "default", "meaning"), _settings())]
     parts += _commands_with_options(trainer)
     parts += [
         f"## `{store.prog}`",
+        "Commands that write take `--reason T`, `--sign KEYFILE` or both. `--trust FILE` goes with "
+        "`--sign`, `--require-signatures` and `keys`.",
         _table(("command", "options", "meaning"), _commands(store)),
         f"## `{client.prog}`",
         client.description or "",
@@ -95,8 +99,9 @@ def _settings() -> Iterator[Sequence[str]]:
     known = {option for action in server_parser()._actions for option in action.option_strings}
     for name, field in Settings.model_fields.items():
         option = f"--{name.replace('_', '-')}"
-        shown = f"`{option}`" if option in known else AWAY
-        yield shown, f"`DNE_{name.upper()}`", _default(name, field.default), field.description or ""
+        shown = f"`{option}`, " if option in known else ""
+        variable = f"{shown}`DNE_{name.upper()}`"
+        yield variable, _default(name, field.default), field.description or ""
 
 
 def _default(name: str, value: Any) -> str:
@@ -131,7 +136,8 @@ def _options(command: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[Sequence[str]]:
     for name, command in _leaves(parser):
-        options = [option for option, _ in _options(command)]
+        shown = (option for option, _ in _options(command))
+        options = [option for option in shown if option.strip("`").split()[0] not in OF_WRITERS]
         yield f"`{name}`", ", ".join(options), command.description or ""
 
 

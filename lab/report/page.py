@@ -21,6 +21,8 @@ from model_store.errors import WriteFailed
 from model_store.tables import counted
 
 TITLE = "Comparisons"
+MOST_NAMED = 4
+"""Missing cells of one seed that are named."""
 NOTES_TITLE = "Where the order differs from the paper's"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = """
@@ -182,10 +184,16 @@ def _missing(courses: Sequence[Course], plan: Sequence[Step]) -> Iterator[str]:
         titles: dict[str, list[str]] = {}
         for title, seeds in lacking.items():
             titles.setdefault(", ".join(seeds), []).append(title)
-        rows = "\n".join(f"- seed {seeds}: {'; '.join(some)}" for seeds, some in titles.items())
+        rows = "\n".join(f"- seed {seeds}: {_first_of(some)}" for seeds, some in titles.items())
         yield f"Planned, and not begun:\n\n{rows}"
     if not unfinished and not lacking:
         yield "Nothing: every cell of the plan is finished."
+
+
+def _first_of(titles: Sequence[str]) -> str:
+    more = len(titles) - MOST_NAMED
+    named = "; ".join(titles[:MOST_NAMED])
+    return f"{named}; and {more} more (`python -m lab plan`)" if more > 0 else named
 
 
 def _cell(course: Course) -> str:

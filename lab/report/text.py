@@ -23,9 +23,7 @@ after the first.
 - *The paper's* figures come from 500 epochs, all images and larger networks: compare orders \
 only."""
 
-SAME_BACKBONE = (
-    "All rows use the transformer. The best LA comes first; costs follow below."
-)
+SAME_BACKBONE = "All rows use the transformer. The best LA comes first; costs follow below."
 
 MATCHED_COST = """\
 Each method has the backbone that it was published on, or the one named; the cheapest answer comes \
@@ -49,6 +47,5 @@ first after 500.
 - **Full ResNet-18**: it begins with {resnet_width} channels instead of 64, to cost about as much \
 as the transformer.
 - **Small differences**: with two or three seeds, one standard error is noise.
-- **CIFAR-100 as others report it**: a class has {images} of its 500 training images. The test set \
-is whole.
-- **Other data**: larger images, other domains and longer sequences were not tried."""
+- **CIFAR-100 as others report it**: a class has {images} of its 500 training images.
+- **Other data** were not tried."""
