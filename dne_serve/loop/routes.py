@@ -34,7 +34,6 @@ from dne_serve.loop.schemas import (
     ToldAdvice,
 )
 from dne_serve.server import Serving
-from model_store.advice import Advice, lines, read_advice
 from model_store.codec import read_kept
 from model_store.errors import ImageRejected, KeptTooLarge, ShardForgotten
 from model_store.loop.describe import describe_item, describe_label
@@ -44,6 +43,7 @@ from model_store.loop.items import Item, read_items
 from model_store.preprocess import Thumbnail
 from model_store.records.manifest import Manifest
 from model_store.records.sealing import MAX_VERSION
+from model_store.report.advice import Advice, lines, read_advice
 from model_store.store.store import Store
 
 MAX_EXAMPLES = 4

@@ -7,11 +7,11 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dne_serve.http.schemas import Score
-from model_store.advice import Advice, AdvisedImage
 from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Judgement
 from model_store.loop.index import State
 from model_store.records.inbox import LabelKind
 from model_store.records.jobs import JobKind
+from model_store.report.advice import Advice, AdvisedImage
 
 MAX_LABEL = 1000
 """Longer than any class name, so that the error of a long label names its real limit."""

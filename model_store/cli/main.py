@@ -103,7 +103,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
 
 def _show_advice(store: Store, manifest: Manifest, *, as_json: bool) -> int:
     """Show all that the trainer advised when it made the version."""
-    from model_store.advice import described, in_full, read_advice
+    from model_store.report.advice import described, in_full, read_advice
 
     advice = read_advice(store, manifest)
     if as_json:

@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from model_store.advice import drop_advice_on
 from model_store.backends.base import Objects
 from model_store.errors import DataRejected, RecordInvalid, StoreUnsupported, VersionNeeded
 from model_store.layout import (
@@ -44,6 +43,7 @@ from model_store.records.tombstone import (
     deleted_versions,
     read_deleted,
 )
+from model_store.report.advice import drop_advice_on
 from model_store.store.cache import drop_runs, heed_removals
 from model_store.store.publish import standing
 from model_store.store.store import Store, list_shards, read_all_manifests

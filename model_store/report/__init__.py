@@ -1,1 +1,1 @@
-"""Collect the facts of one version in one record, for the page that shows them."""
+"""Collect the facts of a version in one record, for the page that shows them, and advice on it."""

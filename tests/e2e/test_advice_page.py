@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from model_store.advice import (
+from model_store.loop.inbox import Inbox
+from model_store.report.advice import (
     Advice,
     AdvisedImage,
     ClassAdvice,
@@ -12,7 +13,6 @@ from model_store.advice import (
     Suspect,
     write_advice,
 )
-from model_store.loop.inbox import Inbox
 from model_store.store.store import Store
 from tests.e2e.browsing import NEEDS_CHROMIUM, playwright, watching
 from tests.live_server import TOKEN, live_server

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from model_store.advice import (
+from model_store.errors import RecordInvalid
+from model_store.layout import advice_name
+from model_store.maintenance.forget import forget_class
+from model_store.records.manifest import Manifest
+from model_store.report.advice import (
     MOST_LINES,
     Advice,
     AdvisedImage,
@@ -19,10 +23,6 @@ from model_store.advice import (
     read_advice,
     write_advice,
 )
-from model_store.errors import RecordInvalid
-from model_store.layout import advice_name
-from model_store.maintenance.forget import forget_class
-from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.trained_store import TrainedStore
 

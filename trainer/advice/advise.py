@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from model_store.advice import (
+from model_store.layout import ITEM_ID
+from model_store.preprocess import dhash
+from model_store.report.advice import (
     LOOKED_AT,
     MAX_LISTED,
     MAX_NAME,
@@ -26,8 +28,6 @@ from model_store.advice import (
     Copy,
     Suspect,
 )
-from model_store.layout import ITEM_ID
-from model_store.preprocess import dhash
 from model_store.tables import counted
 from trainer.advice.left_out import (
     FEWEST_IMAGES,

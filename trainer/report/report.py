@@ -15,10 +15,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from model_store.advice import described, read_advice
 from model_store.errors import ImageRejected, StoreError, WriteFailed
 from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest
+from model_store.report.advice import described, read_advice
 from model_store.report.ancestry import Ancestor, Ancestry, AncestryCache
 from model_store.report.facts import (
     Evidence,

@@ -7,11 +7,11 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.advice import Advice
-from model_store.advice import lines as advice_lines
 from model_store.cli.command import DEFAULT_CHANNEL, default_store
 from model_store.records.describe import verdict
 from model_store.records.quality import Calibration, Gate, Unknown
+from model_store.report.advice import Advice
+from model_store.report.advice import lines as advice_lines
 from model_store.tables import counted, percent, printable
 from trainer.versions.outcome import Outcome
 

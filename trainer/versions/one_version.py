@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from model_store.advice import Advice, write_advice
 from model_store.errors import Interrupted, OutcomeUnknown, PicturesGone, StoreError
 from model_store.maintenance.forget import drop_removed, forget_version
 from model_store.records.manifest import Draft, Manifest, total_bytes
+from model_store.report.advice import Advice, write_advice
 from model_store.store.store import Store
 from model_store.tables import counted
 from trainer.advice.advise import advise_on

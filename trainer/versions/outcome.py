@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from model_store.advice import Advice
 from model_store.records.describe import verdict
 from model_store.records.manifest import Manifest, delta_of, total_bytes
+from model_store.report.advice import Advice
 from trainer.evaluation.forecast import Forecast
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from model_store.advice import MAX_NAME, Advice, lines
+from model_store.report.advice import MAX_NAME, Advice, lines
 from trainer.advice.advise import ALL_ALIKE, ONE_CLASS, AtHand, advise
 from trainer.data.folders import LabelledImages
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from model_store.advice import read_advice
 from model_store.cli.main import main as dne_store
 from model_store.layout import advice_name
+from model_store.report.advice import read_advice
 from model_store.store.store import Store
 from tests.trainer.command import Command
 from tests.trainer.folders import write_classes
