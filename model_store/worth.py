@@ -25,7 +25,8 @@ and it has more to learn from them."""
 GAIN_SHARE = 0.5
 """The share of the errors that an adaptation usually mends at least."""
 EPOCHS = 8
-FEWEST_PASSES, MOST_PASSES = 1600, 24_000
+FEWEST_PASSES: dict[Kind, int] = {"adapter": 1600, "dense": 10_000}
+MOST_PASSES = 24_000
 """Images in all epochs together. Few images are shown more often, and of many some are not."""
 FORWARD_AND_BACKWARD = 2.0
 """The time of a pass that learns, for each millisecond of an image alone: batches are faster."""
@@ -88,16 +89,16 @@ def worth_of(manifest: Manifest, images: Mapping[str, int]) -> Worth | None:
     )
 
 
-def adapting_passes(images: int) -> int:
-    """Count the images in all epochs of an adaptation together."""
-    return min(max(EPOCHS * images, FEWEST_PASSES), MOST_PASSES)
+def growing_passes(images: int, *, kind: Kind) -> int:
+    """Count the images in all epochs together."""
+    return min(max(EPOCHS * images, FEWEST_PASSES[kind]), MOST_PASSES)
 
 
 def _minutes(manifest: Manifest, *, images: int) -> int | None:
     run = manifest.metrics.run
     if run is None or run.latency_ms is None:
         return None
-    seconds = adapting_passes(images) * FORWARD_AND_BACKWARD * run.latency_ms / 1000
+    seconds = growing_passes(images, kind="adapter") * FORWARD_AND_BACKWARD * run.latency_ms / 1000
     return max(1, round(seconds / 60))
 
 

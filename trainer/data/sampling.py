@@ -26,18 +26,14 @@ def can_be_balanced(images: LabelledImages, *, retired: Collection[str] = ()) ->
     return all(len(rows) for rows in _by_class(images, retired))
 
 
-def balanced(
-    images: LabelledImages, *, retired: Collection[str] = (), most: int | None = None
-) -> DrawEpoch:
-    """Draw as many images of every class as the smallest class has, about `most` in all.
+def balanced(images: LabelledImages, *, retired: Collection[str] = ()) -> DrawEpoch:
+    """Draw as many images of every class as the smallest class has.
 
     Undo the bias against old classes, which have only exemplars.
     """
     by_class = _by_class(images, retired)
     counts = [len(rows) for rows in by_class]
     size = max(min(counts), min(ENOUGH_A_CLASS, round(sum(counts) / len(counts))))
-    if most is not None:
-        size = max(1, min(size, round(most / len(counts))))
 
     def draw(order: np.random.Generator) -> NDArray[np.int64]:
         return order.permutation(np.concatenate([_drawn(rows, size, order) for rows in by_class]))
@@ -50,38 +46,16 @@ def evened(images: LabelledImages, *, among: Collection[str]) -> DrawEpoch:
 
     An epoch is as long as if every image came once.
     """
-    by_class, others, size = _split(images, among)
+    by_class = [rows for name in among if len(rows := images.rows_of(name))]
+    places = [images.classes.index(name) for name in among]
+    others = np.flatnonzero(~np.isin(images.labels_N, places)).astype(np.int64)
+    size = round(sum(map(len, by_class)) / max(1, len(by_class)))
 
     def draw(order: np.random.Generator) -> NDArray[np.int64]:
         drawn = [_drawn(rows, size, order) for rows in by_class]
         return order.permutation(np.concatenate([others, *drawn]))
 
     return draw
-
-
-def side_by_side(images: LabelledImages, *, among: Collection[str]) -> DrawEpoch:
-    """Draw equal shares of the classes `among`, and as many other images.
-
-    An epoch does not grow with the number of tasks.
-    """
-    by_class, others, size = _split(images, among)
-    beside = min(len(others), sum(map(len, by_class)))
-
-    def draw(order: np.random.Generator) -> NDArray[np.int64]:
-        drawn = [_drawn(rows, size, order) for rows in by_class]
-        return order.permutation(np.concatenate([order.permutation(others)[:beside], *drawn]))
-
-    return draw
-
-
-def _split(
-    images: LabelledImages, among: Collection[str]
-) -> tuple[list[NDArray[np.int64]], NDArray[np.int64], int]:
-    """Return the rows of each class `among`, all other rows, and the mean size of a class."""
-    by_class = [rows for name in among if len(rows := images.rows_of(name))]
-    places = [images.classes.index(name) for name in among]
-    others = np.flatnonzero(~np.isin(images.labels_N, places)).astype(np.int64)
-    return by_class, others, round(sum(map(len, by_class)) / max(1, len(by_class)))
 
 
 def _drawn(rows: NDArray[np.int64], size: int, order: np.random.Generator) -> NDArray[np.int64]:

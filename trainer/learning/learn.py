@@ -16,10 +16,10 @@ from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
 from trainer.data.task_data import TaskData
-from trainer.learning.adapting import adapt, adapting_plan
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.configuration import digest_of
 from trainer.learning.fit import ChooseThreads, adamw, fit
+from trainer.learning.growing import grow, growing_plan
 from trainer.learning.heads import HeadFit
 from trainer.learning.losses import Objective, classification_named
 from trainer.learning.plan import (
@@ -32,7 +32,6 @@ from trainer.learning.plan import (
     make_plan,
     make_plan_on_pretrained,
     tunes,
-    tuning_epoch,
     tuning_plan,
 )
 from trainer.learning.student import Learnt, Student
@@ -46,13 +45,12 @@ def plan_of(student: Student, *, images: LabelledImages, request: Learning) -> P
     """Plan the steps of learning; None where only the classifier is fitted."""
     if not student.learns_by_steps:
         return None
-    if student.aim == "adaptation":
-        return adapting_plan(request.effort, images=len(images))
     width = student.network.spec.width_of(0)
+    if student.grows:
+        adapts = student.aim == "adaptation"
+        return growing_plan(request.effort, images=len(images), adapts=adapts, width=width)
     if student.on_pretrained:
-        new = sum(len(images.rows_of(name)) for name in student.new_classes)
-        epoch = min(2 * new, len(images))
-        return make_plan_on_pretrained(request.effort, images=epoch, width=width)
+        return make_plan_on_pretrained(request.effort, images=len(images), width=width)
     return make_plan(request.effort, images=len(images), width=width)
 
 
@@ -183,8 +181,8 @@ class Lesson:
             )
 
     def learn_by_steps(self, plan: Plan) -> None:
-        if self.student.aim == "adaptation":
-            adapt(
+        if self.student.grows:
+            grow(
                 self.student,
                 data=self.data,
                 plan=plan,
@@ -276,7 +274,7 @@ class Lesson:
                 teacher=self.student.teacher,
                 frozen=frozen,
             ),
-            draw_epoch=tuning_epoch(self.student, self.data),
+            draw_epoch=balanced_epoch(self.data),
             seed=self.request.seed + 1,
         )
 

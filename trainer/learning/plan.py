@@ -12,7 +12,6 @@ from trainer.data.sampling import (
     can_be_balanced,
     epoch_size,
     evened,
-    side_by_side,
 )
 from trainer.data.task_data import TaskData
 from trainer.learning.student import Student
@@ -23,19 +22,13 @@ LEARNING, BALANCING, EXTENDING = "learning", "balancing", "extending"
 
 
 def learning_epoch(student: Student, images: LabelledImages) -> DrawEpoch:
-    """Draw new images beside old ones."""
-    draw = side_by_side if student.on_pretrained else evened
-    return draw(images, among=student.new_classes)
+    """Draw equal shares of new classes beside old images."""
+    return evened(images, among=student.new_classes)
 
 
-def balanced_epoch(data: TaskData, *, most: int | None = None) -> DrawEpoch:
+def balanced_epoch(data: TaskData) -> DrawEpoch:
     """Draw equal shares of all classes."""
-    return balanced(data.for_training, retired=data.retired, most=most)
-
-
-def tuning_epoch(student: Student, data: TaskData) -> DrawEpoch:
-    # On a pre-trained start, as long as an epoch of learning, however many classes there are.
-    return balanced_epoch(data, most=2 * data.new_images if student.on_pretrained else None)
+    return balanced(data.for_training, retired=data.retired)
 
 
 def tunes(student: Student, data: TaskData) -> bool:
@@ -45,9 +38,8 @@ def tunes(student: Student, data: TaskData) -> bool:
 
 def tuning_plan(plan: Plan, student: Student, data: TaskData) -> Plan:
     return plan.for_tuning(
-        share=PRETRAINED_TUNING_SHARE if student.on_pretrained else TUNING_SHARE,
         learnt=epoch_size(learning_epoch(student, data.for_training)),
-        balanced=epoch_size(tuning_epoch(student, data)),
+        balanced=epoch_size(balanced_epoch(data)),
     )
 
 
@@ -60,10 +52,9 @@ RATE = 1e-3
 RATE_WIDTH = 128
 """The width for which RATE is meant; wider networks learn more slowly."""
 PRETRAINED_PASSES = 1600
-"""Images in all epochs together, for an expert that reads a pre-trained one; see ADR 15."""
+"""Images in all epochs together, for the last blocks of a pre-trained expert."""
 PRETRAINED_MIN_EPOCHS = 3
 PRETRAINED_BATCH = 16
-PRETRAINED_TUNING_SHARE = 0.2
 TUNING_SHARE = 0.35
 """The steps of balanced tuning for each step of learning; see ADR 48."""
 TUNING_RATE_SHARE = 0.3
@@ -77,14 +68,11 @@ class Plan:
     batch_size: int
     learning_rate: float
 
-    def for_tuning(self, *, share: float, learnt: int, balanced: int) -> Plan:
-        """Plan the balanced tuning that follows: shorter and slower.
-
-        `share` is of the steps: an epoch of `balanced` images may be much shorter than one of
-        `learnt` images.
-        """
+    def for_tuning(self, *, learnt: int, balanced: int) -> Plan:
+        """Plan the balanced tuning that follows: shorter and slower. An epoch of `balanced` images
+        may be much shorter than one of `learnt` images."""
         return Plan(
-            epochs=max(1, round(share * self.epochs * learnt / balanced)),
+            epochs=max(1, round(TUNING_SHARE * self.epochs * learnt / balanced)),
             batch_size=self.batch_size,
             learning_rate=self.learning_rate * TUNING_RATE_SHARE,
         )
@@ -95,19 +83,17 @@ def make_plan(effort: Effort, *, images: int, width: int) -> Plan:
     return Plan(
         epochs=effort.epochs or _epochs(STEPS * batch_size, images, least=MIN_EPOCHS),
         batch_size=batch_size,
-        learning_rate=effort.learning_rate or _rate(width),
+        learning_rate=effort.learning_rate or rate_of(width),
     )
 
 
 def make_plan_on_pretrained(effort: Effort, *, images: int, width: int) -> Plan:
-    """Plan learning beside a pre-trained expert, with `images` an epoch.
-
-    Fewer images suffice: each is large, and the pre-trained expert knows most of its content.
-    """
+    """Plan the learning of a pre-trained expert's last blocks. Fewer images suffice: each is large,
+    and the expert knows most of its content."""
     return Plan(
         epochs=effort.epochs or _epochs(PRETRAINED_PASSES, images, least=PRETRAINED_MIN_EPOCHS),
         batch_size=effort.batch_size or PRETRAINED_BATCH,
-        learning_rate=effort.learning_rate or _rate(width),
+        learning_rate=effort.learning_rate or rate_of(width),
     )
 
 
@@ -115,5 +101,6 @@ def _epochs(passes: int, images: int, *, least: int) -> int:
     return min(max(round(passes / images), least), MAX_EPOCHS)
 
 
-def _rate(width: int) -> float:
+def rate_of(width: int) -> float:
+    """Choose the learning rate of weights that know nothing yet."""
     return RATE * math.sqrt(RATE_WIDTH / width)

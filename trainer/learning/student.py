@@ -68,18 +68,17 @@ class Student:
         return self.aim in ("expert", "deepening")
 
     @property
+    def grows(self) -> bool:
+        """Tell whether an expert learns beside a pre-trained one, or changes of that one."""
+        return self.aim == "adaptation" or (self.on_pretrained and bool(self.frozen))
+
+    @property
     def teacher(self) -> Teacher | None:
         """Return the part of the parent that an expert has to agree with: its older classes."""
-        if self.before is None or self.aim == "adaptation":
+        if self.before is None or self.on_pretrained:
             return None
-        spec = self.network.spec
-        taught = spec.tasks[: len(self.before)]
-        if self.aim == "deepening":
-            taught = spec.tasks[: -len(spec.tasks_of_newest_expert)]
-        return Teacher(
-            heads=self.before[: len(taught)],
-            classes=sum(len(task.classes) for task in taught),
-        )
+        taught = self.network.spec.tasks[: len(self.before)]
+        return Teacher(heads=self.before, classes=sum(len(task.classes) for task in taught))
 
     @property
     def given(self) -> list[nn.Parameter]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from model_store.network.flops import folded_flops
 from trainer.data.sampling import can_be_balanced, epoch_size
 from trainer.data.task_data import TaskData
-from trainer.learning.adapting import ADAPTING, adapting_epoch
+from trainer.learning.growing import ADAPTING, growing_epoch
 from trainer.learning.plan import (
     BALANCING,
     EXTENDING,
@@ -16,7 +16,6 @@ from trainer.learning.plan import (
     balanced_epoch,
     learning_epoch,
     tunes,
-    tuning_epoch,
     tuning_plan,
 )
 from trainer.learning.student import Student
@@ -62,13 +61,14 @@ def _steps(
         images = plan.epochs * epoch_size(balanced_epoch(data))
         yield ExpectedPhase(name=EXTENDING, images=images, gflop=of_heads)
         return
-    if student.aim == "adaptation":
-        images = plan.epochs * epoch_size(adapting_epoch(data.for_training))
-        yield ExpectedPhase(name=ADAPTING, images=images, gflop=gflop)
+    if student.grows:
+        images = plan.epochs * epoch_size(growing_epoch(data.for_training))
+        name = ADAPTING if student.aim == "adaptation" else LEARNING
+        yield ExpectedPhase(name=name, images=images, gflop=gflop)
         return
     images = plan.epochs * epoch_size(learning_epoch(student, data.for_training))
     yield ExpectedPhase(name=LEARNING, images=images, gflop=gflop)
     if tunes(student, data):
         tuning = tuning_plan(plan, student, data)
-        images = tuning.epochs * epoch_size(tuning_epoch(student, data))
+        images = tuning.epochs * epoch_size(balanced_epoch(data))
         yield ExpectedPhase(name=BALANCING, images=images, gflop=gflop)

@@ -17,6 +17,6 @@ def test_tuning_takes_a_share_of_the_steps_however_long_its_epochs(
     balanced: int, epochs: int
 ) -> None:
     plan = Plan(epochs=20, batch_size=32, learning_rate=1e-3)
-    tuning = plan.for_tuning(share=0.35, learnt=1_000, balanced=balanced)
+    tuning = plan.for_tuning(learnt=1_000, balanced=balanced)
     assert (tuning.epochs, tuning.batch_size) == (epochs, 32)
     assert tuning.learning_rate == pytest.approx(3e-4)

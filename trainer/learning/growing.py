@@ -1,4 +1,5 @@
-"""Adapt the first expert: low-rank changes of all its blocks learn beside the heads. See ADR 94.
+"""Grow a pre-trained network by steps: adapt its first expert by low-rank changes of all blocks, or
+teach an expert that reads it. See ADR 94 and notebook 60.
 
 C classes that are answered.
 """
@@ -16,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model_store.inference.forward import Lineage
 from model_store.network.network import Network
-from model_store.worth import adapting_passes
+from model_store.worth import growing_passes
 from trainer.data.augment import Augmentation, Changes, GentleChanges
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
@@ -30,7 +32,7 @@ from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.fit import ChooseThreads, adamw, fit
 from trainer.learning.learner import Step
 from trainer.learning.losses import cross_entropy
-from trainer.learning.plan import Plan
+from trainer.learning.plan import LEARNING, Plan, rate_of
 from trainer.learning.student import Student
 from trainer.learning.token_reading import parent_cache_of
 from trainer.progress import Progress
@@ -50,30 +52,29 @@ HEAD_L2_PENALTY = 0.03
 """The penalty of the fit that the head begins with, for tokens of variance 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adapting:
-    """A network of one expert, whose changes and last norm learn beside a head on the last block's
-    slice."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growing:
+    """A network whose newest expert, or the changes of its only one, learn beside a head on the
+    last block of the first expert and on the newest expert's slice."""
 
     network: Network
     head: nn.Linear
-
-    @classmethod
-    def begin(cls, network: Network, *, head: nn.Linear, seed: int) -> Adapting:
-        """Put changes on the expert that change nothing yet."""
-        change_layers(network.newest, seed=seed)
-        return cls(network, head)
+    frozen: Lineage | None = None
+    """The older experts; None: the only expert changes."""
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
-        """Compute the logits of the answered classes."""
-        (slice_BC,) = self.network.token_slices(images_BCHW)
-        # Earlier blocks change too, and the classifier reads them after that.
-        logits_BC: Tensor = self.head(slice_BC[:, : self.head.in_features])
+        """Compute the logits of the answered classes. Earlier blocks of the first expert are left
+        out: the classifier that is fitted afterwards reads them."""
+        narrow = self.network.spec.narrow_width
+        if self.frozen is None:
+            (token_BC,) = self.network.token_slices(images_BCHW)
+            read_BC = token_BC[:, :narrow]
+        else:
+            context = self.frozen.frozen_context(images_BCHW)
+            older_BC, own_BC = self.network.token_slices(images_BCHW, context)
+            read_BC = torch.cat((older_BC[:, :narrow], own_BC), dim=-1)
+        logits_BC: Tensor = self.head(read_BC)
         return logits_BC
-
-    def end(self) -> None:
-        """Merge the changes into the weights."""
-        merge_layers(self.network.newest)
 
     @property
     def device(self) -> torch.device:
@@ -108,18 +109,18 @@ class SmoothedLoss:
         images_C = torch.from_numpy(counts[list(answered)]).float()
         return cls(rows=rows.to(device), weights_C=(images_C.mean() / images_C).to(device))
 
-    def __call__(self, learner: Adapting, images_BCHW: Tensor, labels_B: Tensor) -> Step:
+    def __call__(self, learner: Growing, images_BCHW: Tensor, labels_B: Tensor) -> Step:
         logits_BC, rows_B = learner(images_BCHW), self.rows[labels_B]
         loss = F.cross_entropy(logits_BC, rows_B, weight=self.weights_C, label_smoothing=SMOOTHING)
         return Step(loss=loss, right=(logits_BC.detach().argmax(dim=-1) == rows_B).sum())
 
 
-def adapting_plan(effort: Effort, *, images: int) -> Plan:
-    passes = adapting_passes(images)
+def growing_plan(effort: Effort, *, images: int, adapts: bool, width: int) -> Plan:
+    passes = growing_passes(images, kind="adapter" if adapts else "dense")
     return Plan(
         epochs=effort.epochs or max(1, round(passes / min(images, LONGEST_EPOCH))),
         batch_size=effort.batch_size or BATCH,
-        learning_rate=effort.learning_rate or RATE,
+        learning_rate=effort.learning_rate or (RATE if adapts else rate_of(width)),
     )
 
 
@@ -132,7 +133,7 @@ def answered_with_images(images: LabelledImages, *, retired: Collection[str]) ->
     ]
 
 
-def adapting_epoch(images: LabelledImages) -> DrawEpoch:
+def growing_epoch(images: LabelledImages) -> DrawEpoch:
     """Draw all images in any order or, of many, some."""
 
     def draw(order: np.random.Generator) -> NDArray[np.int64]:
@@ -187,7 +188,7 @@ def _fit(tokens_NW: Floats, labels_N: NDArray[np.int64], answered: Sequence[int]
     return torch.cat((weight_CW, bias_C[:, None]), dim=1).float().numpy()
 
 
-def adapt(
+def grow(
     student: Student,
     *,
     data: TaskData,
@@ -198,29 +199,47 @@ def adapt(
     ranks: Ranks,
     choose_threads: ChooseThreads | None,
 ) -> None:
-    """Teach the first expert changes from all images at hand, and merge them into its weights."""
-    images = data.for_training
+    """Teach the newest expert from all images at hand. In an adaptation it is the first one, and
+    learns changes, which are merged into its weights."""
+    images, expert = data.for_training, student.network.newest
+    adapts = student.aim == "adaptation"
     answered = answered_with_images(images, retired=data.retired)
-    head = _fitted_head(student, images, answered, folder=request.tokens, ranks=ranks)
-    adapting = Adapting.begin(student.network, head=head, seed=request.seed)
+    if adapts:
+        head = _fitted_head(student, images, answered, folder=request.tokens, ranks=ranks)
+        change_layers(expert, seed=request.seed)
+    else:
+        head = _new_head(student.network, classes=len(answered))
+    growing = Growing(network=student.network, head=head, frozen=student.frozen_lineage())
     fit(
-        adapting,
+        growing,
         images,
-        parameters=adapting.learnable(),
-        objective=SmoothedLoss.of(images, answered=answered, device=adapting.device),
+        parameters=growing.learnable(),
+        objective=SmoothedLoss.of(images, answered=answered, device=growing.device),
         plan=plan,
-        make_optimiser=adamw(slow=list(adapting.head.parameters()), slow_share=HEAD_RATE_SHARE),
+        make_optimiser=adamw(
+            slow=list(head.parameters()) if adapts else (), slow_share=HEAD_RATE_SHARE
+        ),
         augment=changes_named(
             request.augment, flip=request.flip, image_size=student.preprocessing.image_size
         ),
         preprocessing=student.preprocessing,
-        draw_epoch=adapting_epoch(images),
+        draw_epoch=growing_epoch(images),
         seed=request.seed,
-        name=ADAPTING,
+        name=ADAPTING if adapts else LEARNING,
         progress=progress,
         checkpoint=checkpoint,
         ranks=ranks,
         choose_threads=choose_threads,
         longest_gradient=LONGEST_GRADIENT,
     )
-    adapting.end()
+    if adapts:
+        merge_layers(expert)
+
+
+def _new_head(network: Network, *, classes: int) -> nn.Linear:
+    """Make a head that knows nothing yet."""
+    own = network.spec.slice_width(len(network.spec.experts) - 1)
+    head = nn.Linear(network.spec.narrow_width + own, classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head.to(network.device)
