@@ -204,11 +204,21 @@ def taken_up(
     """Go on where a run was stopped after its quick version; None where there is nothing to go on
     with. The images have to be those of the newest task."""
     parent = base.parent
-    if parent is None or request.extend or request.growth == "quick" or not _may_grow(base):
+    if parent is None or request.extend or request.growth == "quick":
         return None
+    if not parent.spec.is_pretrained or parent.adapted or parent.deepened:
+        return None
+    assert base.store is not None
+    grown = grown_from(base.store, parent, kind="adapter") or grown_from(
+        base.store, parent, kind="dense"
+    )
+    if grown is not None and not _waits(base.store.manifest(grown), base=base, request=request):
+        return None  # one that was grown and refused is not learnt again
     data = _same_images(listing, base=base, request=request, progress=progress)
     if data is None:
         return None
+    if grown is not None:
+        return _promoted(base.store.manifest(grown), base=base, request=request, progress=progress)
     step = next_step(parent, data=data, request=request, progress=progress)
     if step is None:
         return None
@@ -221,15 +231,31 @@ def taken_up(
     return replace(outcome, grew_by_itself=request.growth == "auto")
 
 
-def _may_grow(base: Base) -> bool:
-    """Tell whether the version is a quick one from which none was grown. One that was grown and
-    not promoted is not learnt again."""
-    parent, store = base.parent, base.store
-    assert parent is not None
-    assert store is not None
-    if not parent.spec.is_pretrained or parent.adapted or parent.deepened:
-        return False
-    return grown_from(store, parent, kind="adapter") is None
+def _waits(grown: Manifest, *, base: Base, request: AddTask) -> bool:
+    """Tell whether a version passed its gate and was never promoted: its run was killed before."""
+    assert base.store is not None
+    gate = grown.metrics.gate
+    passed = gate is None or gate.passed or gate.forced
+    history = base.store.history(request.channel)
+    return passed and request.promote and all(one.target != grown.version for one in history)
+
+
+def _promoted(grown: Manifest, *, base: Base, request: AddTask, progress: Progress) -> Outcome:
+    """Promote the version that a killed run has published."""
+    assert base.store is not None
+    progress.note(f"version {grown.version} has these images, and has grown; it is promoted now")
+    refused = base.store.channel(request.channel).promote_or_explain(
+        grown, head=base.head, actor=request.actor, reason=request.reason
+    )
+    return Outcome(
+        manifest=grown,
+        parent=base.parent,
+        promoted=refused is None,
+        refused=refused,
+        served=None if refused else grown.version,
+        forecast=None,
+        seconds=0.0,
+    )
 
 
 def _same_images(

@@ -21,7 +21,8 @@ class Outcome:
     refused: str | None
     served: int | None
     """The version that the channel names now; None: it names none, or could not be read."""
-    forecast: Forecast
+    forecast: Forecast | None
+    """None where nothing was learnt."""
     seconds: float
     advice: Advice | None = None
     """None in the ranks after the first, which has the images' tokens."""
@@ -67,7 +68,7 @@ class Outcome:
             "delta_bytes": total_bytes(delta_of(manifest, self.parent)),
             "total_bytes": total_bytes(manifest.model_shards),
             "memory_bytes": total_bytes(manifest.image_shards),
-            "forecast": self.forecast.as_json(),
+            "forecast": self.forecast and self.forecast.as_json(),
             "advice": self.advice and self.advice.model_dump(mode="json", by_alias=True),
             "seconds": round(self.seconds, 3),
             "deeper": self.deeper and self.deeper.as_json(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from dne_serve.engines.torch_engine import BankedVersion, TorchEngine
 from dne_serve.errors import ModelUnusable
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Manifest
+from model_store.spec import Readout
 from model_store.store.store import Store
 from tests.dne_serve.engines.asking import ask, load, noise
-from tests.tiny_versions import publish_tiny
+from tests.tiny_versions import TINY, publish_tiny
 
 
 @pytest.fixture(params=["torch", "onnx"])
@@ -84,6 +86,24 @@ def test_one_image_is_answered_by_several_versions_in_the_order_asked(
     logits = [one.logits for one in answer if one is not None]
     assert [len(one) for one in logits] == [2, 5, 2]
     np.testing.assert_array_equal(logits[0], logits[2])
+
+
+def test_versions_that_read_other_blocks_of_one_expert_answer_as_if_alone(
+    engine: Engine, store: Store
+) -> None:
+    narrow = replace(TINY, depth=2, token="in-sequence")
+    wide = replace(narrow, readout=Readout(blocks=(1,), grid_block=1, grid=2))
+    first, second = (publish_tiny(store, spec=spec) for spec in (narrow, wide))
+    assert first.experts == second.experts  # one shard, of which they read more or less
+    pixels = noise(4)
+    alone = []
+    for one in (first, second):
+        other = type(engine)(device="cpu", threads=1)
+        alone.append(ask(other, load(other, store, one), pixels))
+    residents = [load(engine, store, one) for one in (first, second)]
+    assert joined(*residents) is None
+    for resident, expected in zip(residents, alone, strict=True):
+        np.testing.assert_array_equal(ask(engine, resident, pixels), expected)
 
 
 def test_versions_join_where_one_begins_with_the_experts_of_the_other(

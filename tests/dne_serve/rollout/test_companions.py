@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,10 @@ from dne_serve.setting_values import Canary
 from dne_serve.settings import load_settings
 from model_store.errors import WrongUsage
 from model_store.records.manifest import Manifest
+from model_store.spec import Readout
 from model_store.store.store import Store
 from tests.live_server import Live, live_server, png, wait_for
-from tests.tiny_versions import flip_last_bit, promote, publish_tiny
+from tests.tiny_versions import TINY, flip_last_bit, promote, publish_tiny
 
 IMAGES = [png(seed) for seed in range(4)]
 
@@ -58,6 +60,27 @@ def test_a_canary_answers_its_share_and_is_marked(
         assert live.metric('dne_answered_images_total{by="canary"}') == images
         assert live.metric('dne_answered_images_total{by="served"}') == 80 - images
         assert live.metric('dne_answered_images_total{by="asked"}') == 1
+
+
+def test_a_narrow_version_is_compared_with_a_wide_one_and_a_canary_of_it(tmp_path: Path) -> None:
+    store = Store.create(str(tmp_path / "models"))
+    narrow = replace(TINY, depth=2, token="in-sequence")
+    wide = replace(narrow, readout=Readout(blocks=(1,), grid_block=1, grid=2))
+    for spec in (narrow, wide):
+        publish_tiny(store, spec=spec)
+    promote(store, store.manifest(1))
+    with live_server(Path(store.location), canary="2=50%,shadow=2") as live:
+        wait_for(lambda: live.http.get("/readyz").json().get("shadow") == 2)
+        answers = predict(live, 4)
+        assert sorted({one["version"] for one in answers}) == [1, 2]
+        wait_for(lambda: live.metric('dne_shadow_images_total{result="same"}') >= 0)
+    for version in (1, 2):
+        promote(store, store.manifest(version))
+        with live_server(Path(store.location)) as alone:
+            alone.wait_until_serving(version)
+            expected = alone.predict(*IMAGES).json()["predictions"]
+        told = [one["predictions"] for one in answers if one["version"] == version]
+        assert all(one == expected for one in told)
 
 
 def test_a_canary_that_is_served_itself_is_none(store: Store, digits: Manifest) -> None:
