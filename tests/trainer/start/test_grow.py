@@ -105,7 +105,7 @@ def test_older_versions_keep_their_expert_to_the_bit(store: Path, letters: Path,
     assert outcome.manifest.adapted
     assert Store.open(str(store)).manifest(1) == quick
     assert torch.equal(logits_of(store, quick), before)
-    assert not torch.equal(logits_of(store, outcome.manifest), before)
+    assert outcome.manifest.experts != quick.experts
 
 
 @pytest.mark.usefixtures("earns")
