@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from model_store.advice.worth import proposal
 from model_store.errors import DataRejected
 from model_store.records.manifest import Draft, Manifest
 from model_store.store.store import Store
+from model_store.worth import proposal
 from tests.trainer.folders import Listening, write_classes
 from tests.trainer.start.pretrained_start import EFFORT, first, later, network_of, run
 from tests.trainer.start.test_grow import ANY_GAIN, head_of, logits_of
-from trainer.deepen import deepen
+from trainer.grow import deepen
 from trainer.request import Deepen, GateLimits, Growth
 from trainer.versions import one_version
 from trainer.versions.outcome import Outcome
