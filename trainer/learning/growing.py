@@ -1,5 +1,5 @@
 """Grow a pre-trained network by steps: adapt its first expert by low-rank changes of all blocks, or
-teach an expert that reads it. See ADR 94 and notebook 60.
+teach an expert that reads it. See ADR 94 and 97.
 
 C classes that are answered.
 """
