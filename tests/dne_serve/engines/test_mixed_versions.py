@@ -29,6 +29,12 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return OnnxEngine(device="cpu", threads=1)
 
 
+def another(engine: Engine) -> Engine:
+    if isinstance(engine, TorchEngine):
+        return TorchEngine(device="cpu", threads=1, max_batch=8)
+    return OnnxEngine(device="cpu", threads=1)
+
+
 def publish_next(store: Store, parent: Manifest, name: str, *, spread: float = 1.0) -> Manifest:
     tasks = [(name, [f"{name}-{i}" for i in range(3)])]
     return publish_tiny(store, tasks=tasks, parent=parent, seed=len(name), spread=spread)
@@ -98,7 +104,7 @@ def test_versions_that_read_other_blocks_of_one_expert_answer_as_if_alone(
     pixels = noise(4)
     alone = []
     for one in (first, second):
-        other = type(engine)(device="cpu", threads=1)
+        other = another(engine)
         alone.append(ask(other, load(other, store, one), pixels))
     residents = [load(engine, store, one) for one in (first, second)]
     assert joined(*residents) is None

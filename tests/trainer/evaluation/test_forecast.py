@@ -24,6 +24,7 @@ def test_the_forecast_is_what_is_then_published(tmp_path: Path) -> None:
         others = {"shape": shape} if shape else {}
         outcome = add_task(asked(store, data, **others), progress=progress)
         told = outcome.forecast
+        assert told is not None
         assert told.version.bytes == total_bytes(outcome.manifest.model_shards)
         assert told.delta_bytes == outcome.as_json()["delta_bytes"]
         assert str(told) in progress.notes
@@ -57,6 +58,7 @@ def test_an_extension_adds_a_classifier_and_no_task_is_forecast_after_it(tmp_pat
     more = write_classes(tmp_path / "more", ["a"], images=30)
     outcome = add_task(asked(store, more, extend=True, shape=NetworkShape()), progress=progress)
     told = outcome.forecast
+    assert told is not None
     assert told.following is None
     assert told.delta_bytes == outcome.as_json()["delta_bytes"]
     assert told.version.bytes == total_bytes(outcome.manifest.model_shards)

@@ -27,6 +27,7 @@ def test_the_forecast_is_what_the_version_then_has(
 ) -> None:
     for request in (first(store, letters, vit, readout=readout), later(store, digits)):
         outcome = run(request)
+        assert outcome.forecast is not None
         assert outcome.forecast.version.bytes == outcome.as_json()["total_bytes"]
         assert outcome.forecast.delta_bytes == outcome.as_json()["delta_bytes"]
 
@@ -35,6 +36,7 @@ def test_the_forecast_is_an_upper_bound_while_the_readout_is_open(
     store: Path, letters: Path, vit: Path
 ) -> None:
     outcome = run(first(store, letters, vit))
+    assert outcome.forecast is not None
     assert outcome.forecast.version.bytes >= outcome.as_json()["total_bytes"]
 
 
