@@ -22,6 +22,7 @@ from dne_serve.loop.label_studio_routes import backend
 from dne_serve.loop.routes import labelling
 from dne_serve.protocol_v2 import infer, models
 from dne_serve.protocol_v2.openapi import ErrorForm
+from dne_serve.rollout.engine_switch import Auto
 from dne_serve.server import Serving
 from dne_serve.settings import Settings
 from model_store import __version__
@@ -42,9 +43,10 @@ PROTOCOL_V2 = (
 )
 
 
-def create_app(settings: Settings, *, engine: Engine) -> FastAPI:
-    """Make the application. The engine works during the application's lifespan."""
-    serving = Serving(settings, engine=engine)
+def create_app(settings: Settings, *, engine: Engine, auto: Auto | None = None) -> FastAPI:
+    """Make the application. The engine works during the application's lifespan, and with `auto` a
+    faster one may take its place."""
+    serving = Serving(settings, engine=engine, auto=auto)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -43,10 +43,12 @@ class CannotListen(DneError):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(build_parser().parse_args(arguments))
-    as_json, wanted = given.pop("json"), given.pop("new_token")
+    as_json, wanted, measures = (given.pop(name) for name in ("json", "new_token", "measure"))
     if wanted is not None:
         return run(lambda: make_token(wanted, as_json=as_json))
     settings = {name: _joined(value) for name, value in given.items()}
+    if measures:
+        return run(lambda: measure(load_settings(**settings), as_json=as_json))
     return run(lambda: serve(load_settings(**settings), as_json=as_json))
 
 
@@ -71,6 +73,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME=SCOPES",
         help="make a token with some of the scopes predict, read, label and admin, separated by "
         "commas; print it and the line of the token file that lets it in, and end",
+    )
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure now which engine is fastest here for the version that the channel names, "
+        "print and remember it, and end",
     )
     for name, field in Settings.model_fields.items():
         if name in ENVIRONMENT_ONLY:
@@ -108,6 +116,13 @@ def make_token(wanted: str, *, as_json: bool) -> int:
     return EXIT_OK
 
 
+def measure(settings: Settings, *, as_json: bool) -> int:
+    set_up_log(settings.log_level)
+    from dne_serve.engine_start import measure_now  # takes a second
+
+    return measure_now(settings, as_json=as_json)
+
+
 def serve(settings: Settings, *, as_json: bool) -> int:
     set_up_log(settings.log_level)
     check_exposure(settings, tokens=read_tokens(settings))
@@ -117,14 +132,13 @@ def serve(settings: Settings, *, as_json: bool) -> int:
     listener = _listen(settings.host, settings.port)
     with listener:
         # After the port is ours, because these imports take seconds and the port may be taken.
-        from dne_serve.engine_start import begin_measuring, make_engine
-
-        choosing = begin_measuring(settings)  # beside the imports that follow
         from dne_serve.app import create_app
+        from dne_serve.engine_start import start_engine
         from dne_serve.wire.server import DrainingServer, server_config
 
-        engine = make_engine(settings, choosing)
-        app = create_app(settings, engine=engine)
+        engine, auto = start_engine(settings)
+        log.info("engine %s", engine.choice)
+        app = create_app(settings, engine=engine, auto=auto)
         config = server_config(app, settings)
         server = DrainingServer(
             config, drain_s=settings.drain_seconds, on_drain=app.state.serving.drain

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from dne_serve.access.auth import check_exposure
 from dne_serve.access.permission import read_tokens
 from dne_serve.app import create_app
-from dne_serve.engine_start import begin_measuring, make_engine
+from dne_serve.engine_start import start_engine
 from dne_serve.log_lines import set_up_log
 from dne_serve.server import Serving
 from dne_serve.settings import SECRETS, Settings, load_settings
@@ -104,7 +104,8 @@ class Replica:
         settings = _with_threads(read_settings(given))
         set_up_log(settings.log_level)
         check_exposure(settings, tokens=read_tokens(settings))
-        self._app = create_app(settings, engine=make_engine(settings, begin_measuring(settings)))
+        engine, auto = start_engine(settings)
+        self._app = create_app(settings, engine=engine, auto=auto)
         self._start_s = start_s
         self._has_started = False
 

@@ -28,6 +28,7 @@ from dne_serve.observe.tracer import make_tracer
 from dne_serve.observe.traces import note_answered
 from dne_serve.rollout.canary import CanaryAndShadow
 from dne_serve.rollout.channel import Moved, Mover, SameStore
+from dne_serve.rollout.engine_switch import Auto, EngineSwitch
 from dne_serve.rollout.guard import Guard
 from dne_serve.rollout.loaded_versions import (
     ImageBatcher,
@@ -62,9 +63,9 @@ MAX_WAITING = 64
 class Serving:
     """A running server without HTTP: engine, batcher, versions in memory and their watchers."""
 
-    def __init__(self, settings: Settings, *, engine: Engine) -> None:
+    def __init__(self, settings: Settings, *, engine: Engine, auto: Auto | None = None) -> None:
         self.settings = settings
-        self.engine = engine
+        self._first_engine = engine
         self.drains = False
         self.keys = settings.read_keys()
         self.open_store = SameStore(settings.store, keys=self.keys)
@@ -76,11 +77,22 @@ class Serving:
         self._follow_channel()
         self._announce()
         self._answer()
+        self._switch_engines(auto)
+        self._tell_engine()
+
+    @property
+    def engine(self) -> Engine:
+        """Return the engine that answers."""
+        return self.loaded.engine
+
+    @property
+    def measures(self) -> bool:
+        """Tell whether engines are being measured beside the server."""
+        return self._engines is not None and self._engines.is_measuring
 
     def _observe(self) -> None:
         """Make what counts, times and traces."""
         self.metrics = Metrics()
-        self.metrics.built(backend=self.engine.backend, device=self.engine.device)
         self.metrics.queue_limit.set(self.settings.max_queue)
         self.statistics = Statistics()
         self.tracer = make_tracer(self.settings, on_outcome=self.metrics.traced)
@@ -121,10 +133,10 @@ class Serving:
         )
         self.movers = StoreThreads("move", threads=STORE_MOVES, waiting=MAX_WAITING)
         self.batcher = ImageBatcher(
-            self.engine.run,
+            lambda widest, queries: self.engine.run(widest, queries),
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
-            workers=self.engine.workers,
+            workers=self._first_engine.workers,
             on_batch=self.metrics.ran,
             on_ran=self._ran,
             join=joined,
@@ -135,7 +147,7 @@ class Serving:
         settings = self.settings
         self._memory = MemoryCheck(lambda: self.loaded.manifests, pass_bytes=self._pass_bytes)
         self.loaded = LoadedVersions(
-            self.engine,
+            self._first_engine,
             batcher=self.batcher,
             limits=LoadedLimits(
                 spare=settings.fixed.max_resident,
@@ -219,11 +231,33 @@ class Serving:
             wants_tokens=self.collector is not None,
         )
 
+    def _switch_engines(self, auto: Auto | None) -> None:
+        """Make what measures engines, if the choice is left to the server."""
+        self._engines = None
+        if auto is not None:
+            self._engines = EngineSwitch(
+                auto,
+                location=self.settings.store,
+                loaded=self.loaded,
+                open_store=self.open_store,
+                on_switch=self._tell_engine,
+            )
+
+    def _tell_engine(self) -> None:
+        engine = self.engine
+        self.metrics.built(
+            backend=engine.backend,
+            device=engine.device,
+            engine=engine.choice.partition(":")[0],
+        )
+
     def start(self) -> None:
         self.batcher.start()
         if self.tracer is not None:
             self.tracer.start()
         self.reloader.start()
+        if self._engines is not None:
+            self._engines.start()
         if self.collector is not None:
             self._writer.start()
         if self._trainer is not None:
@@ -233,8 +267,10 @@ class Serving:
             self._news.start()
 
     def stop(self) -> None:
-        """Stop the reloader first: a load under way still needs the engine."""
+        """Stop what loads first: a load under way still needs the engine."""
         self._guard.stop()
+        if self._engines is not None:
+            self._engines.stop()
         if self._trainer is not None:
             self._trainer.stop()
         self._writer.stop()

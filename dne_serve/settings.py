@@ -95,8 +95,8 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
     backend: Literal["auto", "torch", "onnx"] = Field(
         "auto",
-        description="library that runs the network; auto measures at the start, for 5 s at most, "
-        "which one is fastest here, and remembers it",
+        description="library that runs the network; auto begins with a safe one, measures beside "
+        "the server which one is fastest here, switches to it, and remembers it",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="device that runs the network"

@@ -1,7 +1,7 @@
 """Choose the precision of a version: the fastest that runs here and agrees with single precision.
 
 A child process tries the instructions first, because virtual machines advertise some that kill the
-process. The manifest says how often the answers agree.
+process. The manifest says how far the answers agree.
 """
 
 from __future__ import annotations
@@ -97,10 +97,12 @@ def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str 
     share = agreement.get(precision)
     if share is None:
         return f"{precision} was not compared with single precision when it was published"
+    if not share:
+        return f"{precision} was less accurate than single precision on held-out images"
     if share < MIN_AGREEMENT:
         return (
-            f"{precision} agrees with single precision on {percent(share)} of held-out images "
-            f"only, and {percent(MIN_AGREEMENT)} are needed"
+            f"{precision} agrees with single precision to {percent(share)} only on held-out "
+            f"images, and {percent(MIN_AGREEMENT)} are needed"
         )
     return None
 

@@ -38,7 +38,7 @@ async function refresh({ list = false, listed = false } = {}) {
 
 function tellReady(ready) {
   const instead = ready.fallback ? ` in place of version ${ready.head}, which the channel names` : "";
-  const facts = [`Serving version ${ready.version}${instead}`, ready.channel, `${ready.backend} on ${ready.device}`];
+  const facts = [`Serving version ${ready.version}${instead}`, ready.channel, `${ready.engine.split(":")[0]} on ${ready.device}`];
   if (ready.error) facts.push(`cannot follow the channel: ${ready.error}`);
   setState(facts.join(" · "), ready.error || ready.fallback);
 }

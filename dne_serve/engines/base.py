@@ -70,9 +70,10 @@ class Model(Protocol):
         """Return [rows, width], the first channels of the token."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Resident:
-    """A version in memory, ready to answer."""
+    """A version in memory, ready to answer. Another engine may take the place of `model` while no
+    batch is under way."""
 
     manifest: Manifest
     labels: tuple[str, ...]

@@ -36,9 +36,11 @@ class Ticket(Generic[Key, Item, Answer]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Call:
-    """Work that must happen on a worker thread, between two of its batches."""
+    """Work that must happen on the first worker thread, between two of its batches."""
 
     work: Callable[[], Any]
+    workers: int | None = None
+    """With a number: no other worker runs a batch meanwhile, and so many run batches after."""
     done: Future[Any] = field(default_factory=Future)
 
 
@@ -89,16 +91,20 @@ class Batcher(Generic[Key, Item, Answer]):
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
         self._stopping = False
+        self._held = False
         self._under_way = 0
         self._reserved = 0
-        names = ["engine", *(f"engine-{number}" for number in range(2, workers + 1))]
-        self._threads = [
-            threading.Thread(target=self._loop, name=name, daemon=True) for name in names
-        ]
+        self._workers = workers
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        """Start the worker threads. The first one is always the same: torch wants one thread."""
+        while len(self._threads) < self._workers:
+            number = len(self._threads)
+            name = f"engine-{number + 1}" if number else "engine"
+            work = partial(self._loop, number)
+            self._threads.append(threading.Thread(target=work, name=name, daemon=True))
+            self._threads[-1].start()
 
     def stop(self) -> None:
         """Finish the batches under way, and fail all queued tickets with Stopped."""
@@ -123,7 +129,7 @@ class Batcher(Generic[Key, Item, Answer]):
             self._refuse_when_stopping()
             self._check_room(len(tickets), reserved=0)
             self._tickets.extend(tickets)
-            self._changed.notify()
+            self._changed.notify_all()  # some workers may not take any
         return [ticket.answer for ticket in tickets]
 
     @property
@@ -147,38 +153,56 @@ class Batcher(Generic[Key, Item, Answer]):
         if len(self._tickets) + reserved + count > self._max_queue:
             raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
 
-    def call(self, work: Callable[[], Result]) -> Future[Result]:
-        """Run `work` on a worker thread before its next batch."""
-        call = Call(work=work)
+    def call(self, work: Callable[[], Result], *, workers: int | None = None) -> Future[Result]:
+        """Run `work` on the first worker thread before its next batch. With `workers`, wait until
+        no worker runs a batch, and let so many run batches after."""
+        call = Call(work=work, workers=workers)
         with self._changed:
             self._refuse_when_stopping()
             self._calls.append(call)
-            self._changed.notify()
+            self._changed.notify_all()
         return call.done
 
     def _refuse_when_stopping(self) -> None:
         if self._stopping:
             raise Stopped("the server is stopping")
 
-    def _loop(self) -> None:
-        while self._work_once():
+    def _loop(self, number: int) -> None:
+        while self._work_once(number):
             pass
 
-    def _work_once(self) -> bool:
+    def _work_once(self, number: int) -> bool:
         """Do one call or one batch. False when it is time to stop."""
         # A function of its own, so that nothing of the last batch stays referenced while we wait.
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._calls or self._tickets)
+            self._changed.wait_for(lambda: self._stopping or self._has_work(number))
             if self._stopping:
                 return False
-            if self._calls:
-                work = partial(_answer, self._calls.popleft())
+            if self._calls and not number:
+                work = partial(self._answer_call, self._calls.popleft())
             else:
                 work = partial(self._answer_batch, *self._take())
-            if self._calls or self._tickets:
-                self._changed.notify()  # there is something left for another worker
         work()
         return True
+
+    def _has_work(self, number: int) -> bool:
+        if self._calls and not number:
+            return True
+        return bool(self._tickets) and not self._held and number < self._workers
+
+    def _answer_call(self, call: Call) -> None:
+        if call.workers is None:
+            _answer(call)
+            return
+        with self._changed:
+            self._held = True
+            self._changed.wait_for(lambda: not self._under_way)
+        _answer(call)
+        with self._changed:
+            self._held, self._workers = False, call.workers
+            if not self._stopping:
+                self.start()
+            self._changed.notify_all()
 
     def _take(self) -> tuple[Key, list[Ticket[Key, Item, Answer]]]:
         """Take the oldest ticket and those that can join it, oldest first, and the key of all. The
@@ -186,7 +210,7 @@ class Batcher(Generic[Key, Item, Answer]):
         way: the other workers are free soon, and nobody waits long for one large batch."""
         key = self._tickets[0].key
         all_of_it = len(self._tickets) + self._under_way
-        most = min(math.ceil(all_of_it / len(self._threads)), self._max_batch)
+        most = min(math.ceil(all_of_it / self._workers), self._max_batch)
         batch: list[Ticket[Key, Item, Answer]] = []
         others: deque[Ticket[Key, Item, Answer]] = deque()
         for ticket in self._tickets:
@@ -216,6 +240,8 @@ class Batcher(Generic[Key, Item, Answer]):
                     ticket.answer.set_result(answer)
         with self._changed:
             self._under_way -= len(batch)
+            if self._held:
+                self._changed.notify_all()
 
     def _run_batch(
         self, key: Key, batch: list[Ticket[Key, Item, Answer]]

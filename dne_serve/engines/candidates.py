@@ -19,17 +19,17 @@ from model_store.host.machine import (
     remember,
     usable_cores,
 )
-from model_store.records.manifest import Geometry, spec_of
-from model_store.records.quality import Reduced
+from model_store.precision import Precision
+from model_store.records.manifest import Geometry
 from model_store.records.sealing import Record
-from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.spec import ExpertSpec
 from model_store.store.cache import cache_folder
 
 Backend = Literal["torch", "onnx"]
 Figures = Mapping[str, Mapping[str, float]]
 """Images a second by candidate and by the number of images under way."""
-TIE = 0.85
-"""Share of the fastest candidate's speed from which a few seconds cannot tell two apart."""
+TIE = 0.9
+"""Share of the fastest candidate's speed from which two are told apart by the order alone."""
 REMEMBERED = "engine.json"
 
 log = logging.getLogger("dne_serve")
@@ -40,28 +40,25 @@ class Candidate:
     """A way of running batches."""
 
     backend: Backend
+    precision: Precision = "fp32"
     packed: bool = False
-    workers: int = 1
 
     @property
     def name(self) -> str:
-        if self.backend == "torch":
-            return "torch"
-        weights = "packed weights, " if self.packed else ""
-        return f"onnx, {weights}{self.workers} worker{'s' if self.workers > 1 else ''}"
+        weights = ", packed weights" if self.packed else ""
+        return f"{self.backend} {self.precision}{weights}"
 
 
 CANDIDATES = (
-    Candidate("torch"),
     Candidate("onnx"),
-    Candidate("onnx", workers=2),
     Candidate("onnx", packed=True),
-    Candidate("onnx", packed=True, workers=2),
+    Candidate("torch"),
+    Candidate("onnx", "int8"),
+    Candidate("onnx", "int8", packed=True),
+    Candidate("torch", "bf16"),
 )
-"""Sorted by memory."""
-PREFERENCE = (CANDIDATES[2], CANDIDATES[4], CANDIDATES[1], CANDIDATES[3], CANDIDATES[0])
-"""Sorted by speed in runs of minutes, and by memory where those found no difference (ADR 042): of
-two that a few seconds find equally fast, the first one is taken."""
+"""Sorted by preference: single precision first, then by memory. Of two that are equally fast the
+first one is taken, and the first one that is allowed serves until engines are measured."""
 
 
 class Request(Record):
@@ -70,8 +67,6 @@ class Request(Record):
     network: Geometry
     experts: tuple[ExpertSpec, ...]
     candidates: tuple[Candidate, ...]
-    reduced: tuple[Reduced, ...]
-    """Precisions that the candidates of a backend compute in, instead of single precision."""
     threads: int
     max_batch: int
 
@@ -79,28 +74,24 @@ class Request(Record):
     def digest(self) -> str:
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
-    @property
-    def spec(self) -> NetworkSpec:
-        """Describe a network of this shape, with one class a task."""
-        tasks = (
-            TaskSpec(name=f"{place}", classes=(f"{place}",), expert=expert)
-            for place, expert in enumerate(self.experts)
-        )
-        return spec_of(self.network, tasks=tuple(tasks))
-
 
 class Measurement(Record):
     """The message to the child process that measures."""
 
+    store: str
+    version: int
+    digest: str
+    """The digest of the version's manifest."""
     request: Request
-    seconds: float
-    try_int8: bool
+    excluded: tuple[str, ...] = ()
+    """Names of candidates that an earlier child has died of."""
+    niceness: int = 0
 
 
 def fastest(figures: Figures, candidates: Sequence[Candidate]) -> Candidate:
-    """Take the preferred one of the candidates whose geometric mean is close to the best: a server
-    has few clients at one time and many at another, and each of the loads counts the same. A
-    candidate that was not run at all loads had lost before."""
+    """Take the first of the candidates whose geometric mean is close to the best: a server has few
+    clients at one time and many at another, and each of the loads counts the same. A candidate
+    that was not run at all loads had lost before."""
     loads = max(len(one) for one in figures.values())
     scores = {
         name: math.prod(one.values()) ** (1 / loads)
@@ -108,22 +99,28 @@ def fastest(figures: Figures, candidates: Sequence[Candidate]) -> Candidate:
         if len(one) == loads
     }
     enough = TIE * max(scores.values())
-    good = (one for one in PREFERENCE if one in candidates)
-    return next(one for one in good if scores.get(one.name, 0.0) >= enough)
+    return next(one for one in candidates if scores.get(one.name, 0.0) >= enough)
 
 
 def table(figures: Figures) -> str:
     """Tell all figures in one line, with a dash for a load that a candidate was not run at."""
-    loads = sorted({load for one in figures.values() for load in one}, key=int)
-    rows = "; ".join(
-        f"{name} {' / '.join(f'{one[load]:.0f}' if load in one else '–' for load in loads)}"
-        for name, one in figures.items()
-    )
+    loads = loads_of(figures)
+    rows = "; ".join(f"{name} {' / '.join(cells(one, loads))}" for name, one in figures.items())
     return f"images/s with {' / '.join(loads)} images under way: {rows}"
 
 
+def loads_of(figures: Figures) -> list[str]:
+    """List the numbers of images under way, the least first."""
+    return sorted({load for one in figures.values() for load in one}, key=int)
+
+
+def cells(rates: Mapping[str, float], loads: Sequence[str]) -> list[str]:
+    """Write the rates of a candidate at each load."""
+    return [f"{rates[load]:.3g}" if load in rates else "–" for load in loads]
+
+
 def remembered(request: Request) -> Candidate | None:
-    """Read the choice of an earlier start; None where the file is missing or damaged."""
+    """Read the choice of an earlier measurement; None where the file is missing or damaged."""
     names = {one.name: one for one in request.candidates}
     name = _choices(cache_folder() / REMEMBERED).get(_key(request))
     return names.get(name) if isinstance(name, str) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -32,7 +32,7 @@ from model_store.inference.doubt import Doubt
 from model_store.onnx.model import OnnxPrecision, Weights, arrays_of_expert, arrays_of_heads
 from model_store.onnx.session import Session
 from model_store.onnx.weights import Arrays
-from model_store.precision import Asked
+from model_store.precision import Asked, Trial, try_out
 from model_store.preprocess import Pixels, normalise
 from model_store.records.manifest import Manifest, Preprocessing
 from model_store.records.quality import Reduced
@@ -204,6 +204,7 @@ class OnnxEngine:
         workers: int | None = None,
         pack: bool = False,
         choice: str = "onnx",
+        try_out: Callable[..., Trial] = try_out,
     ) -> None:
         if importlib.util.find_spec("onnxruntime") is None:
             raise WrongUsage(
@@ -217,7 +218,9 @@ class OnnxEngine:
         self.choice = choice
         self.device = "cuda" if has_cuda and device != "cpu" else "cpu"
         offered: tuple[Reduced, ...] = ("int8",) if self.device == "cpu" else ()
-        self._precisions = Precisions(precision, offered=offered, backend=self.backend)
+        self._precisions = Precisions(
+            precision, offered=offered, backend=self.backend, try_out=try_out
+        )
         plan = ThreadPlan.of(threads=threads, workers=workers if self.device == "cpu" else 1)
         self.workers = plan.workers
         self.bank = ArrayBank(device=self.device, plan=plan, pack=pack)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from weakref import WeakSet, WeakValueDictionary
@@ -34,7 +34,7 @@ from model_store.inference.forward import FoldedNetwork, Lineage
 from model_store.inference.stacks import Part, Stack
 from model_store.inference.workspace import Scratch
 from model_store.network.device import choose_device
-from model_store.precision import Asked, try_out
+from model_store.precision import Asked, Trial, try_out
 from model_store.preprocess import Pixels
 from model_store.records.manifest import Manifest
 from model_store.spec import NetworkSpec
@@ -257,6 +257,7 @@ class TorchEngine:
         max_batch: int = 1,
         precision: Asked = "fp32",
         choice: str = "torch",
+        try_out: Callable[..., Trial] = try_out,
     ) -> None:
         """Open a device that is given by its name, and set memory aside for `max_batch` images."""
         opened = open_device(device, max_batch=max_batch) if isinstance(device, str) else device

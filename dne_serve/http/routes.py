@@ -293,6 +293,7 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
         settling=settling.target if settling else None,
         backend=serving.engine.backend,
         engine=serving.engine.choice,
+        measuring=serving.measures,
         device=serving.engine.device,
         canary=serving.canary_and_shadow.ready("canary"),
         shadow=serving.canary_and_shadow.ready("shadow"),

@@ -209,8 +209,9 @@ class ReadyAnswer(BaseModel):
     that the channel named when it was last read. `fallback`: the head could not be loaded at the
     start, and the newest earlier version that could be loaded is served. `settling` is a version in
     memory that is served when its record is old enough. `engine` names the engine and why it was
-    taken. `canary` and `shadow` are the versions beside the served one; null if there is none, or
-    it is not loaded yet."""
+    taken; while `measuring`, others are measured, and a faster one takes its place. `canary` and
+    `shadow` are the versions beside the served one; null if there is none, or it is not loaded
+    yet."""
 
     version: int
     channel: str
@@ -221,6 +222,7 @@ class ReadyAnswer(BaseModel):
     settling: int | None
     backend: str
     engine: str
+    measuring: bool
     device: str
     canary: int | None
     shadow: int | None

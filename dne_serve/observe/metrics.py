@@ -203,11 +203,17 @@ class Metrics:
         self.fallback.set_function(fallback)
         self.channel_version.set_function(channel_version)
 
-    def built(self, *, backend: str, device: str) -> None:
+    def built(self, *, backend: str, device: str, engine: str) -> None:
         """Name the software and what computes the network."""
         python = platform.python_version()
         self.build.info(
-            {"version": __version__, "python": python, "backend": backend, "device": device}
+            {
+                "version": __version__,
+                "python": python,
+                "backend": backend,
+                "device": device,
+                "engine": engine,
+            }
         )
 
     def ran(self, images: int) -> None:

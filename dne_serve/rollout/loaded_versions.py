@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol
+from weakref import WeakSet
 
 from dne_serve.engines.base import Answers, Engine, Query, Resident, Result, Steps
 from dne_serve.engines.batcher import Batcher, Ticket
@@ -114,9 +115,14 @@ class LoadedVersions:
         self._beside: tuple[Resident, ...] = ()
         self._held: tuple[Resident, ...] = ()
         self._residents = _Table()
+        self._alive: WeakSet[Resident] = WeakSet()
         self._left = False  # something has left, and requests under way may have kept it since
         self._table = threading.Lock()  # held for moments: the event loop takes it too
         self._loading = threading.Lock()  # held for as long as a load takes
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
 
     @property
     def served(self) -> Resident | None:
@@ -164,8 +170,26 @@ class LoadedVersions:
                 self._sweep(coming=[manifest])  # others leave before it takes memory
                 fetched = self._engine.fetch(manifest, read=shards.read_shard)
                 resident = self._in_steps(self._engine.load(fetched))
+                self._alive.add(resident)
                 self._put(resident)
             return resident
+
+    def switch(self, engine: Engine, *, shards: ShardReader) -> None:
+        """Compute all versions by another engine, from between two batches on. Blocks for as long
+        as loading them takes; the old engine answers meanwhile, and stays if this fails."""
+        with self._loading:
+            made = []
+            for resident in list(self._alive):  # also those that only a request under way has kept
+                fetched = engine.fetch(resident.manifest, read=shards.read_shard)
+                made.append((resident, self._in_steps(engine.load(fetched)).model))
+
+            def swap() -> None:
+                for resident, model in made:
+                    resident.model = model
+                self._engine = engine
+
+            self._batcher.call(swap, workers=engine.workers).result()
+        give_back()
 
     def serve(self, resident: Resident) -> None:
         """Answer requests that name no version by this one."""

@@ -1,10 +1,10 @@
-"""Measure how often a version answers the same in a reduced precision, before publishing it."""
+"""Measure how near the answers of a version in a reduced precision are, before publishing it."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_store.inference.doubt import Doubt
+from model_store.inference.doubt import Doubt, none_of_these
 from model_store.inference.forward import FoldedNetwork
 from model_store.network.network import Network
 from model_store.precision import Trial
@@ -22,6 +22,7 @@ from model_store.records.manifest import Preprocessing
 from model_store.records.quality import Reduced
 from trainer.data.folders import LabelledImages
 from trainer.embeddings.cache import in_batches
+from trainer.evaluation.gate import SIGNIFICANCE, count_flips, sign_test
 from trainer.evaluation.judged import Judged
 
 COMPARED: tuple[Reduced, ...] = ("int8", "bf16")
@@ -45,39 +46,29 @@ class ReadTokens(Protocol):
     ) -> Floats: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The rule for unknown images by the token, where a version has one."""
-
-    doubt: Doubt
-    threshold: float
-
-    def unknown_N(self, token_NW: Floats) -> NDArray[np.bool_]:
-        return np.asarray(self.doubt.log_odds(token_NW) < self.threshold)
-
-
 def agreement_of(
     network: Network,
     *,
     images: LabelledImages,
     judged: Judged,
     preprocessing: Preprocessing,
+    temperature: float = 1.0,
     token_NW: Floats | None = None,
-    verdict: Verdict | None = None,
+    doubt: Doubt | None = None,
     try_out: Callable[[Reduced], Trial] | None = None,
     read_tokens: ReadTokens | None = None,
 ) -> dict[Reduced, float]:
-    """Measure the share of `images` whose answer is that of `judged`, in each precision that runs
-    here. With a `verdict` on `token_NW`, the oldest slices of the tokens in single precision, an
-    answer is the same if both call the image unknown or neither does. Return nothing without
-    images."""
+    """Measure how near the answers of each precision that runs here are to those of `judged`.
+
+    The agreement is 1 less the mean distance of the calibrated probabilities of `images`, and 0 if
+    the precision is less accurate than chance explains. With a `doubt` on `token_NW`, the oldest
+    slices of the tokens in single precision, an image is as far apart as its probability to be
+    unknown is, if that is more. Return nothing without images.
+    """
     if not len(images):
         return {}
     rows_N = np.unique(np.linspace(0, len(images) - 1, MAX_IMAGES).astype(np.int64))
-    answers_N = judged.logits_NC[rows_N].argmax(axis=1)
-    unknown_N = None
-    if verdict is not None and token_NW is not None:
-        unknown_N = verdict.unknown_N(token_NW[rows_N])
+    whole, chosen = judged.take(rows_N), images.take(rows_N)
     retired_C = np.isneginf(judged.logits_NC).all(axis=0)
     trying = try_out or partial(precision_try_out, device=network.device.type)
     found: dict[Reduced, float] = {}
@@ -85,7 +76,6 @@ def agreement_of(
         if not _is_worth_it(precision, try_out=trying):
             continue
         make = partial(_in_int8 if precision == "int8" else _in_bf16, network)
-        chosen = images.take(rows_N)
         reduced_NW = (
             in_batches(
                 network,
@@ -97,13 +87,41 @@ def agreement_of(
             if read_tokens is None
             else read_tokens(precision, make, chosen)
         )
-        logits_NC = _classified(network, reduced_NW)
-        same_N = np.where(retired_C, -np.inf, logits_NC).argmax(axis=1) == answers_N
-        if verdict is not None and unknown_N is not None:
+        logits_NC = np.where(retired_C, -np.inf, _classified(network, reduced_NW))
+        apart_N = distances(whole.logits_NC, logits_NC, temperature=temperature)
+        if doubt is not None and token_NW is not None:
             width = network.spec.doubt_width
-            same_N &= verdict.unknown_N(reduced_NW[:, :width]) == unknown_N
-        found[precision] = float(same_N.mean())
+            unknown_N = _none_of_these(doubt, token_NW[rows_N])
+            apart_N = np.maximum(
+                apart_N, np.abs(_none_of_these(doubt, reduced_NW[:, :width]) - unknown_N)
+            )
+        found[precision] = 1 - float(apart_N.mean())
+        if _is_less_accurate(whole, replace(whole, logits_NC=logits_NC)):
+            found[precision] = 0.0
     return found
+
+
+def distances(logits_NC: Floats, others_NC: Floats, *, temperature: float) -> NDArray[np.float64]:
+    """Compute the total variation distance of each image's probabilities, between 0 and 1: the
+    most by which the probability of any set of classes differs."""
+
+    def probabilities(given_NC: Floats) -> NDArray[np.float64]:
+        scaled = (given_NC - given_NC.max(axis=1, keepdims=True)).astype(np.float64) / temperature
+        weights = np.exp(scaled)
+        return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+    apart_NC = np.abs(probabilities(logits_NC) - probabilities(others_NC))
+    return np.asarray(apart_NC.sum(axis=1) / 2)
+
+
+def _none_of_these(doubt: Doubt, token_NW: Floats) -> NDArray[np.float64]:
+    """Compute the probability that each image is unknown."""
+    return np.array([none_of_these(float(one)) for one in doubt.log_odds(token_NW)])
+
+
+def _is_less_accurate(whole: Judged, reduced: Judged) -> bool:
+    worse, better = count_flips(whole, reduced)
+    return sign_test(worse=worse, better=better) <= SIGNIFICANCE
 
 
 def _is_worth_it(precision: Reduced, *, try_out: Callable[[Reduced], Trial]) -> bool:

@@ -22,7 +22,7 @@ from trainer.embeddings.cache import Floats, TokenCache
 from trainer.evaluation.forecast import latencies_ms
 from trainer.evaluation.gate import FEWEST, Candidate, decide, noticed
 from trainer.evaluation.judged import Judged, calibrate, choose_shown, judged_by
-from trainer.evaluation.precision_agreement import ReadTokens, Verdict, agreement_of
+from trainer.evaluation.precision_agreement import ReadTokens, agreement_of
 from trainer.evaluation.price import NO_PRICE, Price
 from trainer.evaluation.unknown import FEWEST_CLASSES, fit_doubt, fit_threshold, scores_of
 from trainer.learning.student import Student
@@ -120,11 +120,10 @@ def assess(
                 images=data.judged_by,
                 judged=judged,
                 preprocessing=student.preprocessing,
+                temperature=calibration.temperature,
                 token_NW=judged_token_NW,
                 read_tokens=reduced_tokens,
-                verdict=Verdict(doubt=doubt, threshold=unknown.threshold)
-                if doubt and unknown
-                else None,
+                doubt=doubt,
             ),
             shown=choose_shown(judged, parent, older=older, temperature=calibration.temperature)
             if shows_images
