@@ -21,6 +21,7 @@ from PIL import Image
 from dne_serve.app import create_app
 from dne_serve.engines.base import Engine
 from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.rollout.engine_switch import Auto
 from dne_serve.server import Serving
 from dne_serve.settings import FixedLimits, Settings
 from dne_serve.wire.server import server_config
@@ -93,7 +94,7 @@ class Live:
 
 @contextmanager
 def live_server(
-    store: Path | str, *, engine: Engine | None = None, **settings: Any
+    store: Path | str, *, engine: Engine | None = None, auto: Auto | None = None, **settings: Any
 ) -> Iterator[Live]:
     """`settings` may name fixed limits too."""
     names = {one.name for one in fields(FixedLimits)} & settings.keys()
@@ -101,7 +102,7 @@ def live_server(
     given = {"store": str(store), "poll_seconds": POLL_SECONDS, "admin_token": TOKEN, **settings}
     made = Settings(**given)
     made._fixed = FixedLimits(**fixed)
-    app = create_app(made, engine=engine or TorchEngine(device="cpu", threads=1))
+    app = create_app(made, engine=engine or TorchEngine(device="cpu", threads=1), auto=auto)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

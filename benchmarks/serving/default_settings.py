@@ -25,12 +25,10 @@ TORCH = ours("torch, the earlier default", "--backend", "torch")
 
 
 def hand_made(one: Candidate) -> Server:
-    weights = "packed" if one.packed else "plain"
     return Server(
         name=f"by hand: {one.name}",
         command=(
-            *("python", "-m", "benchmarks.serving.hand_made"),
-            *(one.backend, weights, str(one.workers)),
+            *("python", "-m", "benchmarks.serving.hand_made", one.name),
             *("--store", "{store}", "--port", "{port}"),
         ),
     )

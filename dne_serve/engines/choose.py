@@ -1,7 +1,7 @@
 """Make the engine that serves, and list and measure those that `--backend auto` may take.
 
 A child process measures the candidates (`measure.py`): all torch work of a process belongs to one
-thread, and a server must survive instructions that kill a process. docs/adr/NNN has the reasons.
+thread, and a server must survive instructions that kill a process. docs/adr/098 has the reasons.
 """
 
 from __future__ import annotations

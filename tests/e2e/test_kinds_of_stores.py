@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from dne_serve.engines.base import Engine
-from dne_serve.engines.choose import Wanted, begin_choosing
+from dne_serve.engines.candidates import Measurement
+from dne_serve.engines.choose import Measuring, Wanted, request_for
 from dne_serve.engines.onnx_engine import OnnxEngine
 from dne_serve.engines.torch_engine import TorchEngine
 from model_store.cli.main import main as dne_store
@@ -34,10 +35,8 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "torch": lambda: TorchEngine(device="cpu", threads=1, precision="fp32"),
     "onnx": lambda: OnnxEngine(device="cpu", threads=1, precision="fp32"),
 }
-WANTED = Wanted(device="cpu", threads=2, max_batch=16, precision="auto", room_bytes=8 << 30)
+WANTED = Wanted(threads=2, max_batch=16, precision="auto", room_bytes=8 << 30)
 NEAR = 2e-3
-MEASURED_S = 40.0
-"""Seconds of a measurement at most: a slow machine has enough of them, as a server may not."""
 Confusion = dict[str, dict[str, int]]
 
 
@@ -109,10 +108,7 @@ def test_a_server_answers_as_the_trainer_does(kind: Kind) -> None:
 
 @pytest.mark.timeout(600)
 def test_its_engine_is_measured(
-    kind: Kind,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = kind.manifest
     trial = remembered_trial("int8")
@@ -121,10 +117,16 @@ def test_its_engine_is_measured(
     if trial.speedup >= 0.5 and served.held_out and not served.retired:
         assert "int8" in served.metrics.agreement
     monkeypatch.setenv("DNE_CACHE", str(tmp_path))
-    monkeypatch.setattr("dne_serve.engines.choose.MEASURE_S", 60.0)
-    monkeypatch.setattr("dne_serve.engines.choose.MARGIN_S", 60.0 - MEASURED_S)
-    choice = begin_choosing(WANTED, served=served).choice()
-    assert "measured as the fastest; images/s" in choice.why, caplog.text
+    asked = Measurement(
+        store=str(kind.location),
+        version=served.version,
+        digest=served.digest,
+        request=request_for(WANTED, served),
+    )
+    measured = Measuring(asked).run()
+    assert measured.fault == ""
+    assert measured.excluded == ()
+    assert measured.best(asked.request) in asked.request.candidates
 
 
 @pytest.mark.timeout(600)

@@ -10,6 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from dne_serve.engines.candidates import CANDIDATES
+from dne_serve.engines.choose import make_candidate
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.live_server import Live, live_server, png
@@ -120,3 +122,38 @@ def test_after_the_first_answer_of_a_new_version_none_of_the_old_one_follows(
     versions = [version for version, _ in traffic.answered]
     assert traffic.failed == []
     assert versions == sorted(versions)
+
+
+SWITCHES = 50
+
+
+@pytest.mark.long
+def test_no_request_fails_while_engines_switch(tmp_path: Path) -> None:
+    """Pinned and served versions change their engine together, and answer the same."""
+    pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
+    store = Store.create(str(tmp_path))
+    first = promote(store, publish_tiny(store))
+    second = promote(store, publish_tiny(store, tasks=[("more", ["x", "y"])], parent=first))
+    candidates = [CANDIDATES[number] for number in (0, 2, 1)]  # onnx, torch, onnx packed
+    with live_server(tmp_path, max_batch=4) as live:
+        live.wait_until_serving(second.version)
+        traffic = Traffic(live.url)
+        threads = [
+            threading.Thread(target=traffic.run, kwargs={"query": query, "pause_s": PAUSE_S})
+            for query in 2 * ["", f"?version={first.version}"]
+        ]
+        for thread in threads:
+            thread.start()
+        for number in range(SWITCHES):
+            one = candidates[number % len(candidates)]
+            engine = make_candidate(one, threads=2, max_batch=4)
+            live.serving.loaded.switch(engine, shards=store)
+            assert live.serving.engine is engine
+            traffic.wait_for_more(3)
+        traffic.stop.set()
+        for thread in threads:
+            thread.join()
+    assert traffic.failed == []
+    assert len(traffic.answered) >= 3 * SWITCHES
+    assert {version for version, _ in traffic.answered} == {first.version, second.version}
+    assert len(set(traffic.answered)) == 2  # the same labels by every engine

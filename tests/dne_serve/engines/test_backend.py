@@ -1,97 +1,114 @@
-"""The engine that `--backend auto` takes, and that a server says which one it took."""
+"""The engine that `--backend auto` takes at the start and after it has measured."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import torch
 
 from dne_serve.cli import main
+from dne_serve.engine_start import served_by, start_engine
 from dne_serve.engines import choose, measure
 from dne_serve.engines.candidates import (
     CANDIDATES,
     REMEMBERED,
     Candidate,
     Measurement,
-    Request,
     fastest,
+    remembered,
 )
-from dne_serve.engines.choose import Choice, Measuring, Wanted, begin_choosing, served_by
+from dne_serve.engines.choose import Measured, Measuring, Wanted, candidates_for, request_for
+from dne_serve.rollout import engine_switch
+from dne_serve.rollout.engine_switch import Auto
 from dne_serve.settings import load_settings
 from model_store.errors import WrongUsage
-from model_store.precision import Trial, remember_trial, remembered_trial
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.engines.test_precision import agreeing
 from tests.dne_serve.test_cli import running
+from tests.live_server import Live, live_server, png, wait_for
 
 pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
 
-TORCH, PLAIN, PLAIN_2, PACKED, PACKED_2 = CANDIDATES
-WANTED = Wanted(device="cpu", threads=2, max_batch=16, precision="auto", room_bytes=8 << 30)
-
-
-class Child:
-    """A measurement that has said some lines."""
-
-    def __init__(self, said: str, *, ends: bool = True, errors: str = "") -> None:
-        self._said, self._errors = said, errors
-        self._ends = ends
-        self.killed = False
-        self.returncode = -4 if ends and not said else 0
-
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        if not self._ends and not self.killed:
-            raise subprocess.TimeoutExpired("measure", timeout or 0)
-        return self._said, self._errors
-
-    def kill(self) -> None:
-        self.killed = True
-
-
-class Measurements:
-    """Stands in for the child process."""
-
-    def __init__(self) -> None:
-        self.child = Child("")
-        self.asked: list[Request] = []
-
-    def __call__(self, request: Request) -> Child:
-        self.asked.append(request)
-        return self.child
+PLAIN, PACKED, TORCH, PLAIN_8, PACKED_8, TORCH_16 = CANDIDATES
+WANTED = Wanted(threads=2, max_batch=16, precision="auto", room_bytes=8 << 30)
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DNE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
+
+
+def figures_of(best: Candidate, *, of: Sequence[Candidate] = CANDIDATES) -> dict[str, Any]:
+    return {one.name: {"8": 90.0 if one == best else 60.0} for one in of}
+
+
+class Children:
+    """Stands in for the child processes that measure."""
+
+    def __init__(self) -> None:
+        self.asked: list[Measurement] = []
+        self.scripts: list[str] = []
+        """What each child runs; the last one again and again."""
+
+    def say(self, best: Candidate, *, quiet: bool = True) -> str:
+        line = json.dumps({"figures": figures_of(best), "quiet": quiet})
+        return f"print({line!r})"
+
+    def __call__(self, asked: Measurement) -> subprocess.Popen[str]:
+        self.asked.append(asked)
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else self.scripts[0]
+        return subprocess.Popen(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
 
 @pytest.fixture
-def measurements(monkeypatch: pytest.MonkeyPatch) -> Measurements:
-    made = Measurements()
-    monkeypatch.setattr(choose, "_measure", made)
+def children(monkeypatch: pytest.MonkeyPatch) -> Children:
+    made = Children()
+    monkeypatch.setattr(choose, "begin_child", made)
     return made
 
 
-def line(
-    best: Candidate, *, enough: bool = True, of: Sequence[Candidate] = CANDIDATES, int8: float = 0.0
-) -> str:
-    figures = {one.name: {"8": 90.0 if one == best else 60.0} for one in of}
-    told = {"figures": figures, "enough": enough, "int8_speedup": int8 or None}
-    return json.dumps(told) + "\n"
+def asked_for(served: Manifest, wanted: Wanted = WANTED, *, store: str = "") -> Measurement:
+    return Measurement(
+        store=store,
+        version=served.version,
+        digest=served.digest,
+        request=request_for(wanted, served),
+    )
 
 
-def chosen(served: Manifest | None, wanted: Wanted = WANTED) -> Choice:
-    return begin_choosing(wanted, served=served).choice()
+def measured(served: Manifest, wanted: Wanted = WANTED) -> Measured:
+    return Measuring(asked_for(served, wanted)).run()
+
+
+@contextmanager
+def choosing(store: Store, **settings: Any) -> Iterator[Live]:
+    """A server that chooses its engine."""
+    made = load_settings(store=store.location, device="cpu", threads=2, **settings)
+    engine, auto = start_engine(made)
+    with live_server(store.location, engine=engine, auto=auto, threads=2, **settings) as live:
+        live.wait_until_ready()
+        yield live
+
+
+def engine_of(live: Live) -> str:
+    said: str = live.http.get("/readyz").json()["engine"]
+    return said
 
 
 def test_the_server_chooses_unless_told_otherwise() -> None:
@@ -99,16 +116,16 @@ def test_the_server_chooses_unless_told_otherwise() -> None:
 
 
 def test_the_fastest_over_all_loads_is_taken() -> None:
-    figures = {TORCH.name: {"1": 40.0, "8": 50.0}, PLAIN_2.name: {"1": 30.0, "8": 90.0}}
-    assert fastest(figures, CANDIDATES) == PLAIN_2
+    figures = {TORCH.name: {"1": 40.0, "8": 50.0}, PLAIN.name: {"1": 30.0, "8": 90.0}}
+    assert fastest(figures, CANDIDATES) == PLAIN
 
 
-def test_of_two_that_are_equally_fast_the_first_by_long_runs_and_memory_is_taken() -> None:
-    rates = {PLAIN: 50.0, PLAIN_2: 86.0, PACKED: 50.0, PACKED_2: 100.0}
+def test_of_two_that_are_equally_fast_the_more_exact_and_the_smaller_one_is_taken() -> None:
+    rates = {PLAIN: 91.0, PACKED: 95.0, PLAIN_8: 100.0}
     figures = {one.name: {"8": rate} for one, rate in rates.items()}
-    assert fastest(figures, CANDIDATES) == PLAIN_2
-    assert fastest(figures, (TORCH, PLAIN, PACKED_2)) == PACKED_2
-    assert fastest({**figures, PLAIN_2.name: {"8": 84.0}}, CANDIDATES) == PACKED_2
+    assert fastest(figures, CANDIDATES) == PLAIN
+    assert fastest({**figures, PLAIN.name: {"8": 89.0}}, CANDIDATES) == PACKED
+    assert fastest(figures, (TORCH, PLAIN_8)) == PLAIN_8
 
 
 def test_a_candidate_that_lost_at_the_first_load_is_not_taken_for_it() -> None:
@@ -116,140 +133,196 @@ def test_a_candidate_that_lost_at_the_first_load_is_not_taken_for_it() -> None:
     assert fastest(figures, CANDIDATES) == PLAIN
 
 
+def test_single_precision_serves_until_engines_are_measured(store: Store, digits: Manifest) -> None:
+    engine, auto = start_engine(load_settings(store=store.location, device="cpu"))
+    assert engine.choice == "onnx fp32: safe until engines are measured"
+    assert auto is not None
+    assert auto.candidate == PLAIN
+    assert start_engine(load_settings(store=store.location, backend="torch"))[1] is None
+
+
 def test_a_choice_is_measured_once_for_a_shape_and_says_its_figures(
-    letters: Manifest, measurements: Measurements
+    letters: Manifest, children: Children
 ) -> None:
-    measurements.child = Child(line(PACKED_2))
-    first = chosen(letters)
-    assert first.candidate == PACKED_2
-    assert "torch 60" in first.why
-    assert "onnx, packed weights, 2 workers 90" in first.why
-    assert chosen(letters).candidate == PACKED_2
-    assert len(measurements.asked) == 1
-    chosen(letters, replace(WANTED, threads=4))
-    assert len(measurements.asked) == 2  # other threads, another choice
+    children.scripts = [children.say(PACKED)]
+    found = measured(letters)
+    asked = asked_for(letters).request
+    assert found.best(asked) == PACKED
+    assert "torch fp32 60" in found.told
+    assert "onnx fp32, packed weights 90" in found.told
+    assert remembered(asked) == PACKED
+    assert remembered(asked_for(letters, replace(WANTED, threads=4)).request) is None
 
 
-def test_a_measurement_is_waited_for_no_longer_than_its_time(
-    letters: Manifest, measurements: Measurements
+def test_a_server_measures_switches_and_remembers(
+    store: Store, digits: Manifest, children: Children
 ) -> None:
-    measurements.child = Child(line(PACKED, enough=False) + '{"figures": {"to', ends=False)
-    assert chosen(letters).candidate == PACKED
-    assert measurements.child.killed
-    measurements.child = Child("", ends=False)
-    choice = chosen(letters)  # figures of one load are not remembered
-    assert (choice.candidate, choice.why) == (
-        PLAIN_2,
-        "not measured, as 5 s were too short for it",
+    children.scripts = [children.say(TORCH)]
+    with choosing(store) as live:
+        assert live.predict(png()).status_code == 200
+        wait_for(
+            lambda: engine_of(live).startswith("torch fp32: measured as the fastest; images/s")
+        )
+        ready = live.http.get("/readyz").json()
+        assert (ready["backend"], ready["measuring"]) == ("torch", False)
+        assert live.predict(png()).status_code == 200
+        assert live.http.get("/v2/models/dne").json()["platform"] == "dne_torch"
+        assert 'engine="torch fp32"' in live.http.get("/metrics").text
+    with choosing(store) as live:
+        assert engine_of(live) == "torch fp32: measured as the fastest at an earlier start"
+    assert len(children.asked) == 1
+
+
+def test_an_empty_store_is_measured_once_it_has_a_version(
+    tmp_path: Path, store: Store, children: Children
+) -> None:
+    from tests.tiny_versions import promote, publish_tiny
+
+    children.scripts = [children.say(TORCH)]
+    made = load_settings(store=store.location, device="cpu", threads=2)
+    engine, auto = start_engine(made)
+    with live_server(store.location, engine=engine, auto=auto) as live:
+        assert live.http.get("/readyz").status_code == 503
+        promote(store, publish_tiny(store))
+        live.wait_until_ready()
+        wait_for(lambda: engine_of(live).startswith("torch fp32: measured"))
+
+
+def test_a_candidate_that_kills_the_child_is_left_out_and_another_serves(
+    store: Store, digits: Manifest, children: Children, caplog: pytest.LogCaptureFixture
+) -> None:
+    dies = (
+        f"import os; print({json.dumps({'trying': PACKED.name})!r}, flush=True);"
+        "os.write(2, b'Illegal \\x1b[31minstruction'); os.kill(os.getpid(), 4)"
     )
+    children.scripts = [dies, children.say(TORCH)]
+    with choosing(store) as live:
+        wait_for(lambda: engine_of(live).startswith("torch fp32: measured"))
+        assert engine_of(live).endswith("onnx fp32, packed weights did not run")
+        assert live.predict(png()).status_code == 200
+    assert [one.excluded for one in children.asked] == [(), (PACKED.name,)]
+    assert "was ended by SIGILL: Illegal  [31minstruction" in caplog.text
 
 
-def test_a_measurement_that_dies_says_why(
-    letters: Manifest, measurements: Measurements, caplog: pytest.LogCaptureFixture
+def test_a_measurement_that_fails_says_why_and_is_tried_again(
+    store: Store, digits: Manifest, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measurements.child = Child("")
-    why = chosen(letters).told
-    assert why.endswith("not measured, as the measurement was ended by SIGILL")
-    measurements.child = Child("", errors="Traceback:\n  line 5\nTypeError: \x1b[31mno pooling\n")
-    why = chosen(letters).told
-    assert why.endswith("was ended by SIGILL: TypeError:  [31mno pooling")
-    assert "SIGILL: Traceback: | line 5 | TypeError:  [31mno pooling" in caplog.text
+    monkeypatch.setattr(engine_switch, "AGAIN_S", 0.1)
+    children.scripts = ["raise SystemExit('no version')", children.say(TORCH)]
+    with choosing(store) as live:
+        wait_for(lambda: engine_of(live).startswith("torch fp32: measured"))
+    assert len(children.asked) == 2
+    children.scripts = ["raise SystemExit('no version')"]
+    assert measured(digits).fault == "the measurement ended with 1: no version"
 
 
-def test_figures_of_a_busy_machine_are_used_and_not_remembered(
-    letters: Manifest, measurements: Measurements, monkeypatch: pytest.MonkeyPatch
+def test_figures_of_a_busy_machine_are_not_kept_and_engines_are_measured_again(
+    store: Store, digits: Manifest, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "getloadavg", lambda: (4096.0, 0.5, 0.5))
-    measurements.child = Child(line(PACKED))
-    assert [chosen(letters).candidate, chosen(letters).candidate] == [PACKED, PACKED]
-    assert len(measurements.asked) == 2
+    monkeypatch.setattr(engine_switch, "AGAIN_S", 1.0)
+    children.scripts = [children.say(TORCH, quiet=False), children.say(PACKED)]
+    request = request_for(WANTED, digits)
+    with choosing(store) as live:
+        wait_for(lambda: engine_of(live).startswith("torch fp32: measured"))
+        assert "beside other programs" in engine_of(live)
+        assert remembered(request) is None
+        wait_for(lambda: engine_of(live).startswith("onnx fp32, packed weights: measured"))
+        assert "beside other programs" not in engine_of(live)
+
+
+def test_a_server_that_stops_ends_its_measurement(
+    store: Store, digits: Manifest, children: Children
+) -> None:
+    children.scripts = ["import time; time.sleep(600)"]
+    with choosing(store) as live:
+        wait_for(lambda: live.http.get("/readyz").json()["measuring"])
+        assert live.predict(png()).status_code == 200
+
+
+def test_too_little_memory_is_said_and_nothing_is_measured(
+    store: Store, digits: Manifest, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_switch, "available_bytes", lambda: 0)
+    with choosing(store) as live:
+        wait_for(lambda: "too little free memory" in engine_of(live))
+        assert engine_of(live).startswith("onnx fp32: not measured")
+    assert children.asked == []
 
 
 @pytest.mark.parametrize("kept", [b"{", b"[]", b"[[[", b"5", b"\xff", b'{"a": 5}', b'["ab"]'])
 def test_a_damaged_memory_costs_a_measurement(
-    kept: bytes, tmp_path: Path, letters: Manifest, measurements: Measurements
+    kept: bytes, tmp_path: Path, letters: Manifest, children: Children
 ) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / REMEMBERED).write_bytes(kept)
-    measurements.child = Child(line(PLAIN))
-    assert chosen(letters).candidate == PLAIN
-    assert chosen(letters).candidate == PLAIN
-    assert len(measurements.asked) == 1
+    request = request_for(WANTED, letters)
+    assert remembered(request) is None
+    children.scripts = [children.say(PLAIN)]
+    measured(letters)
+    assert remembered(request) == PLAIN
 
 
 @pytest.mark.parametrize("name", ["a command", 5, None, {"backend": "x"}])
 def test_a_remembered_choice_is_a_candidate_or_nothing(
-    name: object, tmp_path: Path, letters: Manifest, measurements: Measurements
+    name: object, tmp_path: Path, letters: Manifest, children: Children
 ) -> None:
-    measurements.child = Child(line(PLAIN))
-    chosen(letters)
+    children.scripts = [children.say(PLAIN)]
+    measured(letters)
     path = tmp_path / "cache" / REMEMBERED
     path.write_text(json.dumps(dict.fromkeys(json.loads(path.read_text()), name)))
-    assert chosen(letters).candidate == PLAIN
-    assert len(measurements.asked) == 2
+    assert remembered(request_for(WANTED, letters)) is None
 
 
-def test_eight_bits_are_measured_where_they_agree_and_run(
-    letters: Manifest, measurements: Measurements
-) -> None:
-    measurements.child = Child(line(PLAIN_2, enough=False, int8=1.8))
-    chosen(letters)
-    chosen(agreeing(letters, 0.98))
-    chosen(agreeing(letters, 0.995))
-    assert [one.reduced for one in measurements.asked] == [(), (), ("int8",)]
-    assert remembered_trial("int8") == Trial(runs=True, speedup=1.8)
-    remember_trial("int8", Trial(runs=False, reason="SIGILL"))
-    chosen(agreeing(letters, 0.995))
-    assert measurements.asked[-1].reduced == ()
+def test_reduced_precisions_are_measured_where_they_agree(letters: Manifest) -> None:
+    whole = (PLAIN, PACKED, TORCH)
+    assert candidates_for(WANTED, letters) == whole
+    assert candidates_for(WANTED, agreeing(letters, 0.98)) == whole
+    assert candidates_for(WANTED, agreeing(letters, 0.995)) == (*whole, PLAIN_8, PACKED_8)
+    assert candidates_for(WANTED, agreeing(letters, 1.0, by="bf16")) == (*whole, TORCH_16)
+    assert candidates_for(WANTED, None) == (PLAIN, TORCH)
 
 
-def test_a_precision_that_was_asked_for_decides(
-    letters: Manifest, measurements: Measurements
-) -> None:
-    assert chosen(letters, replace(WANTED, precision="bf16")).candidate == TORCH
-    measurements.child = Child(line(PLAIN, of=CANDIDATES[1:]))
-    chosen(agreeing(letters, 1.0), replace(WANTED, precision="int8"))
-    assert measurements.asked[-1].candidates == CANDIDATES[1:]
-    chosen(agreeing(letters, 1.0), replace(WANTED, precision="fp32"))
-    assert measurements.asked[-1].reduced == ()
+def test_a_precision_that_was_asked_for_decides(letters: Manifest) -> None:
+    asked = {
+        one: candidates_for(replace(WANTED, precision=one), letters)
+        for one in ("bf16", "int8", "fp32")
+    }
+    assert asked == {
+        "bf16": (TORCH_16,),
+        "int8": (PLAIN_8, PACKED_8),
+        "fp32": (PLAIN, PACKED, TORCH),
+    }
 
 
-def test_weights_are_packed_only_where_there_is_room_and_workers_where_there_are_threads(
-    letters: Manifest, measurements: Measurements
-) -> None:
-    measurements.child = Child(line(PLAIN, of=CANDIDATES[:3]))
-    chosen(letters, replace(WANTED, room_bytes=4 * letters.spec.parameters))
-    assert measurements.asked[-1].candidates == CANDIDATES[:3]
-    chosen(letters, replace(WANTED, threads=1))
-    assert measurements.asked[-1].candidates == (TORCH, PLAIN, PACKED)
+def test_weights_are_packed_only_where_there_is_room(letters: Manifest) -> None:
+    little = replace(WANTED, room_bytes=4 * letters.spec.parameters)
+    assert candidates_for(little, letters) == (PLAIN, TORCH)
 
 
-def test_a_gpu_is_for_torch(
-    letters: Manifest, measurements: Measurements, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measurements.child = Child(line(PLAIN))
+def test_a_gpu_is_for_torch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        "dne_serve.engine_start.choose_engine",
+        lambda backend, **given: asked.append(f"{backend} {given['choice']}"),
+    )
     for device in ("auto", "cuda"):
-        measurements.child.killed = False
-        assert chosen(letters, replace(WANTED, device=device)).why == "there is a GPU"
-        assert measurements.child.killed
-    assert chosen(letters).candidate == PLAIN
+        assert start_engine(load_settings(store=store.location, device=device))[1] is None
+    assert asked == 2 * ["torch torch: there is a GPU"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(WrongUsage, match="cuda"):
-        chosen(letters, replace(WANTED, device="cuda"))
+        start_engine(load_settings(store=store.location, device="cuda"))
 
 
 def test_without_the_runtime_it_is_torch(
-    letters: Manifest, monkeypatch: pytest.MonkeyPatch
+    store: Store, digits: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert chosen(letters) == Choice(candidate=TORCH, why="onnxruntime is not installed")
-
-
-def test_with_nothing_to_measure_it_is_onnx() -> None:
-    choice = chosen(None)
-    assert choice.candidate == PLAIN_2
-    assert "there is no version" in choice.why
+    engine, auto = start_engine(load_settings(store=store.location, device="cpu"))
+    assert engine.backend == "torch"
+    assert auto == Auto(
+        wanted=replace(auto.wanted if auto else WANTED, threads=None), candidate=TORCH
+    )
 
 
 def test_the_version_cannot_be_read_and_decides_nothing(store: Store, letters: Manifest) -> None:
@@ -260,29 +333,76 @@ def test_the_version_cannot_be_read_and_decides_nothing(store: Store, letters: M
     assert served_by(Store.open(store.location), channel="production") is None
 
 
-def test_candidates_are_measured_at_every_load_until_they_have_lost(
-    digits: Manifest, measurements: Measurements, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = begin_choosing(WANTED, served=agreeing(digits, 1.0)).found
-    assert isinstance(found, Measuring)
-    asked = Measurement(request=found.request, seconds=60.0, try_int8=True)
+def told_by_child(asked: Measurement, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     measure.main(asked.model_dump_json())
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last["enough"]
-    assert last["int8_speedup"] > 0
-    assert list(last["figures"]) == [one.name for one in CANDIDATES]
-    rates = max(last["figures"].values(), key=len)
-    assert list(rates) == ["1", "8", "32"]
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_candidates_take_turns_at_every_load_until_they_have_lost(
+    store: Store,
+    digits: Manifest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "QUIET", 0.0)
+    asked = asked_for(digits, store=store.location)
+    lines = told_by_child(asked, capsys)
+    assert [one["trying"] for one in lines[:3]] == [one.name for one in asked.request.candidates]
+    assert lines[-1]["quiet"]
+    rates = max(lines[-1]["figures"].values(), key=len)
+    assert sorted(rates) == ["1", "32", "8"]
     assert min(rates.values()) > 0
+
+
+def test_a_machine_that_stays_busy_is_told(
+    store: Store,
+    digits: Manifest,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure, "_probe", lambda number: 0.5)
+    monkeypatch.setattr(measure, "BUSY_S", 0.0)
+    last = told_by_child(asked_for(digits, store=store.location), capsys)[-1]
+    assert not last["quiet"]
+    assert last["figures"]
+
+
+def test_a_child_measures_no_other_version(store: Store, digits: Manifest) -> None:
+    asked = asked_for(digits, store=store.location).model_copy(update={"digest": "0" * 64})
+    with pytest.raises(SystemExit, match="is not the one that is served"):
+        measure.main(asked.model_dump_json())
+
+
+@pytest.mark.long
+def test_measuring_on_request_prints_a_table_and_ends(
+    store: Store, digits: Manifest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--store", store.location, "--threads", "1", "--measure"]
+    assert main(options) == 0
+    out = capsys.readouterr().out
+    assert "onnx fp32" in out
+    assert "is the fastest for version" in out
+    assert main([*options, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["engine"] in told["figures"]
+
+
+def test_measuring_on_request_needs_a_version(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--store", store.location, "--measure"]) == 2
+    assert "names no version" in capsys.readouterr().err
 
 
 @pytest.mark.long
 def test_a_server_says_which_engine_it_took_and_why(store: Store, digits: Manifest) -> None:
     with running("--store", store.location, "--backend", "auto", "--device", "cpu") as (_, url):
+        wait_for(
+            lambda: ": measured as the fastest" in httpx.get(f"{url}/readyz").json()["engine"],
+            seconds=120,
+        )
         ready = httpx.get(f"{url}/readyz").json()
         assert ready["engine"].startswith(ready["backend"])
-        assert "measured" in ready["engine"]
-        assert httpx.get(f"{url}/v2/models/dne").json()["platform"] == f"dne_{ready['backend']}"
 
 
 @pytest.mark.parametrize(

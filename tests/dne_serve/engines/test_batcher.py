@@ -254,3 +254,35 @@ def test_several_workers_run_batches_at_the_same_time_and_leave_nothing_behind()
         assert [ticket.result(LONG_S) for ticket in tickets] == [2, 4, 6, 8]
     finally:
         batcher.stop()
+
+
+def test_work_with_a_number_of_workers_waits_for_every_batch_and_sets_the_number() -> None:
+    running, most, lock = 0, 0, threading.Lock()
+
+    def run(key: str, items: Sequence[int]) -> list[int]:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.01)
+        with lock:
+            running -= 1
+        return list(items)
+
+    def most_at_a_time() -> int:
+        nonlocal most
+        most = 0
+        answers = batcher.submit("v1", items=list(range(16)))
+        assert [one.result(LONG_S) for one in answers] == list(range(16))
+        return most
+
+    batcher = Batcher[str, int, int](run, max_batch=1, max_queue=64)
+    batcher.start()
+    assert most_at_a_time() == 1
+    for workers in (2, 1, 3):
+        answers = batcher.submit("v1", items=list(range(16)))
+        done = batcher.call(lambda: (threading.current_thread().name, running), workers=workers)
+        assert done.result(LONG_S) == ("engine", 0)
+        assert [one.result(LONG_S) for one in answers] == list(range(16))
+        assert most_at_a_time() == workers
+    batcher.stop()

@@ -203,6 +203,7 @@ def test_ready_says_what_serves(live: Live) -> None:
         "settling": None,
         "backend": "torch",
         "engine": "torch",
+        "measuring": False,
         "device": "cpu",
         "canary": None,
         "shadow": None,

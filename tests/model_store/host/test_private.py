@@ -109,7 +109,6 @@ ASKED = Request(
     ),
     experts=(),
     candidates=CANDIDATES[:2],
-    reduced=(),
     threads=1,
     max_batch=1,
 )
