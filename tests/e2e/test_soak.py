@@ -96,8 +96,7 @@ def test_swaps_leave_nothing_behind(tmp_path: Path, swaps: int) -> None:
         trunk.append(publish_tiny(store, tasks=tasks, parent=parent, seed=number))
     promote(store, trunk[-1])
     engine = TorchEngine(device="cpu", threads=1, max_batch=8)
-    settings = {"max_resident": 2, "idle_seconds": 0.05}
-    with live_server(tmp_path / "models", engine=engine, **settings) as live:
+    with live_server(tmp_path / "models", engine=engine, max_resident=2, idle_seconds=0.05) as live:
         live.wait_until_ready()
         with traffic_to(live) as traffic:
             for number in range(SETTLED):

@@ -269,6 +269,8 @@ def test_work_with_a_number_of_workers_waits_for_every_batch_and_sets_the_number
             running -= 1
         return list(items)
 
+    batcher = Batcher[str, int, int](run, max_batch=1, max_queue=64)
+
     def most_at_a_time() -> int:
         nonlocal most
         most = 0
@@ -276,7 +278,6 @@ def test_work_with_a_number_of_workers_waits_for_every_batch_and_sets_the_number
         assert [one.result(LONG_S) for one in answers] == list(range(16))
         return most
 
-    batcher = Batcher[str, int, int](run, max_batch=1, max_queue=64)
     batcher.start()
     assert most_at_a_time() == 1
     for workers in (2, 1, 3):

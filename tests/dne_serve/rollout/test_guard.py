@@ -260,8 +260,8 @@ class Failing(TorchEngine):
 @pytest.fixture
 def failing(store: Store, letters: Manifest) -> Iterator[tuple[Live, Failing]]:
     engine = Failing()
-    given = {"guard": "errors>20%, unknown>50%", "guard_least": 10}
-    with live_server(Path(store.location), engine=engine, **given) as live:
+    rules = "errors>20%, unknown>50%"
+    with live_server(Path(store.location), engine=engine, guard=rules, guard_least=10) as live:
         live.wait_until_ready()
         yield live, engine
 
