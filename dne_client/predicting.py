@@ -15,7 +15,8 @@ from typing import Any, TextIO
 
 from dne_client.answers import Outcome, Prediction
 from dne_client.clients import CONNECTIONS, URL, Client
-from dne_client.errors import BadInput, ClientError
+from dne_client.conversation import Retries
+from dne_client.errors import BadInput, ClientError, Unreachable
 from dne_client.images import Image
 from model_store.command_line import Parser
 from model_store.tables import counted, csv_cell, percent, printable
@@ -123,7 +124,7 @@ def _line(outcome: Outcome) -> str:
 def _told(prediction: Prediction) -> str:
     label = printable(prediction.label)
     if prediction.unknown:
-        return f"not like any class (nearest: {label})"
+        return f"unknown (closest class: {label})"
     group = "  (a group of classes)" if prediction.level else ""
     return f"{label:{LABEL_WIDTH}}  {percent(prediction.score):>7}{group}"
 
@@ -191,6 +192,7 @@ def _predict(asked: argparse.Namespace) -> int:
     told = Told()
     printer = Printer("json" if asked.json else asked.format, out=sys.stdout)
     images = list(find_images(asked.files))
+    _refuse_no_server(asked.url)
     with Client(asked.url, token=os.environ.get("DNE_TOKEN") or None) as client:
         outcomes = client.predict_many(
             images, top_k=asked.top_k, version=asked.version, connections=asked.connections
@@ -200,6 +202,20 @@ def _predict(asked: argparse.Namespace) -> int:
             printer.show(outcome)
     printer.close(told, seconds=time.monotonic() - began)
     return EXIT_FAILED if told.failed else EXIT_OK
+
+
+def _refuse_no_server(url: str) -> None:
+    """Raise Unreachable, once for all images, if nobody answers at the address."""
+    with Client(url, retries=Retries(attempts=1)) as client:
+        try:
+            client.ready()
+        except Unreachable as error:
+            raise Unreachable(
+                f"no server at {url} ({error}): start one with `dne-serve`, or name yours with "
+                "--url or DNE_URL"
+            ) from error
+        except ClientError:
+            pass  # a server that answers, whatever it says: the images are told
 
 
 def find_images(names: Sequence[str]) -> Iterator[Image]:

@@ -50,6 +50,15 @@ def percent(share: float | None, *, decimals: int = 1) -> str:
     return f"{rounded / places:.{decimals}f} %"
 
 
+def figure(value: float, *, digits: int = 3) -> str:
+    """Write a measured number with so many digits, and never with an exponent."""
+    if 0 < abs(value) < 0.001:
+        return "under 0.001"
+    decimals = digits - 1 - math.floor(math.log10(abs(value))) if value else 0
+    shown = f"{round(value, decimals):.{max(decimals, 0)}f}"
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
 def likely_range(share: float, count: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a share that was measured on `count` things."""
     z = 1.96

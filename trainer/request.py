@@ -249,6 +249,8 @@ class AddTask(Learning):
     """False: `auto` is quick."""
     shape: NetworkShape = field(default_factory=NetworkShape)
     pretrained: PretrainedFile | None = None
+    from_scratch: bool = False
+    """True: the first task is meant to begin without pre-trained weights."""
 
     @property
     def growth(self) -> Growth:
@@ -274,6 +276,8 @@ class AddTask(Learning):
             raise WrongUsage("`extend` adds no task: `quick=True` and `quick=False` do not fit it")
         if self.extend and self.grow is not None:
             raise WrongUsage("`extend` adds no task: `grow` does not fit it")
+        if self.from_scratch and self.pretrained is not None:
+            raise WrongUsage("`from_scratch` begins without weights: `pretrained` does not fit it")
         if self.quick and self.shape.heads is not None and self.pretrained is None:
             raise WrongUsage("`quick` adds no expert: `heads` does not fit it")
 

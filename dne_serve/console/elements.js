@@ -39,6 +39,8 @@ export function refill(element, children) {
 }
 
 export const percent = (share, decimals = 1) => `${(100 * share).toFixed(decimals)}\u00a0%`;
+/** Write a number with so many digits, and never with an exponent. */
+export const figure = (value, digits) => (value && Math.abs(value) < 0.001 ? "under 0.001" : String(Number(value.toPrecision(digits))));
 export const count = (n, one, many) => `${n} ${n === 1 ? one : many}`;
 export const size = (bytes) => (bytes < 2 ** 20 ? `${(bytes / 2 ** 10).toFixed(1)}\u00a0KiB` : `${(bytes / 2 ** 20).toFixed(2)}\u00a0MiB`);
 const dates = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" }); // costs more than all dates of a page

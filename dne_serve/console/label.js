@@ -118,7 +118,7 @@ function compare(offered) {
 }
 
 function titleOf(one) {
-  return one.unknown ? `Not like any class; nearest: ${one.label}` : `${one.label}, ${percent(one.score)}`;
+  return one.unknown ? `Unknown. Closest class: ${one.label}` : `${one.label}, ${percent(one.score)}`;
 }
 
 function choice({ label, score }, place) {

@@ -121,7 +121,7 @@ function tellAll() {
 
 function tiles() {
   const { answers, swap, canary, shadow } = facts;
-  const failed = facts.failed ? [["Failed", percent(facts.failed), "of the last minute's requests", true]] : [];
+  const failed = facts.failed && facts.version !== null ? [["Failed", percent(facts.failed), "of the last minute's requests", true]] : [];
   return [
     ["Requests", `${number(facts.requests_per_second)}/s`, "predictions"],
     ["p50", milliseconds(facts.p50_ms), "of the last minute"],

@@ -11,6 +11,8 @@ const LONGEST_WAIT_S = 10;
 const KEPT = 200; // answers on the page
 const TOP_K = 5;
 const TICK_MS = 200;
+const MOST_DROPPED = 2000; // files of folders
+const PHONE = /\.(heic|heif|avif)$/i; // images that a browser may not know
 const BUSY = new Set([429, 503]);
 // Statuses that speak of the images of a group, not of the server or of the person asking.
 const ABOUT_IMAGES = new Set([400, 413, 415, 422]);
@@ -175,15 +177,15 @@ function answerRow(prediction, file, { version, took }, other) {
 /** Make the answer of one version. Of many images only the class is shown until one is opened. */
 function answerBox(prediction, { version, took, isOpen }) {
   const box = make("div", prediction.unknown ? "unknown" : "");
-  const said = line("p", prediction.unknown ? "nearest" : "label", [prediction.label, percent(prediction.score)]);
+  const doubt = prediction.unknown_score ?? null; // null: the version tells no probability
+  const said = line("p", prediction.unknown ? "nearest" : "label", prediction.unknown ? [prediction.label] : [prediction.label, percent(prediction.score)]);
   if (prediction.unknown) {
-    said.prepend("nearest: ");
-    box.append(make("p", "label", "Not like any class"));
+    said.prepend("Closest class: ");
+    box.append(make("p", "label", doubt === null ? "Unknown" : `Unknown (${percent(doubt)} sure)`));
   }
   const about = [`version ${version}`, `task ${prediction.task}`, took, prediction.filename];
   if (prediction.level) about.unshift(`a group: likeliest ${prediction.top[0].label}`);
-  const doubt = prediction.unknown_score ?? null; // null: the version tells no probability
-  if (doubt !== null) about.push(`none of these: ${percent(doubt)}`);
+  if (doubt !== null && !prediction.unknown) about.push(`none of these: ${percent(doubt)}`);
   const bars = make("div", "bars");
   bars.append(...prediction.top.map(bar));
   const detail = make("details", "detail");
@@ -239,6 +241,37 @@ for (const input of [$("files"), $("shot")]) {
     input.value = ""; // so that the same file can be chosen again
   });
 }
+/** Ask about what was dropped; of folders, about the images in them. */
+async function takeDropped(transfer) {
+  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean); // gone after an await
+  if (!entries.some((entry) => entry.isDirectory)) {
+    takeImages(transfer.files);
+    return;
+  }
+  const files = [];
+  while (entries.length && files.length < MOST_DROPPED) {
+    const entry = entries.shift();
+    if (entry.isDirectory) entries.push(...(await entriesIn(entry)));
+    else files.push(await new Promise((resolve, reject) => entry.file(resolve, reject)));
+  }
+  const images = files.filter(({ type, name }) => type.startsWith("image/") || PHONE.test(name));
+  const left = files.length - images.length;
+  const cut = entries.length ? `Only the first ${MOST_DROPPED} files were taken. ` : "";
+  takeImages(images);
+  show($("predict-error"), cut + (left ? `${count(left, "file that is not an image was", "files that are not images were")} left out.` : ""));
+}
+
+async function entriesIn(folder) {
+  const reader = folder.createReader();
+  const found = [];
+  for (;;) {
+    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // a hundred at a time
+    if (!some.length) return found.sort((a, b) => (a.name < b.name ? -1 : 1));
+    found.push(...some);
+    if (found.length > MOST_DROPPED) return found;
+  }
+}
+
 document.addEventListener("dragover", (event) => {
   event.preventDefault();
   $("drop").classList.add("over");
@@ -249,6 +282,6 @@ document.addEventListener("dragleave", (event) => {
 document.addEventListener("drop", (event) => {
   event.preventDefault(); // a browser would leave the page to show the file
   $("drop").classList.remove("over");
-  takeImages(event.dataTransfer.files);
+  takeDropped(event.dataTransfer);
 });
 document.addEventListener("paste", (event) => takeImages(event.clipboardData.files));

@@ -1,7 +1,7 @@
 // The sections of a report, made from its facts. Every name of a class or task is text.
 // `measured_anew`, `levels` and `advice` are in written reports only.
 
-import { count, make, percent, size } from "./elements.js";
+import { count, figure, make, percent, size } from "./elements.js";
 import { histogram, key, lines, matrix, reliability } from "./plots.js";
 import { pictureLists } from "./report_pictures.js";
 
@@ -94,9 +94,9 @@ function tiles(report) {
   if (fresh) add("new classes", share(fresh), interval(fresh));
   if (report.forgetting !== null) add("forgetting", points(report.forgetting), "points below the best version, averaged over older tasks");
   add("size", size(newest.total_bytes), newest.delta_bytes ? `new: ${size(newest.delta_bytes)}` : "no new weights");
-  add("parameters", million(newest.parameters), `${newest.gflop.toPrecision(3)} GFLOP an image`);
+  add("parameters", million(newest.parameters), `${figure(newest.gflop, 3)} GFLOP an image`);
   const { latency } = report;
-  if (latency) add("latency", `${latency.milliseconds.toPrecision(2)}\u00a0ms`, `an image on one core of the trainer${latency.version === report.version ? "" : `, measured for version ${latency.version}`}`);
+  if (latency) add("latency", `${figure(latency.milliseconds, 2)}\u00a0ms`, `an image on one core of the trainer${latency.version === report.version ? "" : `, measured for version ${latency.version}`}`);
   return list;
 }
 
@@ -157,11 +157,11 @@ function growth(report) {
     plots.append(plot("Accuracy", ({ accuracy }) => accuracy && { value: accuracy.share, low: accuracy.low, high: accuracy.high }, (value) => percent(value, 0), 1));
   }
   plots.append(
-    plot("Parameters", ({ parameters }) => ({ value: parameters }), (value) => `${(value / 1e6).toPrecision(2)}\u00a0M`, most((grown) => grown.parameters)),
-    plot("GFLOP an image", ({ gflop }) => ({ value: gflop }), (value) => value.toPrecision(2), most((grown) => grown.gflop)),
+    plot("Parameters", ({ parameters }) => ({ value: parameters }), (value) => `${figure(value / 1e6, 2)}\u00a0M`, most((grown) => grown.parameters)),
+    plot("GFLOP an image", ({ gflop }) => ({ value: gflop }), (value) => figure(value, 2), most((grown) => grown.gflop)),
   );
   const rows = report.growth.toReversed().map((grown) => [
-    String(grown.version), grown.change, String(grown.tasks), String(grown.classes), million(grown.parameters), grown.gflop.toPrecision(3),
+    String(grown.version), grown.change, String(grown.tasks), String(grown.classes), million(grown.parameters), figure(grown.gflop, 3),
     size(grown.total_bytes), size(grown.delta_bytes), size(grown.memory_bytes), cell(grown.accuracy),
   ]);
   const titles = ["version", "what", "tasks", "classes", "parameters", "GFLOP", "size", "new", "images", "accuracy then"];
@@ -197,13 +197,13 @@ function calibration(report) {
   if (bins.length) tables.append(table("Calibration by confidence", ["confidence", "images", "mean", "right"], rows));
   else tables.append(make("p", "note", "Older software made this version: it recorded no counts."));
   beside.append(tables);
-  const errors = `Expected calibration error ${decimal(after.all)}, and ${decimal(before.all)} without the temperature of ${temperature.toPrecision(3)}; 0 is perfect.`;
+  const errors = `Expected calibration error ${decimal(after.all)}, and ${decimal(before.all)} without the temperature of ${figure(temperature, 3)}; 0 is perfect.`;
   return section("Calibration", says, make("p", "plain", errors), beside);
 }
 
 function unknown(report) {
   const { score, threshold, rate, images, scores } = report.unknown;
-  const says = `An image whose score (${score}) is below ${threshold.toPrecision(3)} is answered as unknown. The threshold was set by ${count(images, "held-out image", "held-out images")} so that about ${percent(rate)} of known images fall below it.`;
+  const says = `An image whose score (${score}) is below ${figure(threshold, 3)} is answered as unknown. The threshold was set by ${count(images, "held-out image", "held-out images")} so that about ${percent(rate)} of known images fall below it.`;
   if (!scores) return section("Unknown images", says, make("p", "note", "Older software made this version: it recorded no scores."));
   return section("Unknown images", says, histogram({ title: "Scores of held-out images", threshold, ...scores }));
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from model_store.cli.channel_commands import add_channel_commands
 from model_store.cli.command import (
@@ -139,9 +140,17 @@ def show_version(options: argparse.Namespace) -> int:
         fields.append(("retired", ", ".join(facts["retired"])))
     print(columns(fields))
     print("\n" + columns([("task", "heads", "classes"), *_task_rows(manifest)]))
-    shards = [(ref["kind"], ref["sha256"], size(ref["bytes"])) for ref in facts["shards"]]
-    print("\n" + columns([("shard", "SHA-256", "size"), *shards]))
+    print("\n" + columns([("shards", "files", "size"), *_shard_rows(facts["shards"])]))
+    print(f"`dne-store show {options.number} --json` lists them with their SHA-256")
     return EXIT_OK
+
+
+def _shard_rows(shards: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Sum up the shards of each kind."""
+    kinds: dict[str, list[int]] = {}
+    for ref in shards:
+        kinds.setdefault(ref["kind"], []).append(ref["bytes"])
+    return [(kind, str(len(all_of)), size(sum(all_of))) for kind, all_of in kinds.items()]
 
 
 def show_difference(options: argparse.Namespace) -> int:

@@ -220,11 +220,13 @@ def _suspects(advice: Advice) -> list[Line]:
     if not advice.suspects:
         return []
     first = advice.suspects[0]
-    many = counted(advice.suspects_in_all, "label")
+    many = counted(advice.suspects_in_all, "image looks", "images look")
+    own = "its" if advice.suspects_in_all == 1 else "their"
     return [
         Line(
-            text=f"{many} may be wrong. Look first at {_told([first.image])}: it is labelled "
-            f"{first.class_name} and looks like {first.likelier}.",
+            text=f"{many} more like another class than like {own} own. Look first at "
+            f"{_told([first.image])}: it is labelled {first.class_name} and looks like "
+            f"{first.likelier}.",
             images=tuple(suspect.image for suspect in advice.suspects),
         )
     ]

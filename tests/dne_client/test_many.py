@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -83,3 +87,22 @@ def test_groups_keep_to_their_bytes_unless_one_image_is_larger() -> None:
     ]
     groups = grouped(images, most_bytes=10)
     assert [[one.place for one in group] for group in groups] == [[0, 1], [2], [3, 4]]
+
+
+def test_no_server_is_one_sentence_for_all_images_and_costs_no_time(tmp_path: Path) -> None:
+    for index in range(30):
+        (tmp_path / f"{index}.png").write_bytes(b"never sent")
+    before = os.times()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "dne_client", "predict", str(tmp_path), "--url", url]
+        done = subprocess.run(command, capture_output=True, text=True)
+    after = os.times()
+    assert done.returncode == 1
+    assert done.stdout == ""
+    [told] = done.stderr.splitlines()
+    assert told.startswith(f"error: no server at {url} (")
+    assert told.endswith("start one with `dne-serve`, or name yours with --url or DNE_URL")
+    used = after.children_user + after.children_system - before.children_user
+    assert used - before.children_system < 1.0  # 0.2 s on a quiet machine

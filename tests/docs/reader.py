@@ -12,17 +12,37 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.docs.guide_blocks import Block
+from tests.trainer.fake_hub import fake_hub
+from tests.trainer.vit import write_vit
+from trainer.backbones.known import FIRST
+
+NEAR_HUB = Path(__file__).parent / "near_hub"
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@contextmanager
+def hub_nearby(folder: Path) -> Iterator[dict[str, str]]:
+    """Serve a tiny tower under the name that the documents tell people to begin with.
+
+    Yield the variables that lead the commands there.
+    """
+    (folder / "tower").mkdir()
+    write_vit(folder / "tower/model.safetensors")
+    with fake_hub() as hub:
+        hub.add(FIRST.repository, folder / "tower")
+        yield hub.environment(folder / "hf") | {"PYTHONPATH": str(NEAR_HUB)}
 
 
 class Reader:

@@ -1,6 +1,7 @@
 """The guides, executed as they stand there: every block of shell and Python, in order.
 
-Two things differ: photos are drawn and the pre-trained file is tiny, and the port is free. The
+Two things differ: photos are drawn and the pre-trained network is a tiny one of a Hub on this
+machine, and the port is free. The
 stores that guides begin with are made by the real commands.
 """
 
@@ -19,7 +20,7 @@ import pytest
 from model_store.store.store import Store
 from tests.docs.custom_vision import custom_vision
 from tests.docs.guide_blocks import GUIDES, guide
-from tests.docs.reader import Reader, free_port
+from tests.docs.reader import Reader, free_port, hub_nearby
 from tests.docs.reader_folder import PRETRAINED, TASKS, write_folder
 
 DIGITS = tuple(f"digit {digit}" for digit in range(8))
@@ -75,12 +76,14 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture
-def reader(tmp_path: Path) -> Iterator[Reader]:
+def reader(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
     write_folder(tmp_path)
     someone = Reader(tmp_path, port=free_port())
     # A busy machine would measure engines for long, at every start of a server.
     someone.environment |= {"DNE_BACKEND": "torch", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    yield someone
+    with hub_nearby(tmp_path_factory.mktemp("hub")) as environment:
+        someone.environment |= environment
+        yield someone
     someone.stop()
 
 

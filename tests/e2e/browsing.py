@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -107,3 +108,11 @@ def box_of(shown: Locator) -> FloatRect:
 
 def drop(page: Page, *files: tuple[str, bytes]) -> None:
     page.evaluate(DROP, [[name, base64.b64encode(data).decode()] for name, data in files])
+
+
+def drop_paths(page: Page, *paths: Path) -> None:
+    """Drop files and folders of the disk on the page, as a person does with a mouse."""
+    session = page.context.new_cdp_session(page)
+    data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "x": 300, "y": 300, "data": data})

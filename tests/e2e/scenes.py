@@ -108,7 +108,7 @@ def one_image(page: Page, stage: Stage) -> None:
 def unknown_image(page: Page, stage: Stage) -> None:
     drop(page, stage.strange, stage.images[0])
     _answers(page, 2)
-    expect(page.locator("#answers .unknown").first).to_contain_text("Not like any class")
+    expect(page.locator("#answers .unknown").first).to_contain_text("Unknown")
 
 
 @scene("/")

@@ -48,8 +48,8 @@ def test_a_person_reads_what_would_help_and_sees_the_pictures(
         told = page.get_by_role("list", name="What would help most").get_by_role("listitem")
         playwright.expect(told).to_have_text(
             [
-                f"1 label may be wrong. Look first at {HOSTILE}: it is labelled mug and looks "
-                "like cup.",
+                "1 image looks more like another class than like its own. Look first at "
+                f"{HOSTILE}: it is labelled mug and looks like cup.",
                 "About 15 more images of mug: + 4 points.",
                 f"{HOSTILE} is confused with cup (2 images): look at 1 image of the inbox.",
             ]

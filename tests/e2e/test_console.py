@@ -10,7 +10,15 @@ import pytest
 
 from model_store.records.quality import Unknown
 from model_store.store.store import Store
-from tests.e2e.browsing import NEEDS_CHROMIUM, Watched, box_of, drop, playwright, watching
+from tests.e2e.browsing import (
+    NEEDS_CHROMIUM,
+    Watched,
+    box_of,
+    drop,
+    drop_paths,
+    playwright,
+    watching,
+)
 from tests.live_server import Live, live_server, png
 from tests.tiny_versions import promote, publish_tiny
 
@@ -82,8 +90,22 @@ def test_an_unknown_image_is_headlined_as_such(watched: Watched) -> None:
     page.get_by_label("Answer with").select_option("3")
     drop(page, ("noise.png", png()))
     answer = page.locator("#answers .answer")
-    expect(answer.locator(".label")).to_have_text("Not like any class")
-    expect(answer.locator(".nearest")).to_contain_text("nearest: ")
+    expect(answer.locator(".label")).to_have_text("Unknown")
+    expect(answer.locator(".nearest")).to_contain_text("Closest class: ")
+    expect(answer.locator(".nearest")).not_to_contain_text("%")
+
+
+def test_a_dropped_folder_is_its_images(watched: Watched, tmp_path: Path) -> None:
+    page = watched.page
+    folder = tmp_path / "holiday"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("a.png", "inner/b.png"):
+        (folder / name).write_bytes(png())
+    (folder / "notes.txt").write_text("hello")
+    drop_paths(page, folder)
+    expect(page.locator("#answers .answer")).to_have_count(2)
+    expect(page.locator("#answers")).to_contain_text("b.png")
+    expect(page.locator("#predict-error")).to_have_text("1 file that is not an image was left out.")
 
 
 def test_good_answers_stay_beside_a_bad_file(watched: Watched) -> None:

@@ -147,3 +147,15 @@ def test_the_live_view_fits_the_window(browser: playwright.Browser, live: Live, 
             page.locator("#live summary").click()
         expect(page.locator("#live .figure").first).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_server_without_a_version_counts_no_failures(
+    browser: playwright.Browser, tmp_path: Path
+) -> None:
+    """Each answer is 503 there, and the page says why elsewhere."""
+    with live_server(tmp_path / "none") as live:
+        assert live.predict(png()).status_code == 503
+        with watching(browser, live.url) as watched:
+            expect(watched.page.locator("#live-asked")).to_have_text("No version is served yet.")
+            expect(figure(watched.page, "Queue")).to_be_visible()
+            expect(figure(watched.page, "Failed")).to_have_count(0)

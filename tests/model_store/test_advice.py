@@ -104,7 +104,8 @@ def test_damaged_advice_is_refused(store: Store, manifest: Manifest) -> None:
 def test_the_most_helpful_things_are_said_in_five_lines() -> None:
     told = [line.text for line in lines(FULL)]
     assert told == [
-        "7 labels may be wrong. Look first at mug/1.jpg: it is labelled mug and looks like cup.",
+        "7 images look more like another class than like their own. Look first at mug/1.jpg: it "
+        "is labelled mug and looks like cup.",
         "1 image to judge by is nearly a copy of images to learn from, so the accuracy looks "
         "better than it is: mug/1.jpg and x.",
         "About 15 more images of mug: + 4 points.",

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from model_store.tables import columns, counted, csv_cell, percent, printable, size
+from model_store.tables import columns, counted, csv_cell, figure, percent, printable, size
 from tests.packaging.project import ROOT
 
 
@@ -86,3 +86,20 @@ def test_other_cells_of_csv_stay_as_they_are() -> None:
 
 def test_bidirectional_overrides_do_not_turn_a_line_round() -> None:
     assert printable("a\u202eb\u2066c\u200fd") == "a\ufffdb\ufffdc\ufffdd"
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "told"),
+    [
+        (190.4, 2, "190"),
+        (3.07e-06, 3, "under 0.001"),
+        (0.0, 3, "0"),
+        (11.24, 3, "11.2"),
+        (4.0, 3, "4"),
+        (0.0306, 2, "0.031"),
+        (123456.0, 3, "123000"),
+        (99.96, 3, "100"),
+    ],
+)
+def test_a_figure_has_no_exponent(value: float, digits: int, told: str) -> None:
+    assert figure(value, digits=digits) == told

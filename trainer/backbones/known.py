@@ -37,7 +37,7 @@ class Backbone:
         return self.name or self.repository
 
 
-KNOWN = (
+KNOWN: tuple[Backbone, ...] = (
     Backbone(
         name="dinov2-small",
         repository="facebook/dinov2-small",

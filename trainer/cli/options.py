@@ -323,6 +323,11 @@ def _add_pretrained_options(parser: argparse.ArgumentParser) -> None:
         "`dne-train backbones` lists, owner/name on the Hugging Face Hub, or a safetensors file",
     )
     add(
+        "--from-scratch",
+        action="store_true",
+        help="begin without: of use with hundreds of images a class, and for images unlike photos",
+    )
+    add(
         "--unfreeze-last",
         metavar="N",
         type=int,

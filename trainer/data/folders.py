@@ -19,6 +19,7 @@ from model_store.tables import counted
 from trainer.data.pictures import Pictures, in_threads
 from trainer.data.sources.limits import read_file
 from trainer.data.sources.place import (
+    IMAGE_SUFFIXES,
     Picture,
     Place,
     entries,
@@ -237,10 +238,13 @@ def list_loose(folder: Place, *, setting: str) -> Listing:
 def note_ignored(listing: Listing, progress: Progress) -> None:
     for note in listing.notes:
         progress.note(note)
-    if listing.ignored:
-        named = ", ".join(shown_in(path, listing.folder) for path in listing.ignored[:5])
-        more = and_more(listing.ignored, named=5)
-        progress.note(f"ignored in {shown(listing.folder)}, not images: {named}{more}")
+    loose = [one for one in listing.ignored if one.suffix.lower() in IMAGE_SUFFIXES]
+    others = [one for one in listing.ignored if one not in loose]
+    for why, ignored in (("beside the folders of classes", loose), ("not images", others)):
+        if ignored:
+            named = ", ".join(shown_in(path, listing.folder) for path in ignored[:5])
+            more = and_more(ignored, named=5)
+            progress.note(f"ignored in {shown(listing.folder)}, {why}: {named}{more}")
 
 
 def read_images(

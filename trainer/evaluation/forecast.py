@@ -21,6 +21,7 @@ from model_store.inference.forward import FoldedNetwork, Lineage
 from model_store.network.flops import folded_flops
 from model_store.network.network import Network
 from model_store.spec import ExpertSpec, NetworkSpec
+from model_store.tables import figure
 from trainer.ranks.threads import one_thread
 from trainer.request import heads_for
 
@@ -60,14 +61,14 @@ class Forecast:
         new, later = self.version, self.following
         says = (
             f"the version will have {_mib(new.bytes)} MiB, {_mib(self.delta_bytes)} of them new, "
-            f"and take {new.gflop:.3g} GFLOP an image{self._beside_parent()}"
+            f"and take {figure(new.gflop)} GFLOP an image{self._beside_parent()}"
         )
         if new.latency_ms is not None:
-            says += f", here about {new.latency_ms:.2g} ms of one core"
+            says += f", here about {figure(new.latency_ms, digits=2)} ms of one core"
         if later is not None:
             says += (
                 f"; one more task like it would add {_mib(later.bytes - new.bytes)} MiB and "
-                f"{later.gflop - new.gflop:.3g} GFLOP"
+                f"{figure(later.gflop - new.gflop)} GFLOP"
             )
         return says
 
@@ -77,7 +78,8 @@ class Forecast:
             return ""
         if new.gflop < SAME * old.gflop:
             return f" as now ({_mib(old.bytes)} MiB)"
-        return f", {new.gflop / old.gflop:.2g} times what it takes now ({_mib(old.bytes)} MiB)"
+        times = figure(new.gflop / old.gflop, digits=2)
+        return f", {times} times what it takes now ({_mib(old.bytes)} MiB)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from model_store.records.hierarchy import Hierarchy
 from model_store.records.quality import ClassChange, Confusion, Flip, Gate, Side
-from model_store.tables import counted, percent
+from model_store.tables import counted, figure, percent
 from trainer.evaluation.judged import Judged, fit_temperature
 from trainer.evaluation.price import NO_PRICE, Price, taken, without
 from trainer.request import GateLimits
@@ -321,7 +321,7 @@ def _budget_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, .
     latency_ms, size = candidate.latency_ms, candidate.model_bytes
     if limits.max_latency_ms and latency_ms and latency_ms > limits.max_latency_ms:
         reasons.append(
-            f"an image takes {latency_ms:.3g} ms here, more than the "
+            f"an image takes {figure(latency_ms)} ms here, more than the "
             f"{limits.max_latency_ms:g} ms allowed"
         )
     if limits.max_bytes and size > limits.max_bytes:

@@ -13,9 +13,12 @@ from model_store.records.quality import Calibration, Gate, Unknown
 from model_store.report.advice import Advice
 from model_store.report.advice import lines as advice_lines
 from model_store.tables import counted, percent, printable
+from trainer.backbones.known import FIRST
 from trainer.versions.outcome import Outcome
 
 MAX_LINES = 10
+POOR = 0.7
+"""The share of right answers below which a version is called poor."""
 
 
 def tell_outcome(outcome: Outcome) -> None:
@@ -42,6 +45,7 @@ def tell_outcome(outcome: Outcome) -> None:
         print(f"promoted by force, against the gate: {'; '.join(gate.reasons)}", file=sys.stderr)
     if gate and gate.passed:
         print(f"the gate: {verdict(manifest)}")
+    tell_poor(outcome)
     if outcome.advice is not None and outcome.deeper is None:
         tell_advice(outcome.advice)
     if outcome.deeper is not None:
@@ -95,6 +99,20 @@ def _tell_accuracy(accuracy: dict[str, float | None]) -> None:
     before = accuracy["parent_old"]
     was = f" (before: {percent(before)})" if before is not None else ""
     print(f"accuracy: all {percent(accuracy['all'])}{old}{was}, new {percent(accuracy['new'])}")
+
+
+def tell_poor(outcome: Outcome) -> None:
+    """Say that a version is poor, whatever the gate says: it compares, and does not know what is
+    good enough."""
+    accuracy, spec = outcome.as_json()["accuracy"]["all"], outcome.manifest.spec
+    if accuracy is None or accuracy >= POOR:
+        return
+    print(f"this version is poor: {percent(1 - accuracy)} of the images it was judged by are wrong")
+    if not spec.is_pretrained:
+        print(
+            "  without a pre-trained start it also takes most things that it was never shown for "
+            f"one of its classes: begin a new store with --pretrained {FIRST.shown}"
+        )
 
 
 def _tell_calibration(calibration: Calibration) -> None:

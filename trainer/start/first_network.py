@@ -10,6 +10,7 @@ from model_store.records.manifest import Preprocessing
 from model_store.spec import ExpertSpec, NetworkSpec, Readout
 from model_store.tables import counted
 from trainer.backbones.hub import Weights, find_weights
+from trainer.backbones.known import FIRST
 from trainer.backbones.pretrained import Pretrained, read_pretrained
 from trainer.backbones.settings import Triple
 from trainer.backbones.shapes import HALF, IMAGENET
@@ -19,6 +20,8 @@ from trainer.request import AddTask, NetworkShape, PretrainedFile
 NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {"half": HALF, "imagenet": IMAGENET}
 READ_AT = (4 / 12, 6 / 12, 8 / 12, 10 / 12)
 """The places of earlier blocks that a wide readout reads, as shares of the depth."""
+FEW_A_CLASS = 300
+"""Images of a class below which a start from scratch has to be meant."""
 GRID_AT, GRID = 6 / 12, 3
 """The place of the block that is read on a grid, and the cells of a side."""
 
@@ -43,8 +46,9 @@ class Start:
             expert.fix(but_last=self.unfreeze_last)
 
 
-def start_of(request: AddTask, *, progress: Progress) -> Start:
+def start_of(request: AddTask, *, images: int, classes: int, progress: Progress) -> Start:
     if request.pretrained is None:
+        _say_what_to_expect(request, images=images, classes=classes, progress=progress)
         geometry = request.shape.first_network()
         return Start(
             geometry=geometry,
@@ -52,6 +56,19 @@ def start_of(request: AddTask, *, progress: Progress) -> Start:
             preprocessing=Preprocessing(image_size=geometry.image_size),
         )
     return _pretrained_start(request.pretrained, request.shape, progress=progress)
+
+
+def _say_what_to_expect(request: AddTask, *, images: int, classes: int, progress: Progress) -> None:
+    """Say that so few images are better learnt after a pre-trained start, unless this is meant."""
+    is_meant = request.from_scratch or request.shape != NetworkShape()
+    if is_meant or images >= FEW_A_CLASS * classes:
+        return
+    progress.note(
+        f"note: without a pre-trained start {counted(images, 'photo')} of "
+        f"{counted(classes, 'class', 'classes')} usually end below 60 % after long learning: stop "
+        f"with Ctrl-C, and begin with --pretrained {FIRST.shown}; --from-scratch says that this is "
+        "meant"
+    )
 
 
 def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: Progress) -> Start:
@@ -151,6 +168,10 @@ def normalisation_named(text: str) -> tuple[Triple, Triple]:
 
 def refuse_pretrained(request: AddTask) -> None:
     """Refuse a pre-trained file for a store that has versions: their first expert is fixed."""
+    if request.from_scratch:
+        raise WrongUsage(
+            f"`from_scratch` is for the first task of a store, and {request.store} has versions"
+        )
     if request.pretrained is not None:
         raise WrongUsage(
             f"`pretrained` is for the first task of a store, and {request.store} has versions; "

@@ -32,7 +32,7 @@ def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progre
     if request.extend:
         return _make_extending(base, request=request, classes=new_classes)
     if base.parent is None:
-        return _make_first(base, request=request, classes=new_classes, progress=progress)
+        return _make_first(base, request=request, new=new, progress=progress)
     request.shape.check_agrees(base.parent.spec)
     network = load_network(base.read_shard, base.parent)
     # The old experts stay in the network, so the old heads are all that is left to keep.
@@ -102,10 +102,9 @@ def _served_heads(base: Base, *, device: torch.device) -> nn.ModuleList | None:
     return load_network(base.read_shard, served).heads.to(device)
 
 
-def _make_first(
-    base: Base, *, request: AddTask, classes: tuple[str, ...], progress: Progress
-) -> Student:
-    start = start_of(request, progress=progress)
+def _make_first(base: Base, *, request: AddTask, new: Listing, progress: Progress) -> Student:
+    classes = new.names
+    start = start_of(request, images=new.images, classes=len(classes), progress=progress)
     network = Network(start.geometry)
     torch.manual_seed(request.seed)
     network.expand(TaskSpec(name=_task_name(base, request), classes=classes, expert=start.expert))

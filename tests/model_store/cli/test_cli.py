@@ -177,7 +177,9 @@ def test_show_as_text(store: Store, capsys: Capture) -> None:
     text = text_of(capsys, "show", "3", "--store", store.location)
     assert "task-2" in text
     assert "class-0a, class-0b" in text
-    assert store.manifest(3).classifier.sha256 in text
+    assert "classifier  1      " in text  # a line a kind, and no digest of a shard
+    assert store.manifest(3).classifier.sha256 not in text
+    assert "`dne-store show 3 --json` lists them with their SHA-256" in text
 
 
 @pytest.mark.parametrize(

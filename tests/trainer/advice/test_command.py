@@ -72,7 +72,7 @@ def test_advice_is_told_kept_and_deleted_with_its_version(
 def test_without_pictures_no_names_are_kept(dne_train: Command, data: Path, vit: Path) -> None:
     start = ("--pretrained", vit, "--normalise", "half", "--memory", "statistics")
     assert dne_train("add-task", "--data", data, *start) == 0, dne_train.err
-    assert "labels may be wrong" in dne_train.out
+    assert "more like another class than like their own" in dne_train.out
     assert not (dne_train.store / "advice").exists()
 
 

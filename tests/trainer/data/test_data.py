@@ -82,6 +82,18 @@ def test_stray_files_are_ignored_and_noted(tmp_path: Path) -> None:
     assert "and 3 more" in progress.notes[0]
 
 
+def test_images_beside_the_folders_of_classes_are_called_images(tmp_path: Path) -> None:
+    write_classes(tmp_path, ["a"], images=2)
+    (tmp_path / "a" / "000.png").rename(tmp_path / "loose.png")
+    (tmp_path / "readme.txt").touch()
+    progress = Listening()
+    note_ignored(list_classes(tmp_path), progress)
+    assert [note.partition(", ")[2] for note in progress.notes] == [
+        "beside the folders of classes: loose.png",
+        "not images: readme.txt",
+    ]
+
+
 def test_an_image_is_known_by_its_content_not_its_name(tmp_path: Path) -> None:
     write_classes(tmp_path, ["a"], images=2)
     (tmp_path / "a" / "000.png").rename(tmp_path / "a" / "nameless")

@@ -15,8 +15,9 @@ from tests.trainer.start.pretrained_start import (
     run,
 )
 from tests.trainer.vit import made_up, write_vit
-from trainer.request import NetworkShape
-from trainer.start.first_network import normalisation_named
+from trainer.progress import Silent
+from trainer.request import AddTask, NetworkShape, PretrainedFile
+from trainer.start.first_network import normalisation_named, refuse_pretrained, start_of
 
 HALF, IMAGENET = (0.5, 0.5, 0.5), (0.485, 0.456, 0.406)
 
@@ -120,3 +121,36 @@ def test_a_file_that_is_something_else_publishes_nothing(
     with pytest.raises(DataRejected, match=r"odd.safetensors is not a vision transformer"):
         run(first(store, letters, odd))
     assert not store.exists()
+
+
+class Notes(Silent):
+    """Keeps what the user is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+
+
+def told_at_start(images: int, **others: object) -> list[str]:
+    request = AddTask(data=Path("photos"), store="models", **others)  # type: ignore[arg-type]
+    notes = Notes()
+    start_of(request, images=images, classes=6, progress=notes)
+    return notes.told
+
+
+def test_few_photos_without_a_pre_trained_start_are_told_what_to_expect() -> None:
+    [told] = told_at_start(240)
+    assert "240 photos of 6 classes usually end below 60 %" in told
+    assert "--pretrained dinov2-small" in told
+    assert told_at_start(240, from_scratch=True) == []
+    assert told_at_start(240, shape=NetworkShape(preset="tiny")) == []
+    assert told_at_start(1800) == []
+
+
+def test_a_start_from_scratch_is_for_a_first_task_without_weights(vit: Path) -> None:
+    with pytest.raises(WrongUsage, match="`from_scratch` begins without weights"):
+        told_at_start(240, from_scratch=True, pretrained=PretrainedFile(file=vit))
+    with pytest.raises(WrongUsage, match="`from_scratch` is for the first task of a store"):
+        refuse_pretrained(AddTask(data=Path("photos"), store="models", from_scratch=True))
