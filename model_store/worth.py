@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from model_store.errors import StoreError
 from model_store.records.manifest import Manifest, Scalar
 from model_store.store.store import Store
 from model_store.tables import counted, percent
@@ -74,8 +75,11 @@ def worth_growing(training: Mapping[str, Scalar], *, images: int, classes: int) 
     return Worth(accuracy=float(accuracy), classes=classes)
 
 
-def worth_of(manifest: Manifest, images: Mapping[str, int]) -> Worth | None:
-    """Judge a version by its record and by the number of images at hand of each class."""
+def worth_of(
+    manifest: Manifest, images: Mapping[str, int], *, latency_ms: float | None = None
+) -> Worth | None:
+    """Judge a version by its record and by the number of images at hand of each class.
+    `latency_ms`: the time of one image."""
     counts = [images.get(name, 0) for name in manifest.classes]
     found = worth_growing(
         manifest.tasks[-1].training, images=sum(counts), classes=len(manifest.classes)
@@ -84,7 +88,7 @@ def worth_of(manifest: Manifest, images: Mapping[str, int]) -> Worth | None:
         return None
     return replace(
         found,
-        minutes=_minutes(manifest, images=sum(counts)),
+        minutes=None if latency_ms is None else _minutes(sum(counts), latency_ms=latency_ms),
         lost=sum(count < FEWEST_IMAGES for count in counts),
     )
 
@@ -94,12 +98,20 @@ def growing_passes(images: int, *, kind: Kind) -> int:
     return min(max(EPOCHS * images, FEWEST_PASSES[kind]), MOST_PASSES)
 
 
-def _minutes(manifest: Manifest, *, images: int) -> int | None:
-    run = manifest.metrics.run
-    if run is None or run.latency_ms is None:
-        return None
-    seconds = growing_passes(images, kind="adapter") * FORWARD_AND_BACKWARD * run.latency_ms / 1000
+def _minutes(images: int, *, latency_ms: float) -> int:
+    seconds = growing_passes(images, kind="adapter") * FORWARD_AND_BACKWARD * latency_ms / 1000
     return max(1, round(seconds / 60))
+
+
+def latency_of(store: Store, manifest: Manifest) -> float | None:
+    """Find the newest time of an image: a version without one costs as much as its parent."""
+    version: Manifest | None = manifest
+    while version is not None:
+        run = version.metrics.run
+        if run is not None and run.latency_ms is not None:
+            return run.latency_ms
+        version = store.parent_of(version)
+    return None
 
 
 def can_adapt(manifest: Manifest) -> bool:
@@ -112,20 +124,26 @@ def can_adapt(manifest: Manifest) -> bool:
     )
 
 
-def proposed(manifest: Manifest) -> Worth | None:
+def proposed(manifest: Manifest, *, latency_ms: float | None = None) -> Worth | None:
     """Propose to adapt a version by the images that the store keeps. None where little is to win,
     where it would harm classes without images, and where it was done."""
     if not can_adapt(manifest) or ADAPTED in manifest.tasks[-1].training:
         return None
-    found = worth_of(manifest, {entry.class_name: entry.count for entry in manifest.memory})
+    kept = {entry.class_name: entry.count for entry in manifest.memory}
+    found = worth_of(manifest, kept, latency_ms=latency_ms)
     return None if found is None or found.lost else found
 
 
 def proposal(store: Store, manifest: Manifest) -> Worth | None:
     """Propose to adapt a version, unless that was tried: a version was adapted from it."""
-    found = proposed(manifest)
-    tried = found is not None and grown_from(store, manifest, kind="adapter") is not None
-    return None if tried else found
+    if proposed(manifest) is None:
+        return None
+    try:
+        if grown_from(store, manifest, kind="adapter") is not None:
+            return None
+        return proposed(manifest, latency_ms=latency_of(store, manifest))
+    except StoreError:  # a version that cannot be read may be the one that was adapted
+        return None
 
 
 def grown_from(store: Store, manifest: Manifest, *, kind: Kind) -> int | None:

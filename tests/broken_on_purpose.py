@@ -118,7 +118,7 @@ BREAKS = (
     Break(
         "5 bytes are never trusted",
         "model_store/store/shard.py",
-        "    if found != ref.sha256:\n",
+        "    if digest != ref.sha256:\n",
         "    if False:\n",
         "tests/model_store/store/test_store.py",
     ),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from model_store.errors import DataRejected, WrongUsage
 from model_store.records.manifest import Manifest
-from model_store.worth import ADAPTED, Kind, can_adapt, grown_from, worth_of
+from model_store.worth import ADAPTED, Kind, can_adapt, grown_from, latency_of, worth_of
 from trainer.base import Base, base_of
 from trainer.data.folders import Listing
 from trainer.data.sources.forms import list_judge
@@ -154,12 +154,12 @@ def grow_after(
     by_gate = gate is not None and not gate.passed and not gate.forced
     if outcome.refused and not by_gate:
         return outcome
-    step = next_step(manifest, data=data, request=request, progress=progress)
+    base = replace(base_of(request), parent=manifest)
+    step = next_step(base, data=data, request=request, progress=progress)
     # New classes may have been refused because the network tells them badly from old ones, and
     # adapting mends that. Beside a version that was refused, no expert is worth its time.
     if step is None or (outcome.refused and step == "expert"):
         return outcome
-    base = replace(base_of(request), parent=manifest)
     grow = deepen_with if step == "expert" else adapt_with
     # Labels of the inbox are used by the quick version: the next one is not the first to use them.
     once = replace(request, on_published=None)
@@ -167,10 +167,11 @@ def grow_after(
     return replace(outcome, deeper=deeper, grew_by_itself=request.growth == "auto")
 
 
-def next_step(
-    manifest: Manifest, *, data: TaskData, request: AddTask, progress: Progress
-) -> Growth | None:
+def next_step(base: Base, *, data: TaskData, request: AddTask, progress: Progress) -> Growth | None:
     """Choose how to grow, and say what could be won where nobody has asked for it."""
+    manifest, store = base.parent, base.store
+    assert manifest is not None
+    assert store is not None
     if request.growth == "expert":
         return "expert" if manifest.spec.tasks_without_expert else None
     if request.growth == "adapt":
@@ -178,7 +179,8 @@ def next_step(
             return "adapt"
         progress.note("with one class there is nothing to tell apart, so nothing is adapted")
         return None
-    prospect = worth_of(manifest, _images_at_hand(manifest, data))
+    at_hand = _images_at_hand(manifest, data)
+    prospect = worth_of(manifest, at_hand, latency_ms=latency_of(store, manifest))
     if prospect is None:
         return None
     if request.growth == "auto" and can_adapt(manifest) and not prospect.lost:
@@ -219,7 +221,7 @@ def taken_up(
         return None
     if grown is not None:
         return _promoted(base.store.manifest(grown), base=base, request=request, progress=progress)
-    step = next_step(parent, data=data, request=request, progress=progress)
+    step = next_step(base, data=data, request=request, progress=progress)
     if step is None:
         return None
     what = "its expert is next" if step == "expert" else "adapting to them is next"

@@ -23,7 +23,7 @@ from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from model_store.store.summaries import Keep, Row, key_of, read_page
 from model_store.tables import likely_range
-from model_store.worth import proposed
+from model_store.worth import proposal, proposed
 
 SHOWN_RECORDS = 100
 MAX_RECORD_BYTES = 4 << 20  # of kept channel records
@@ -60,7 +60,7 @@ class Overviews:
             next_before=found.next_before,
             history=history,
             problems=problems,
-            growth=_growth(dict(found.rows), history),
+            growth=_growth(store, dict(found.rows), history),
         )
 
     def _history(self, store: Store, channel: str) -> tuple[list[ChannelRecord], list[str]]:
@@ -88,25 +88,28 @@ class Overviews:
 
 def _row(manifest: Manifest, base: Manifest | None) -> Row:
     new = manifest.without_retired(manifest.new_classes)
-    row, worth = summary(manifest, parent=base), proposed(manifest)
+    row = summary(manifest, parent=base)
     return {
         **row,
         "new_classes": list(new),
         "likely": _likely(manifest),
-        "adapted": manifest.adapted,
-        "worth": worth and str(worth),
+        "worth": proposed(manifest) is not None,
     }
 
 
 def _growth(
-    rows: Mapping[int, Row | StoreError], history: Sequence[ChannelRecord]
+    store: Store, rows: Mapping[int, Row | StoreError], history: Sequence[ChannelRecord]
 ) -> GrowthAnswer | None:
-    """Propose to adapt the version that the channel names, unless that was tried."""
-    head = history[-1].target if history else 0
-    told = {number: row for number, row in rows.items() if not isinstance(row, StoreError)}
-    tried = any(row["adapted"] and row["parent"] == head for row in told.values())
-    says = told[head]["worth"] if head in told else None
-    return None if says is None or tried else GrowthAnswer(version=head, says=says)
+    """Propose to adapt the version that the channel names, if the page has it."""
+    head = rows.get(history[-1].target) if history else None
+    if head is None or isinstance(head, StoreError) or not head["worth"]:
+        return None
+    version: int = head["version"]
+    try:
+        worth = proposal(store, store.manifest(version))
+    except StoreError:  # its row says so as soon as it is read again
+        return None
+    return None if worth is None else GrowthAnswer(version=version, says=str(worth))
 
 
 def _likely(manifest: Manifest) -> dict[str, tuple[float, float] | None]:

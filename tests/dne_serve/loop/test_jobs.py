@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dne_serve.loop import job_routes
+from model_store.layout import version_name
 from model_store.loop import jobs as jobs_module
 from model_store.loop.claim import JobClaim, heartbeat_name
 from model_store.loop.inbox import Inbox, Judgement
@@ -203,6 +204,15 @@ def test_nothing_is_proposed_where_it_was_tried_or_cannot_work(
     live.wait_until_serving(few.version)
     assert read(live, "/versions")["growth"] is None
     assert_problem(live.admin("/jobs", kind="grow"), 409, says="keeps too few images")
+
+
+def test_an_unreadable_version_hides_neither_the_page_nor_the_report(
+    promising: tuple[Live, Store],
+) -> None:
+    live, store = promising
+    store.objects.create(version_name(9), b"no manifest")
+    assert read(live, "/versions")["growth"] is None  # it may be the one that was adapted
+    assert read(live, "/versions/1/report.json")["proposal"] is None
 
 
 def test_who_may_only_read_sees_no_job(live: Live) -> None:

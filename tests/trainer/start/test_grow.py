@@ -416,7 +416,7 @@ def test_a_job_adapts_the_version_that_a_page_proposes_to_adapt(begun: Path, dig
     quick = run(later(begun, digits, grow="quick")).manifest
     said = worth.proposal(opened, quick)
     assert said is not None
-    assert "adapting the first expert to these 5 classes" in str(said)
+    assert "adapting the first expert to these 5 classes takes about" in str(said)
     facts = work(begun)
     assert (facts["state"], facts["before"]) == ("promoted", 2)
     child = opened.manifest(3)
