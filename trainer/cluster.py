@@ -81,7 +81,7 @@ def _checked(data: Path) -> Path:
         raise WrongUsage(
             f"`data={data}` has {counted(len(files), 'file')} of {size >> 20} MiB, and an upload "
             f"has {UPLOAD_BYTES >> 20} MiB at most: put the folder where the cluster reads it, and "
-            "leave --ray-upload out"
+            "leave `ray_upload` out"
         )
     return folder
 
@@ -184,7 +184,7 @@ def connect_to_ray(address: str) -> JobClient:
     try:
         from ray.job_submission import JobSubmissionClient
     except ImportError as error:
-        raise WrongUsage("--on ray needs Ray here too: pip install 'dne-serve[ray]'") from error
+        raise WrongUsage("`on=ray` needs Ray here too: pip install 'dne-serve[ray]'") from error
     # Ray lets its variables win over an argument. The option must win over both.
     os.environ["RAY_API_SERVER_ADDRESS"] = address
     try:

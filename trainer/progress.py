@@ -119,7 +119,7 @@ class Progress(Protocol):
 def show_progress(stream: TextIO | None = None) -> Progress:
     """Choose bars for a terminal, and plain lines for anything else."""
     chosen = sys.stderr if stream is None else stream
-    return Bars() if chosen.isatty() else Lines(chosen)
+    return Bars() if chosen.isatty() else ProgressLines(chosen)
 
 
 class Silent:
@@ -142,7 +142,7 @@ class Silent:
         pass
 
 
-class Lines:
+class ProgressLines:
     """Progress as lines: one when a phase ends, and one every few seconds while it runs."""
 
     def __init__(self, stream: TextIO, *, every_s: float = SECONDS_BETWEEN_LINES) -> None:
@@ -174,7 +174,7 @@ class Lines:
 
 class _LinesPhase:
     def __init__(
-        self, lines: Lines, *, name: str, total: int, every_s: float, all_phases: TimeLeft
+        self, lines: ProgressLines, *, name: str, total: int, every_s: float, all_phases: TimeLeft
     ) -> None:
         self._lines, self._name, self._total, self._every_s = lines, name, total, every_s
         self._all = all_phases

@@ -23,7 +23,7 @@ from model_store.records.manifest import Manifest
 from model_store.store.cache import tokens_folder
 from model_store.store.store import Store
 from trainer.data.folders import LabelledImages
-from trainer.embeddings.cache import TokenCache
+from trainer.embeddings.cache import EmbeddingCache
 from trainer.progress import show_progress
 
 TRAIN = (sys.executable, "-c", "import sys; from trainer.cli import main; sys.exit(main())")
@@ -53,7 +53,7 @@ def read_cifar(
         names = tuple(every[place] for place in sorted(drawn))
         store, manifest = _first_task(archive, names, Path(folder), pretrained)
         network = load_network(store.read_shard, manifest)
-        cache = TokenCache(
+        cache = EmbeddingCache(
             network,
             Lineage.of(network).token,
             preprocessing=manifest.preprocessing,
@@ -63,7 +63,7 @@ def read_cifar(
         def tokens(part: str, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
             images = _images(archive, part, names, count, manifest)
             with show_progress().phase(f"reading tokens: {part}", total=len(images)) as phase:
-                found = cache.tokens(images, advance=phase.advance)
+                found = cache.embeddings(images, advance=phase.advance)
             cache.save()
             return found[:, : network.spec.slice_width(0)], images.labels_N
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from trainer.evaluation.gate import Candidate, count_flips, decide, sign_test
+from trainer.evaluation.gate import GateInput, count_flips, decide, sign_test
 from trainer.evaluation.judged import Judged
 from trainer.request import GateLimits
 
@@ -41,8 +41,8 @@ class World:
     before_NC: Logits
     after_NC: Logits
 
-    def candidate(self) -> Candidate:
-        return Candidate(
+    def candidate(self) -> GateInput:
+        return GateInput(
             judged=self._judged(self.after_NC, (*OLD, *NEW)),
             parent=self._judged(self.before_NC, OLD),
             older=OLD,
@@ -73,7 +73,7 @@ def imagine(draw: np.random.Generator, *, images: int, kind: str, fall: float) -
     return World(labels_N=labels, before_NC=before, after_NC=np.concatenate([after, new], axis=1))
 
 
-def refused_by_flips(candidate: Candidate) -> bool:
+def refused_by_flips(candidate: GateInput) -> bool:
     """The rule before: a fall of more than two points, and a sign test on the flips."""
     parent, judged = candidate.parent, candidate.judged
     assert parent is not None
@@ -82,12 +82,12 @@ def refused_by_flips(candidate: Candidate) -> bool:
     return fell > 0.02 and worse > 5 and sign_test(worse=worse, better=better) <= 0.05
 
 
-def refused(candidate: Candidate) -> bool:
+def refused(candidate: GateInput) -> bool:
     return not decide(candidate, limits=GateLimits()).passed
 
 
 def share(
-    rule: Callable[[Candidate], bool], *, images: int, kind: str, fall: float, runs: int
+    rule: Callable[[GateInput], bool], *, images: int, kind: str, fall: float, runs: int
 ) -> float:
     draw = np.random.default_rng(0)
     worlds = (imagine(draw, images=images, kind=kind, fall=fall) for _ in range(runs))

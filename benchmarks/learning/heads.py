@@ -131,7 +131,7 @@ def from_statistics(seen: Tokens, *, images: Tokens) -> Answers:
         known=known,
     )
     found = Tokens(
-        tokens_NW=gathered.tokens_NV.astype(np.float64),
+        tokens_NW=gathered.embeddings_NV.astype(np.float64),
         labels_N=gathered.labels_N,
         classes=images.classes,
     )

@@ -20,7 +20,7 @@ from lab.dataset import Dataset, read_dataset
 from lab.presets import PRESETS, Preset
 from lab.registry import read_choice
 from lab.results import Line
-from trainer.progress import ExpectedPhase, Lines, Phase, Progress
+from trainer.progress import ExpectedPhase, Phase, Progress, ProgressLines
 
 SIDE = 16
 TINY: Preset = replace(
@@ -136,7 +136,7 @@ def tiny_run(
         cell,
         tiny_data(folder),
         out=folder / "out.jsonl",
-        progress=progress or Lines(io.StringIO()),
+        progress=progress or ProgressLines(io.StringIO()),
         folder=folder / "lab",
     )
 

@@ -199,7 +199,7 @@ def test_a_small_folder_can_be_sent_and_a_large_one_cannot(
     assert "--data=. --name=letters" in entrypoint.line
     with (folder / "a" / "large").open("wb") as large:
         large.truncate(UPLOAD_BYTES)
-    with pytest.raises(Exception, match=r"an upload has 256 MiB at most.*leave --ray-upload out"):
+    with pytest.raises(Exception, match=r"an upload has 256 MiB at most.*leave `ray_upload` out"):
         make_entrypoint(sent)
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from trainer.progress import Bars, ExpectedPhase, Lines, clock, show_progress
+from trainer.progress import Bars, ExpectedPhase, ProgressLines, clock, show_progress
 
 
 class Terminal(io.StringIO):
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 def test_without_a_terminal_progress_is_plain_lines() -> None:
     stream = io.StringIO()
     progress = show_progress(stream)
-    assert isinstance(progress, Lines)
+    assert isinstance(progress, ProgressLines)
     progress.note("a note")
     with progress.phase("learning", total=10) as phase:
         phase.advance(10, loss=0.5, accuracy=0.75)
@@ -29,7 +29,7 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
 
 def test_a_long_phase_speaks_now_and_then_and_says_what_is_left() -> None:
     stream = io.StringIO()
-    with Lines(stream, every_s=0.0).phase("learning", total=3) as phase:
+    with ProgressLines(stream, every_s=0.0).phase("learning", total=3) as phase:
         for _ in range(3):
             phase.advance(1)
     lines = stream.getvalue().splitlines()
@@ -57,7 +57,7 @@ EXPECTED = [
 
 def test_lines_of_a_run_tell_the_time_left_in_all() -> None:
     stream = io.StringIO()
-    lines = Lines(stream, every_s=0.0)
+    lines = ProgressLines(stream, every_s=0.0)
     with lines.whole(EXPECTED):
         with lines.phase("learning", total=4) as phase:
             time.sleep(0.01)

@@ -1,6 +1,6 @@
-"""Put the advice on a version together: from tokens and labels of the images at hand.
+"""Put the advice on a version together: from embeddings and labels of the images at hand.
 
-Only the oldest expert's slice of a token is read. Younger experts have learnt from these very
+Only the oldest expert's slice of an embedding is read. Younger experts have learnt from these very
 images, and would take every label for right. N images, W channels of that slice.
 """
 
@@ -40,7 +40,7 @@ from trainer.advice.left_out import (
 )
 from trainer.data.folders import LabelledImages, join
 from trainer.data.task_data import TaskData
-from trainer.embeddings.cache import TokenCache
+from trainer.embeddings.cache import EmbeddingCache
 from trainer.learning.student import Learnt, Student
 
 FEWEST_CONFUSED = 2
@@ -60,7 +60,7 @@ class Doubted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confusion:
+class ConfusedPair:
     """Images of a class that were taken for another, the surest mistakes first."""
 
     label: int
@@ -85,7 +85,7 @@ def doubt_labels(left_out: LeftOut, labels_N: Labels) -> Doubted:
     )
 
 
-def confusions(left_out: LeftOut, labels_N: Labels) -> list[Confusion]:
+def confusions(left_out: LeftOut, labels_N: Labels) -> list[ConfusedPair]:
     """List pairs of classes that are confused, the most frequent first."""
     rows = np.flatnonzero(left_out.judged_N)
     labels_M, logits_MC = labels_N[rows], left_out.logits_NC[rows]
@@ -96,7 +96,7 @@ def confusions(left_out: LeftOut, labels_N: Labels) -> list[Confusion]:
         if label != answer and len(these) >= FEWEST_CONFUSED:
             margin = logits_MC[these, label] - logits_MC[these, answer]
             ordered = rows[these[np.argsort(margin, kind="stable")]].astype(np.int64)
-            pairs.append(Confusion(label=label, taken_for=answer, rows=ordered))
+            pairs.append(ConfusedPair(label=label, taken_for=answer, rows=ordered))
     return sorted(pairs, key=lambda pair: (-len(pair.rows), pair.label, pair.taken_for))
 
 
@@ -123,7 +123,7 @@ def _softmax(logits_MC: Doubles) -> Doubles:
 
 
 LEAST_COSINE = 0.9
-"""The least cosine of tokens of which hashes are compared: copies after JPEG, scaling and light
+"""The least cosine of embeddings of which hashes are compared: copies after JPEG, scaling and light
 have more, and hashes of other images agree by chance."""
 MOST_BITS = 6
 """The most bits in which the hashes of copies differ (ADR 66)."""
@@ -149,7 +149,7 @@ def find_copies(
     be decoded."""
     if not len(judged) or not len(learnt):
         return []
-    # A common mean would make all tokens look alike.
+    # A common mean would make all embeddings look alike.
     shift_W = learnt_NW.mean(axis=0)
     ours_MW, theirs_NW = _unit(judged_MW - shift_W), _unit(learnt_NW - shift_W)
     nearest = []
@@ -173,9 +173,9 @@ def _hash(images: LabelledImages, row: int) -> int:
     return dhash(Image.fromarray(pixels_1HWC[0]))
 
 
-def _unit(tokens_NW: Doubles) -> Doubles:
-    length_N1 = np.linalg.norm(tokens_NW, axis=1, keepdims=True)
-    return np.asarray(tokens_NW / np.maximum(length_N1, 1e-12))
+def _unit(embeddings_NW: Doubles) -> Doubles:
+    length_N1 = np.linalg.norm(embeddings_NW, axis=1, keepdims=True)
+    return np.asarray(embeddings_NW / np.maximum(length_N1, 1e-12))
 
 
 EXPONENT = 0.75
@@ -219,14 +219,14 @@ ALL_ALIKE = "No class has enough different images to leave some out."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtHand:
-    """Images with their tokens, and tokens of classes that have lost images."""
+    """Images with their embeddings, and embeddings of classes that have lost images."""
 
     learnt: LabelledImages
     learnt_NW: Floats
     judged: LabelledImages
     judged_NW: Floats
     lost_NW: Floats
-    """Tokens that stand for all images of these classes. They are learnt from and not judged."""
+    """Embeddings in the place of all images of these classes: learnt from, and not judged."""
     lost_N: Labels
     kept: Mapping[str, int]
     """The number of images that a class had, where it has lost some."""
@@ -236,10 +236,10 @@ def advise(at_hand: AtHand) -> Advice:
     """Say what would help most, and what cannot be said."""
     images = join(at_hand.learnt, at_hand.judged)
     copies, all_copies = _copies(at_hand)
-    tokens_NW = np.concatenate([at_hand.learnt_NW, at_hand.judged_NW, at_hand.lost_NW])
+    embeddings_NW = np.concatenate([at_hand.learnt_NW, at_hand.judged_NW, at_hand.lost_NW])
     labels_N = np.concatenate([images.labels_N, at_hand.lost_N])
     places = np.unique(labels_N)
-    doubles_NW, among_N = tokens_NW.astype(np.float64), np.searchsorted(places, labels_N)
+    doubles_NW, among_N = embeddings_NW.astype(np.float64), np.searchsorted(places, labels_N)
     left_out = leave_out(doubles_NW, among_N, may_judge_N=np.arange(len(labels_N)) < len(images))
     names = [images.classes[place] for place in places]
     only_copies = Advice(copies=copies, copies_in_all=all_copies)
@@ -247,7 +247,7 @@ def advise(at_hand: AtHand) -> Advice:
         why = ONE_CLASS if len(places) < 2 else ALL_ALIKE
         return only_copies.model_copy(update={"notes": (why,)})
     study = _Study(
-        names=names, images=images, labels_N=among_N, tokens_NW=doubles_NW, left_out=left_out
+        names=names, images=images, labels_N=among_N, embeddings_NW=doubles_NW, left_out=left_out
     )
     suspects, all_suspects = study.suspects()
     return only_copies.model_copy(
@@ -267,7 +267,7 @@ class _Study:
     names: list[str]
     images: LabelledImages
     labels_N: Labels
-    tokens_NW: NDArray[np.float64]
+    embeddings_NW: NDArray[np.float64]
     left_out: LeftOut
 
     def classes(self, at_hand: AtHand) -> tuple[ClassAdvice, ...]:
@@ -300,7 +300,7 @@ class _Study:
         if name in at_hand.kept:
             kept = counted(at_hand.kept[name], "image")
             return f"the store no longer has all of its {kept}"
-        different = len(np.unique(distinct(self.tokens_NW[rows])))
+        different = len(np.unique(distinct(self.embeddings_NW[rows])))
         has = counted(different, "different image")
         return f"it has {has} at hand, and {FEWEST_IMAGES} are needed"
 
@@ -362,8 +362,8 @@ def _short(name: str) -> str:
     return told if len(told) <= MAX_NAME else f"…{told[1 - MAX_NAME :]}"
 
 
-def advise_on(student: Student, *, data: TaskData, learnt: Learnt, cache: TokenCache) -> Advice:
-    """Advise on the version that a run makes. The tokens are in the cache by now."""
+def advise_on(student: Student, *, data: TaskData, learnt: Learnt, cache: EmbeddingCache) -> Advice:
+    """Advise on the version that a run makes. The embeddings are in the cache by now."""
     if learnt.tokens_NW is None or learnt.labels_N is None or learnt.real_N is None:
         return NO_TOKENS
     width = student.network.spec.narrow_width
@@ -377,9 +377,9 @@ def advise_on(student: Student, *, data: TaskData, learnt: Learnt, cache: TokenC
     return advise(
         AtHand(
             learnt=training,
-            learnt_NW=cache.tokens(training)[:, :width],
+            learnt_NW=cache.embeddings(training)[:, :width],
             judged=judged,
-            judged_NW=cache.tokens(judged)[:, :width],
+            judged_NW=cache.embeddings(judged)[:, :width],
             lost_NW=learnt.tokens_NW[stands_in_N, :width],
             lost_N=learnt.labels_N[stands_in_N],
             kept={names[place]: known[names[place]] for place in lost},

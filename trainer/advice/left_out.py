@@ -4,7 +4,7 @@ The classifier is cheap: a normal distribution around the mean of each class, wi
 for all (LDA). Fewer images of one class change its mean only, so the errors with a quarter, half
 and all of its images cost hardly more than one fit.
 
-N images, W channels of the token, C classes, S sizes.
+N images, W channels of the embedding, C classes, S sizes.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ class LeftOut:
 
 
 def leave_out(
-    tokens_NW: Doubles, labels_N: Labels, *, may_judge_N: Flags, seed: int = 0
+    embeddings_NW: Doubles, labels_N: Labels, *, may_judge_N: Flags, seed: int = 0
 ) -> LeftOut | None:
     """Judge images of classes with enough of them. Every class below the largest label has images.
 
-    Return None where tokens do not differ, where there is one class, and where no class has enough
-    images. Images that may not be judged are learnt from in every fold.
+    Return None where embeddings do not differ, where there is one class, and where no class has
+    enough images. Images that may not be judged are learnt from in every fold.
     """
     classes = int(labels_N.max(initial=-1)) + 1
-    folds_N = _folds(tokens_NW, labels_N, may_judge_N, seed=seed)
+    folds_N = _folds(embeddings_NW, labels_N, may_judge_N, seed=seed)
     judged_N = folds_N >= 0
     if classes < 2 or not judged_N.any():
         return None
@@ -60,14 +60,14 @@ def leave_out(
     wrong_CS, sizes_CS = np.zeros((classes, len(SHARES))), np.zeros((classes, len(SHARES)))
     for fold in range(FOLDS):
         out_N = folds_N == fold
-        gaussians = fit_gaussians(tokens_NW[~out_N], labels_N[~out_N])
+        gaussians = fit_gaussians(embeddings_NW[~out_N], labels_N[~out_N])
         if gaussians is None:
             return None
         part = _Part(
             gaussians=gaussians,
-            seen_NW=gaussians.whitened(tokens_NW[~out_N]),
+            seen_NW=gaussians.whitened(embeddings_NW[~out_N]),
             seen_N=labels_N[~out_N],
-            out_MW=gaussians.whitened(tokens_NW[out_N]),
+            out_MW=gaussians.whitened(embeddings_NW[out_N]),
             out_M=labels_N[out_N],
         )
         logits_NC[out_N] = part.logits_MC()
@@ -81,19 +81,19 @@ def leave_out(
     return LeftOut(logits_NC=logits_NC, judged_N=judged_N, sizes_CS=sizes_CS, errors_CS=errors_CS)
 
 
-def distinct(tokens_NW: Doubles) -> Labels:
-    """Number the images so that those with the same token have the same number."""
-    _, number_N = np.unique(tokens_NW, axis=0, return_inverse=True)
+def distinct(embeddings_NW: Doubles) -> Labels:
+    """Number the images so that those with the same embedding have the same number."""
+    _, number_N = np.unique(embeddings_NW, axis=0, return_inverse=True)
     return number_N.reshape(-1).astype(np.int64)
 
 
-def _folds(tokens_NW: Doubles, labels_N: Labels, may_judge_N: Flags, *, seed: int) -> Labels:
+def _folds(embeddings_NW: Doubles, labels_N: Labels, may_judge_N: Flags, *, seed: int) -> Labels:
     """Spread the different images of each class over the folds; -1 is in none.
 
     Images that are the same are in the same fold: otherwise a copy would tell the label.
     """
     draw = np.random.default_rng(seed)
-    number_N = distinct(tokens_NW)
+    number_N = distinct(embeddings_NW)
     folds_N = np.full(len(labels_N), -1, dtype=np.int64)
     for place in np.unique(labels_N):
         rows = np.flatnonzero((labels_N == place) & may_judge_N)
@@ -137,6 +137,6 @@ class _Part:
         return np.array(wrong), np.array(sizes)
 
 
-def discriminants(tokens_MW: Doubles, means_CW: Doubles) -> Doubles:
-    """Score whitened tokens: the larger, the nearer to the mean."""
-    return np.asarray(tokens_MW @ means_CW.T - np.square(means_CW).sum(axis=1) / 2)
+def discriminants(embeddings_MW: Doubles, means_CW: Doubles) -> Doubles:
+    """Score whitened embeddings: the larger, the nearer to the mean."""
+    return np.asarray(embeddings_MW @ means_CW.T - np.square(means_CW).sum(axis=1) / 2)

@@ -17,7 +17,7 @@ from model_store.store.cache import default_checkpoint_folder, tokens_folder
 from model_store.tables import counted
 from trainer.backbones.known import backbone_named
 from trainer.data.sources.place import refuse_missing
-from trainer.ranks.launch import Place, place_of
+from trainer.ranks.launch import RankPlace, place_of
 from trainer.request import AddTask, Deepen, Evaluate, PretrainedFile, Report, Work, command_of
 
 Asked = TypeVar("Asked")
@@ -123,7 +123,7 @@ def _shared(options: argparse.Namespace) -> dict[str, object]:
     return {name: value for name, value in sorted(vars(options).items()) if name not in own}
 
 
-def _how_shared(place: Place) -> str:
+def _how_shared(place: RankPlace) -> str:
     import torch
 
     threads, cores = torch.get_num_threads(), usable_cores()
@@ -163,7 +163,7 @@ def _names(kind: Any) -> Iterator[str]:
 
 SETTINGS = frozenset(
     name for kind in (AddTask, Deepen, Work, Evaluate, Report) for name in _names(kind)
-) | {"ray_address"}
+) | {"from_inbox", "on", "processes", "project", "ray_address", "ray_upload", "token", "url"}
 
 
 def with_options(sentence: str) -> str:

@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from trainer.ranks.ranks import Part
+from trainer.ranks.ranks import BatchPart
 
 PADDING_SHARE = 1 / 8  # 4 pixels of 32
 SMALLEST_FOR_STANDARD = 32
@@ -34,7 +34,7 @@ class Changes(Protocol):
     """Random changes to a batch of images, or to a part of it."""
 
     def __call__(
-        self, images_BCHW: Tensor, generator: Generator, part: Part | None = None, /
+        self, images_BCHW: Tensor, generator: Generator, part: BatchPart | None = None, /
     ) -> Tensor: ...
 
 
@@ -68,7 +68,7 @@ class Augmentation:
         )
 
     def __call__(
-        self, images_BCHW: Tensor, generator: Generator, part: Part | None = None
+        self, images_BCHW: Tensor, generator: Generator, part: BatchPart | None = None
     ) -> Tensor:
         """Return changed copies. The generator is on the CPU, whatever the device of the images.
 
@@ -76,7 +76,7 @@ class Augmentation:
         """
         if not (self.crop or self.flip or self.rand_augment):
             return images_BCHW
-        draws = Draws(part or Part.of(len(images_BCHW)), images_BCHW.device, generator)
+        draws = Draws(part or BatchPart.of(len(images_BCHW)), images_BCHW.device, generator)
         affine = torch.eye(3, device=images_BCHW.device).expand(draws.count, 3, 3)
         if self.crop:
             affine = _crop(draws, size=images_BCHW.shape[-1]) @ affine
@@ -96,7 +96,7 @@ class Augmentation:
 class Draws:
     """Random numbers for a batch, one for each image."""
 
-    def __init__(self, part: Part, device: torch.device, generator: Generator) -> None:
+    def __init__(self, part: BatchPart, device: torch.device, generator: Generator) -> None:
         self._part, self._device, self._generator = part, device, generator
         self.count = max(1, part.images)
 
@@ -291,10 +291,10 @@ class GentleChanges:
     flip: bool
 
     def __call__(
-        self, images_BCHW: Tensor, generator: Generator, part: Part | None = None
+        self, images_BCHW: Tensor, generator: Generator, part: BatchPart | None = None
     ) -> Tensor:
         """Return changed copies, as `Augmentation` does."""
-        draws = Draws(part or Part.of(len(images_BCHW)), images_BCHW.device, generator)
+        draws = Draws(part or BatchPart.of(len(images_BCHW)), images_BCHW.device, generator)
         grid = F.affine_grid(self._affine(draws), list(images_BCHW.shape), align_corners=False)
         moved = F.grid_sample(images_BCHW, grid, padding_mode="border", align_corners=False)
         mean = moved.mean(dim=(1, 2, 3), keepdim=True)

@@ -20,7 +20,7 @@ from trainer.data.pictures import Pictures, in_threads
 from trainer.data.sources.limits import read_file
 from trainer.data.sources.place import (
     IMAGE_SUFFIXES,
-    Picture,
+    ImageSource,
     Place,
     entries,
     folders_of_images,
@@ -37,7 +37,7 @@ MAX_NAMED = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassFolder:
     name: str
-    files: tuple[Picture, ...]
+    files: tuple[ImageSource, ...]
     groups: tuple[str, ...] = ()
     """The group of each file, or nothing where the data says none."""
 

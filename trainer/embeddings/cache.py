@@ -1,9 +1,9 @@
-"""Keep the tokens of images by digest, so that no image passes through the same experts twice.
+"""Keep the embeddings of images by digest, so that no image passes through the same experts twice.
 
-In a folder there is a file for each lineage of experts, named by a digest of weights and shapes. It
-holds tokens and no pictures: a seal, the time at which the file was begun, and then safetensors. A
-file without our seal is not used, nor one with tokens that are not numbers. A random sample of the
-tokens that are used is computed again from pixels; one that differs discards the file. See ADR 88.
+A folder has a file for each lineage of experts, named by a digest of weights and shapes. It has no
+pictures: a seal, the time at which it was begun, and then safetensors. A file without our seal is
+not used, nor one with values that are not numbers. A random sample of the embeddings that are used
+is computed again from pixels; one that differs discards the file. See ADR 88.
 """
 
 from __future__ import annotations
@@ -75,24 +75,24 @@ MAX_FILE_BYTES = 1 << 28
 DIGEST_BYTES = 32
 TIME_BYTES = 8
 MAX_AGE_S = 30 * 24 * 3600
-"""Tokens of pictures that were forgotten on another machine are gone after this time."""
+"""Embeddings of pictures that were forgotten on another machine are gone after this time."""
 SAMPLE_LEAST, SAMPLE_SHARE = 4, 32
-"""Of the tokens that a file gives at once, one in 32 is computed again, and at least 4."""
+"""Of the embeddings that a file gives at once, one in 32 is computed again, and at least 4."""
 TOLERANCE = 0.02
-"""Distance of a kept token from the computed one, relative to its length. Other batches, threads
-and processors make differences of 1e-5."""
+"""Distance of a kept embedding from the computed one, relative to its length. Other batches and
+processors make differences of 1e-5."""
 
 log = logging.getLogger("dne_train")
 
 
-def drop_tokens(folder: Path) -> None:
-    """Delete the tokens of a folder, where pictures behind some of them are gone."""
+def drop_embeddings(folder: Path) -> None:
+    """Delete the embeddings of a folder, where pictures behind some of them are gone."""
     for path in [*folder.glob("*.tokens"), *folder.glob("tmp-*")]:
         path.unlink(missing_ok=True)
 
 
-class TokenCache:
-    """The tokens of a network's final experts: those in memory, and those of earlier runs."""
+class EmbeddingCache:
+    """The embeddings of a network's final experts: those in memory, and those of earlier runs."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class TokenCache:
         precision: str = "fp32",
         batch_size: int = BATCH,
     ) -> None:
-        """`read` computes tokens by the experts of `network`. Without a folder there is no file."""
+        """`read` computes embeddings by the experts. Without a folder none are kept."""
         self._network, self._read, self._preprocessing = network, read, preprocessing
         self._batch_size, self._folder, self._precision = batch_size, folder, precision
         self._width = network.spec.token_width
         self._path = None
-        kept = _Kept(tokens={}, begun_s=int(time.time()))
+        kept = _Kept(embeddings={}, begun_s=int(time.time()))
         if folder is not None:
             try:
                 self._path = (
@@ -118,18 +118,18 @@ class TokenCache:
                 kept = _read(self._path, width=self._width) or kept
             except (OSError, NotPrivate) as error:
                 self._path = None
-                log.warning("tokens of images are computed anew, and not kept: %s", error)
-        self._known, self._begun_s = kept.tokens, kept.begun_s
+                log.warning("embeddings of images are computed anew, and not kept: %s", error)
+        self._known, self._begun_s = kept.embeddings, kept.begun_s
         self._from_file = frozenset(self._known)
         # Reduced precisions say how often answers agree, and no classifier is fitted to them. Their
-        # tokens depend on the batch, and a session for a sample would take seconds.
+        # embeddings depend on the batch, and a session for a sample would take seconds.
         self._unproved = set(self._known) if precision == "fp32" else set()
         self._saved = len(self._known)
 
-    def tokens(
+    def embeddings(
         self, images: LabelledImages, *, advance: Callable[[int], None] | None = None
     ) -> Floats:
-        """Return [N, W], the token of each image as it is, without augmentation.
+        """Return [N, W], the embedding of each image as it is, without augmentation.
 
         `advance` is told how many images more are done, while others are computed.
         """
@@ -145,10 +145,10 @@ class TokenCache:
             found[row] = self._known[name]
         return found
 
-    def narrowed(self, network: Network) -> TokenCache:
-        """Keep the tokens of a network that reads the first of these channels only."""
+    def narrowed(self, network: Network) -> EmbeddingCache:
+        """Keep the embeddings of a network that reads the first of these channels only."""
         width = network.spec.token_width
-        narrow = TokenCache(
+        narrow = EmbeddingCache(
             network,
             lambda images_BCHW: self._read(images_BCHW)[:, :width],
             preprocessing=self._preprocessing,
@@ -156,13 +156,13 @@ class TokenCache:
             precision=self._precision,
             batch_size=self._batch_size,
         )
-        for name, token_W in self._known.items():
-            narrow._known.setdefault(name, np.ascontiguousarray(token_W[:width]))
+        for name, embedding_W in self._known.items():
+            narrow._known.setdefault(name, np.ascontiguousarray(embedding_W[:width]))
         narrow.save()
         return narrow
 
     def prove(self, images: LabelledImages) -> None:
-        """Compute a sample again of the tokens that the file has of these images."""
+        """Compute a sample again of the embeddings that the file has of these images."""
         self._prove(images.pictures, images.pictures.digests())
 
     def _prove(self, pictures: Pictures, names: Sequence[bytes]) -> None:
@@ -181,7 +181,7 @@ class TokenCache:
     def _discard(self) -> None:
         """Drop everything that came from the file, and the file."""
         log.warning(
-            "the tokens in %s do not follow from the images: the file is removed, and they are "
+            "the embeddings in %s do not follow from the images: the file is removed, and they are "
             "computed anew",
             self._path,
         )
@@ -195,13 +195,13 @@ class TokenCache:
                 self._path.unlink(missing_ok=True)
 
     def also_name(self, images: LabelledImages, stored: Sequence[StoredImage]) -> None:
-        """Keep tokens that are known under the names, too, that the images have in the store."""
+        """Keep known embeddings under the names, too, that the images have in the store."""
         for name, one in zip(images.pictures.digests(), stored, strict=True):
             if name in self._known:
                 self._known[one.digest] = self._known[name]
 
     def _read_missing(self, pictures: Pictures, advance: Callable[[int], None] | None) -> None:
-        """Decode images, and compute the tokens of those whose pixels are new too."""
+        """Decode images, and compute the embeddings of those whose pixels are new too."""
         pixels_NHWC = pictures.pixels_NHWC
         digests = [pixels_digest(pixels) for pixels in pixels_NHWC]
         self._prove(pictures, digests)
@@ -209,8 +209,8 @@ class TokenCache:
         if advance is not None and len(new) < len(digests):
             advance(len(digests) - len(new))
         computed = self._compute(pixels_NHWC[new], advance)
-        for row, token_W in zip(new, computed, strict=True):
-            self._known[digests[row]] = token_W
+        for row, embedding_W in zip(new, computed, strict=True):
+            self._known[digests[row]] = embedding_W
         for name, digest in zip(pictures.digests(), digests, strict=True):
             self._known[name] = self._known[digest]
 
@@ -224,22 +224,22 @@ class TokenCache:
             advance=advance,
         )
 
-    def know(self, images: LabelledImages, tokens_NW: Floats) -> None:
-        """Take up tokens of images that another process has computed."""
-        for name, token_W in zip(images.pictures.digests(), tokens_NW, strict=True):
-            self._known.setdefault(name, token_W)
+    def know(self, images: LabelledImages, embeddings_NW: Floats) -> None:
+        """Take up embeddings of images that another process has computed."""
+        for name, embedding_W in zip(images.pictures.digests(), embeddings_NW, strict=True):
+            self._known.setdefault(name, embedding_W)
 
     def save(self) -> None:
-        """Write new tokens to the file. A cache that cannot be written is no reason to stop."""
+        """Write new embeddings to the file. A cache that cannot be written is no reason to stop."""
         if self._path is None or len(self._known) == self._saved:
             return
         with suppress(OSError, NotPrivate):
-            _write(self._path, _Kept(tokens=self._known, begun_s=self._begun_s))
+            _write(self._path, _Kept(embeddings=self._known, begun_s=self._begun_s))
             self._saved = len(self._known)
 
 
 def _key(network: Network, preprocessing: Preprocessing, precision: str) -> str:
-    """Name a file by all that tokens follow from: shapes too, for not every number is a weight."""
+    """Name a file by all that embeddings follow from: weights and shapes."""
     geometry = replace(network.spec, tasks=())
     said = f"{preprocessing.model_dump_json()} {precision} {geometry} {network.spec.experts}"
     digest = hashlib.sha256(said.encode())
@@ -251,9 +251,9 @@ def _key(network: Network, preprocessing: Preprocessing, precision: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """The contents of a file: tokens by name, and the time at which it was begun."""
+    """The contents of a file: embeddings by name, and the time at which it was begun."""
 
-    tokens: dict[bytes, Floats]
+    embeddings: dict[bytes, Floats]
     begun_s: int
 
 
@@ -265,7 +265,7 @@ def _read(path: Path, *, width: int) -> _Kept | None:
     except FileNotFoundError:
         return None
     except (NotPrivate, ValueError, KeyError) as error:
-        log.warning("tokens of images are computed anew: %s: %s", path, error)
+        log.warning("embeddings of images are computed anew: %s: %s", path, error)
         kept = None
     if kept is None:
         path.unlink(missing_ok=True)
@@ -285,25 +285,25 @@ def _parse(name: str, content: bytes, *, width: int) -> _Kept | None:
         return None
     data = sealed[TIME_BYTES:]
     layout = read_layout(data)
-    digests, tokens = layout["digests"], layout["tokens"]
-    count = tokens.shape[0] if tokens.shape else -1
+    digests, embeddings = layout["digests"], layout["tokens"]
+    count = embeddings.shape[0] if embeddings.shape else -1
     fits = (digests.dtype, digests.shape) == ("U8", (count, DIGEST_BYTES))
-    if not fits or (tokens.dtype, tokens.shape) != ("F32", (count, width)):
+    if not fits or (embeddings.dtype, embeddings.shape) != ("F32", (count, width)):
         raise ValueError("it has other shapes")
-    tokens_NW = np.frombuffer(data, dtype="<f4", count=count * width, offset=tokens.start)
-    if not np.isfinite(tokens_NW).all():
-        raise ValueError("it has tokens that are not numbers")
+    embeddings_NW = np.frombuffer(data, dtype="<f4", count=count * width, offset=embeddings.start)
+    if not np.isfinite(embeddings_NW).all():
+        raise ValueError("it has embeddings that are not numbers")
     names = [
         data[digests.start + DIGEST_BYTES * row : digests.start + DIGEST_BYTES * (row + 1)]
         for row in range(count)
     ]
-    rows_NW = tokens_NW.reshape(count, width).astype(np.float32)
-    return _Kept(tokens=dict(zip(names, rows_NW, strict=True)), begun_s=begun_s)
+    rows_NW = embeddings_NW.reshape(count, width).astype(np.float32)
+    return _Kept(embeddings=dict(zip(names, rows_NW, strict=True)), begun_s=begun_s)
 
 
 def _write(path: Path, kept: _Kept) -> None:
-    """Write the newest tokens that fit, and make room for them."""
-    finite = {name: one for name, one in kept.tokens.items() if np.isfinite(one).all()}
+    """Write the newest embeddings that fit, and make room for them."""
+    finite = {name: one for name, one in kept.embeddings.items() if np.isfinite(one).all()}
     if not finite:
         return
     width = len(next(iter(finite.values())))

@@ -1,11 +1,11 @@
-"""Keep count, mean and scatter of the tokens of a class: enough to fit a classifier without images.
+"""Keep count, mean and scatter of a class's embeddings, to fit a classifier without images.
 
 The scatter is the sum of the outer products of deviations from the mean. It is held as a factor:
 scatter = factorᵀ factor. The rows of a factor are the principal axes of the scatter, the longest
 first, each as long as the root of its eigenvalue. For few images a factor is much smaller than the
 scatter. It follows from the scatter alone, so it tells nothing more about single images.
 
-N images, W channels of the token, R rows of a factor.
+N images, W channels of the embedding, R rows of a factor.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from model_store.store.shard import check_shard, read_layout
 
 Doubles = NDArray[np.float64]
 MOST_STAND_INS = 500
-"""More tokens of a class tell nothing new, as every class weighs the same."""
+"""More embeddings of a class tell nothing new, as every class weighs the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassStatistics:
-    """The statistics of the tokens of one class."""
+    """The statistics of the embeddings of one class."""
 
     count: int
     mean_W: Doubles
@@ -41,12 +41,14 @@ class ClassStatistics:
         return self.factor_RW.T @ self.factor_RW
 
 
-def accumulate(tokens_NW: NDArray[np.floating]) -> ClassStatistics:
-    """Compute the statistics of at least one token, all of one class."""
-    tokens = tokens_NW.astype(np.float64)
-    mean_W = tokens.mean(axis=0)
+def accumulate(embeddings_NW: NDArray[np.floating]) -> ClassStatistics:
+    """Compute the statistics of at least one embedding, all of one class."""
+    embeddings = embeddings_NW.astype(np.float64)
+    mean_W = embeddings.mean(axis=0)
     return ClassStatistics(
-        count=len(tokens), mean_W=mean_W, factor_RW=factor_of(tokens - mean_W, count=len(tokens))
+        count=len(embeddings),
+        mean_W=mean_W,
+        factor_RW=factor_of(embeddings - mean_W, count=len(embeddings)),
     )
 
 
@@ -89,7 +91,7 @@ def decode(ref: ShardRef, data: bytes, *, count: int, width: int) -> ClassStatis
 
 
 def stand_ins(statistics: ClassStatistics, *, seed: int, most: int = MOST_STAND_INS) -> Doubles:
-    """Make tokens that have the mean and the covariance of the class, and of no image in it.
+    """Make embeddings that have the mean and the covariance of the class, and of no image in it.
 
     There are as many as images, or `most`. Of a covariance with more axes than that, the longest
     are kept.
@@ -106,7 +108,7 @@ def stand_ins(statistics: ClassStatistics, *, seed: int, most: int = MOST_STAND_
 def factor_of(rows_NW: Doubles, *, count: int) -> Doubles:
     """Make the factor R for `count` images, with RᵀR = rowsᵀ rows."""
     _, lengths, axes = np.linalg.svd(rows_NW, full_matrices=False)
-    # The deviations of N tokens from their mean have rank N - 1: a further row is rounding.
+    # The deviations of N embeddings from their mean have rank N - 1: a further row is rounding.
     kept = min(count - 1, rows_NW.shape[1])
     return np.asarray(lengths[:kept, None] * axes[:kept], dtype=np.float64)
 
@@ -116,14 +118,14 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gathered:
-    """Tokens to fit a classifier to, and the statistics that follow from them."""
+    """Embeddings to fit a classifier to, and the statistics that follow from them."""
 
-    tokens_NV: Floats
+    embeddings_NV: Floats
     labels_N: NDArray[np.int64]
     real_N: NDArray[np.bool_]
     """False for stand-ins."""
     rows_N: NDArray[np.int64]
-    """The place of each token's image among those that were given; -1 for stand-ins."""
+    """The place of each embedding's image among those that were given; -1 for stand-ins."""
     narrow: bool
     """Only the first slice is there, because a class has no image left."""
     changed: Mapping[str, ClassStatistics]
@@ -136,7 +138,7 @@ class Gathered:
         stays_N = ~np.isin(self.labels_N, places)
         return replace(
             self,
-            tokens_NV=self.tokens_NV[stays_N],
+            embeddings_NV=self.embeddings_NV[stays_N],
             labels_N=self.labels_N[stays_N],
             real_N=self.real_N[stays_N],
             rows_N=self.rows_N[stays_N],
@@ -145,7 +147,7 @@ class Gathered:
 
 
 def gather(
-    tokens_NW: Floats,
+    embeddings_NW: Floats,
     labels_N: NDArray[np.int64],
     *,
     classes: Sequence[str],
@@ -153,9 +155,9 @@ def gather(
     width: int,
     known: Mapping[str, ClassStatistics],
 ) -> Gathered:
-    """Put stand-ins beside the tokens of classes that have lost images.
+    """Put stand-ins beside the embeddings of classes that have lost images.
 
-    The first `new` tokens are of images that no statistics have seen; all others are exemplars,
+    The first `new` embeddings are of images that no statistics have seen; all others are exemplars,
     which the `known` statistics of their class have counted.
     """
     is_new_N = np.arange(len(labels_N)) < new
@@ -166,21 +168,21 @@ def gather(
         of_class_N, statistics = labels_N == place, known.get(name)
         fresh_N = of_class_N & is_new_N if statistics else of_class_N
         if fresh_N.any():
-            added = accumulate(tokens_NW[fresh_N, :width])
+            added = accumulate(embeddings_NW[fresh_N, :width])
             changed[name] = merge(statistics, added) if statistics else added
         exemplars_N = of_class_N & ~fresh_N
         if statistics and exemplars_N.sum() < statistics.count:
             # Stand-ins have the exemplars in their mean, so the exemplars do not count twice.
             first = stand_ins(statistics, seed=place).astype(np.float32)
-            made.append(_Made(place=place, first_MF=first, left_LW=tokens_NW[of_class_N]))
+            made.append(_Made(place=place, first_MF=first, left_LW=embeddings_NW[of_class_N]))
             uses_N &= ~exemplars_N
     narrow = any(not len(one.left_LW) for one in made)
-    used = width if narrow else tokens_NW.shape[1]
-    parts = [tokens_NW[uses_N, :used], *(one.tokens(used) for one in made)]
+    used = width if narrow else embeddings_NW.shape[1]
+    parts = [embeddings_NW[uses_N, :used], *(one.embeddings(used) for one in made)]
     labels = [labels_N[uses_N], *(np.full(len(one.first_MF), one.place) for one in made)]
     stand_in_rows = np.full(sum(map(len, parts[1:])), -1)
     return Gathered(
-        tokens_NV=np.concatenate(parts),
+        embeddings_NV=np.concatenate(parts),
         rows_N=np.concatenate([np.flatnonzero(uses_N), stand_in_rows]).astype(np.int64),
         labels_N=np.concatenate(labels),
         real_N=np.arange(sum(map(len, parts))) < int(uses_N.sum()),
@@ -197,9 +199,9 @@ class _Made:
     place: int
     first_MF: Floats
     left_LW: Floats
-    """The tokens of images that are left of the class."""
+    """The embeddings of images that are left of the class."""
 
-    def tokens(self, used: int) -> Floats:
+    def embeddings(self, used: int) -> Floats:
         """Return the first `used` channels; those of younger experts come from images in turn."""
         width = self.first_MF.shape[1]
         if used == width:

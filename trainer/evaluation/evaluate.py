@@ -20,7 +20,7 @@ from model_store.store.store import Store
 from trainer.data.checks import refuse_familiar_classes, refuse_no_images, refuse_unknown_classes
 from trainer.data.folders import LabelledImages, Listing, note_ignored, read_images
 from trainer.data.sources.forms import list_judged, list_strangers
-from trainer.embeddings.cache import Floats, TokenCache
+from trainer.embeddings.cache import EmbeddingCache, Floats
 from trainer.evaluation.judged import Judged, judged_by
 from trainer.evaluation.unknown import Scores, scores_of, tell_apart
 from trainer.progress import Progress
@@ -64,7 +64,7 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
         strangers = _read_strangers(request.unknown_data, request, manifest, progress)
     network = load_network(store.read_shard, manifest).to(choose_device(request.device))
     doubt = load_doubt(store.read_shard, manifest)
-    cache = TokenCache(
+    cache = EmbeddingCache(
         network,
         Lineage.of(network).token,
         preprocessing=manifest.preprocessing,
@@ -103,7 +103,7 @@ def _scores(
     network: Network,
     images: LabelledImages,
     manifest: Manifest,
-    cache: TokenCache,
+    cache: EmbeddingCache,
     progress: Progress,
     *,
     doubt: Doubt | None,
@@ -114,11 +114,11 @@ def _scores(
 
 
 def _read_out(
-    network: Network, images: LabelledImages, cache: TokenCache, progress: Progress
+    network: Network, images: LabelledImages, cache: EmbeddingCache, progress: Progress
 ) -> tuple[Floats, Floats]:
     """Compute the oldest slice of the token, and the logits, in one pass over the images."""
     with progress.phase("reading tokens", total=len(images)) as phase:
-        found_NW = cache.tokens(images, advance=phase.advance)
+        found_NW = cache.embeddings(images, advance=phase.advance)
     cache.save()
     with torch.inference_mode():
         token = torch.from_numpy(found_NW).to(network.device)

@@ -39,7 +39,7 @@ MAX_TOLD = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class GateInput:
     """A version as the gate sees it. Both judgements are of the same images, in the same order."""
 
     judged: Judged
@@ -78,7 +78,7 @@ class Candidate:
         return tuple(side for side in asked if self.images_of(side) < FEWEST[side])
 
 
-def decide(candidate: Candidate, *, limits: GateLimits) -> Gate:
+def decide(candidate: GateInput, *, limits: GateLimits) -> Gate:
     """Give the verdict, every reason against the version, and the classes that got worse."""
     judged = candidate.judged
     old_images = candidate.images_of("old")
@@ -202,7 +202,7 @@ def _points(share: float) -> str:
 
 
 def _old_reasons(
-    candidate: Candidate, *, limits: GateLimits, p_value: float | None, flips: tuple[int, int]
+    candidate: GateInput, *, limits: GateLimits, p_value: float | None, flips: tuple[int, int]
 ) -> tuple[str, ...]:
     after = candidate.judged.accuracy(candidate.older)
     before = candidate.parent.accuracy(candidate.older) if candidate.parent else None
@@ -220,7 +220,7 @@ def _old_reasons(
     )
 
 
-def _serving_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]:
+def _serving_reasons(candidate: GateInput, *, limits: GateLimits) -> tuple[str, ...]:
     """Compare with the version that serves, too, where the parent was refused."""
     if candidate.served is None:
         return ()
@@ -240,7 +240,7 @@ def _serving_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, 
     return (*_old_reasons(beside, limits=limits, p_value=p_value, flips=flips), *reasons)
 
 
-def _is_price(candidate: Candidate) -> bool:
+def _is_price(candidate: GateInput) -> bool:
     """Tell whether a fall may be the price of more classes to choose among, and chance.
 
     Two things must hold: among the old classes alone nothing fell, and new classes do not take more
@@ -258,7 +258,7 @@ def _is_price(candidate: Candidate) -> bool:
     return not fell and price.chance_of(mine.taken, of=mine.images) > SIGNIFICANCE / 2
 
 
-def _earning_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]:
+def _earning_reasons(candidate: GateInput, *, limits: GateLimits) -> tuple[str, ...]:
     """Refuse an expert that does not make the version better, beyond chance."""
     after = candidate.judged.accuracy()
     before = candidate.parent.accuracy() if candidate.parent else None
@@ -276,7 +276,7 @@ def _earning_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, 
     )
 
 
-def _new_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]:
+def _new_reasons(candidate: GateInput, *, limits: GateLimits) -> tuple[str, ...]:
     rights_N = candidate.judged.right_N[candidate.judged.is_of(candidate.newest)]
     right, of = int(rights_N.sum()), len(rights_N)
     if limits.min_new is not None:
@@ -309,14 +309,14 @@ def _least_reasons(right: int, *, of: int, least: float) -> tuple[str, ...]:
     )
 
 
-def _to_guess_among(candidate: Candidate) -> int:
+def _to_guess_among(candidate: GateInput) -> int:
     """Count the answers of which a guess is one: the new classes or, where one class is new, all
     classes."""
     lone = len(candidate.newest) == 1 and not candidate.extends
     return len(candidate.older) + 1 if lone else len(candidate.newest)
 
 
-def _budget_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, ...]:
+def _budget_reasons(candidate: GateInput, *, limits: GateLimits) -> tuple[str, ...]:
     reasons = []
     latency_ms, size = candidate.latency_ms, candidate.model_bytes
     if limits.max_latency_ms and latency_ms and latency_ms > limits.max_latency_ms:
@@ -329,7 +329,7 @@ def _budget_reasons(candidate: Candidate, *, limits: GateLimits) -> tuple[str, .
     return tuple(reasons)
 
 
-def _notes(candidate: Candidate) -> tuple[str, ...]:
+def _notes(candidate: GateInput) -> tuple[str, ...]:
     few = candidate.not_judged()
     notes = [_too_few(candidate, side) for side in few]
     if candidate.parent is not None and "old" not in few:
@@ -340,7 +340,7 @@ def _notes(candidate: Candidate) -> tuple[str, ...]:
     return (*notes, *_price_notes(candidate), *_group_notes(candidate))
 
 
-def _price_notes(candidate: Candidate) -> tuple[str, ...]:
+def _price_notes(candidate: GateInput) -> tuple[str, ...]:
     """Say how many old images went to new classes, and how many were to be expected."""
     if not candidate.price.share or candidate.parent is None:
         return ()
@@ -353,7 +353,7 @@ def _price_notes(candidate: Candidate) -> tuple[str, ...]:
     )
 
 
-def _group_notes(candidate: Candidate) -> tuple[str, ...]:
+def _group_notes(candidate: GateInput) -> tuple[str, ...]:
     """Say how many of the images that got worse are still answered in a group of their class.
 
     The verdict is on classes alone: a group makes no version look better than it is.
@@ -375,7 +375,7 @@ def _group_notes(candidate: Candidate) -> tuple[str, ...]:
     )
 
 
-def _too_few(candidate: Candidate, side: Side) -> str:
+def _too_few(candidate: GateInput, side: Side) -> str:
     count = candidate.images_of(side)
     found = "there was no image of them to judge by"
     if count:
@@ -383,7 +383,7 @@ def _too_few(candidate: Candidate, side: Side) -> str:
     return f"{side} classes were not judged: {found}; give more validation images"
 
 
-def _worse_classes(candidate: Candidate) -> tuple[ClassChange, ...]:
+def _worse_classes(candidate: GateInput) -> tuple[ClassChange, ...]:
     """List the old classes that the parent answered better, the largest drop first."""
     if candidate.parent is None:
         return ()
@@ -405,7 +405,7 @@ def _confusions(judged: Judged) -> tuple[Confusion, ...]:
     )
 
 
-def _flips(candidate: Candidate) -> tuple[Flip, ...]:
+def _flips(candidate: GateInput) -> tuple[Flip, ...]:
     """Count predictions for images of old classes that differ from the parent's."""
     if candidate.parent is None:
         return ()

@@ -35,11 +35,11 @@ MIN_SPEEDUP = 0.5
 
 Floats = NDArray[np.float32]
 Read = Callable[[Tensor], Tensor]
-"""From images to tokens."""
+"""From images to embeddings."""
 
 
-class ReadTokens(Protocol):
-    """A reader of tokens in a reduced precision, which may know some of them already."""
+class ReadEmbeddings(Protocol):
+    """A reader of embeddings in a reduced precision, which may know some of them already."""
 
     def __call__(
         self, precision: Reduced, make: Callable[[], Read], images: LabelledImages
@@ -53,17 +53,17 @@ def agreement_of(
     judged: Judged,
     preprocessing: Preprocessing,
     temperature: float = 1.0,
-    token_NW: Floats | None = None,
+    embeddings_NW: Floats | None = None,
     doubt: Doubt | None = None,
     try_out: Callable[[Reduced], Trial] | None = None,
-    read_tokens: ReadTokens | None = None,
+    read_embeddings: ReadEmbeddings | None = None,
 ) -> dict[Reduced, float]:
     """Measure how near the answers of each precision that runs here are to those of `judged`.
 
     The agreement is 1 less the mean distance of the calibrated probabilities of `images`, and 0 if
-    the precision is less accurate than chance explains. With a `doubt` on `token_NW`, the oldest
-    slices of the tokens in single precision, an image is as far apart as its probability to be
-    unknown is, if that is more. Return nothing without images.
+    the precision is less accurate than chance explains. With a `doubt` on `embeddings_NW`, the
+    oldest slices in single precision, an image is as far apart as its probability to be unknown is,
+    if that is more. Return nothing without images.
     """
     if not len(images):
         return {}
@@ -84,14 +84,14 @@ def agreement_of(
                 preprocessing=preprocessing,
                 batch_size=REDUCED_BATCH,
             )
-            if read_tokens is None
-            else read_tokens(precision, make, chosen)
+            if read_embeddings is None
+            else read_embeddings(precision, make, chosen)
         )
         logits_NC = np.where(retired_C, -np.inf, _classified(network, reduced_NW))
         apart_N = distances(whole.logits_NC, logits_NC, temperature=temperature)
-        if doubt is not None and token_NW is not None:
+        if doubt is not None and embeddings_NW is not None:
             width = network.spec.doubt_width
-            unknown_N = _none_of_these(doubt, token_NW[rows_N])
+            unknown_N = _none_of_these(doubt, embeddings_NW[rows_N])
             apart_N = np.maximum(
                 apart_N, np.abs(_none_of_these(doubt, reduced_NW[:, :width]) - unknown_N)
             )
@@ -114,9 +114,9 @@ def distances(logits_NC: Floats, others_NC: Floats, *, temperature: float) -> ND
     return np.asarray(apart_NC.sum(axis=1) / 2)
 
 
-def _none_of_these(doubt: Doubt, token_NW: Floats) -> NDArray[np.float64]:
+def _none_of_these(doubt: Doubt, embeddings_NW: Floats) -> NDArray[np.float64]:
     """Compute the probability that each image is unknown."""
-    return np.array([none_of_these(float(one)) for one in doubt.log_odds(token_NW)])
+    return np.array([none_of_these(float(one)) for one in doubt.log_odds(embeddings_NW)])
 
 
 def _is_less_accurate(whole: Judged, reduced: Judged) -> bool:
@@ -132,11 +132,11 @@ def _is_worth_it(precision: Reduced, *, try_out: Callable[[Reduced], Trial]) -> 
     return trial.runs and trial.speedup >= MIN_SPEEDUP
 
 
-def _classified(network: Network, token_NW: Floats) -> Floats:
+def _classified(network: Network, embeddings_NW: Floats) -> Floats:
     """Compute logits. Both backends classify in single precision."""
     with torch.inference_mode():
-        token = torch.from_numpy(token_NW).to(network.device)
-        logits: Floats = network.classify([token]).cpu().numpy()
+        embedding = torch.from_numpy(embeddings_NW).to(network.device)
+        logits: Floats = network.classify([embedding]).cpu().numpy()
     return logits
 
 

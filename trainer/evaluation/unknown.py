@@ -27,9 +27,9 @@ Scores = NDArray[np.float64]
 MOST_SCORE_BINS = 24
 
 
-def scores_of(logits_NC: Floats, token_NW: Floats, *, doubt: Doubt | None) -> Scores:
-    """Score each image as the server does: by its token, or else by its largest logit."""
-    scores = logits_NC.max(axis=1) if doubt is None else doubt.log_odds(token_NW)
+def scores_of(logits_NC: Floats, embeddings_NW: Floats, *, doubt: Doubt | None) -> Scores:
+    """Score each image as the server does: by its embedding, or else by its largest logit."""
+    scores = logits_NC.max(axis=1) if doubt is None else doubt.log_odds(embeddings_NW)
     return np.asarray(scores, dtype=np.float64)
 
 
@@ -109,12 +109,12 @@ class Gaussians:
     whiten_WW: Doubles
     means_YW: Doubles
 
-    def whitened(self, tokens_FW: Doubles) -> Doubles:
-        return (_normalised(tokens_FW - self.shift_W) - self.centre_W) @ self.whiten_WW
+    def whitened(self, embeddings_FW: Doubles) -> Doubles:
+        return (_normalised(embeddings_FW - self.shift_W) - self.centre_W) @ self.whiten_WW
 
-    def signs(self, tokens_FW: Doubles) -> tuple[Doubles, Doubles]:
+    def signs(self, embeddings_FW: Doubles) -> tuple[Doubles, Doubles]:
         """Return the largest discriminant of each image, and its squared length."""
-        z_FW = self.whitened(tokens_FW)
+        z_FW = self.whitened(embeddings_FW)
         halves_Y = np.square(self.means_YW).sum(axis=1) / 2
         return (z_FW @ self.means_YW.T - halves_Y).max(axis=1), np.square(z_FW).sum(axis=1)
 
@@ -133,7 +133,7 @@ class LeftOutSigns:
 
 
 def fit_doubt(
-    tokens_NW: NDArray[np.float32],
+    embeddings_NW: NDArray[np.float32],
     labels_N: NDArray[np.int64],
     *,
     classes: int,
@@ -142,15 +142,17 @@ def fit_doubt(
     """Fit the tensors of a doubt shard for images of the `answered` ones of `classes`.
 
     Return None where an answered class has no images, where too few classes have two, and where
-    the tokens do not tell classes that were left out from the others.
+    the embeddings do not tell classes that were left out from the others.
     """
     images_Y = np.bincount(labels_N, minlength=classes)[list(answered)]
     if not images_Y.all() or (images_Y > 1).sum() < FEWEST_CLASSES:
         return None
-    tokens, labels = tokens_NW.astype(np.float64), _places(labels_N, answered)
+    embeddings, labels = embeddings_NW.astype(np.float64), _places(labels_N, answered)
     often_N = (images_Y > 1)[labels]  # an only image cannot be left out
-    left_out = leave_out(tokens[often_N], _places(labels[often_N], np.flatnonzero(images_Y > 1)))
-    gaussians = fit_gaussians(tokens, labels)
+    left_out = leave_out(
+        embeddings[often_N], _places(labels[often_N], np.flatnonzero(images_Y > 1))
+    )
+    gaussians = fit_gaussians(embeddings, labels)
     if gaussians is None or left_out is None:
         return None
     weight = discriminant_weight(left_out)
@@ -161,12 +163,12 @@ def fit_doubt(
     return _among_all(folded, classes=classes, answered=answered)
 
 
-def fit_gaussians(tokens_NW: Doubles, labels_N: Labels) -> Gaussians | None:
+def fit_gaussians(embeddings_NW: Doubles, labels_N: Labels) -> Gaussians | None:
     """Fit means and the shared covariance, shrunk as Ledoit and Wolf do; None if all images of
     each class are the same."""
     classes = int(labels_N.max()) + 1
-    shift_W = _means(tokens_NW, labels_N, classes).mean(axis=0)
-    unit_NW = _normalised(tokens_NW - shift_W)
+    shift_W = _means(embeddings_NW, labels_N, classes).mean(axis=0)
+    unit_NW = _normalised(embeddings_NW - shift_W)
     means_YW = _means(unit_NW, labels_N, classes)
     centre_W = means_YW.mean(axis=0)
     freedom = max(1, len(labels_N) - classes)
@@ -184,7 +186,7 @@ def fit_gaussians(tokens_NW: Doubles, labels_N: Labels) -> Gaussians | None:
     )
 
 
-def leave_out(tokens_NW: Doubles, labels_N: Labels) -> LeftOutSigns | None:
+def leave_out(embeddings_NW: Doubles, labels_N: Labels) -> LeftOutSigns | None:
     """Leave out one part of the classes and one of the images after the other. Images of a class
     that was left out whole are unknown, those of the other classes known."""
     classes = int(labels_N.max()) + 1
@@ -197,10 +199,10 @@ def leave_out(tokens_NW: Doubles, labels_N: Labels) -> LeftOutSigns | None:
         stays_N, scored_N = stays_Y[labels_N], image_part_N == fold
         seen_N = stays_N & ~scored_N
         places_Y = np.cumsum(stays_Y) - 1
-        gaussians = fit_gaussians(tokens_NW[seen_N], places_Y[labels_N[seen_N]])
+        gaussians = fit_gaussians(embeddings_NW[seen_N], places_Y[labels_N[seen_N]])
         if gaussians is None:
             return None
-        signs.append(gaussians.signs(tokens_NW[scored_N]))
+        signs.append(gaussians.signs(embeddings_NW[scored_N]))
         known.append(stays_N[scored_N])
     discriminants, squares = zip(*signs, strict=True)
     return LeftOutSigns(
@@ -274,13 +276,13 @@ def _places(labels_N: Labels, among: Sequence[int] | NDArray[np.intp]) -> Labels
     return np.searchsorted(np.asarray(among), labels_N).astype(np.int64)
 
 
-def _normalised(tokens_NW: Doubles) -> Doubles:
-    length_N1 = np.linalg.norm(tokens_NW, axis=1, keepdims=True)
-    return np.asarray(tokens_NW / np.maximum(length_N1, LEAST_NORM))
+def _normalised(embeddings_NW: Doubles) -> Doubles:
+    length_N1 = np.linalg.norm(embeddings_NW, axis=1, keepdims=True)
+    return np.asarray(embeddings_NW / np.maximum(length_N1, LEAST_NORM))
 
 
-def _means(tokens_NW: Doubles, labels_N: Labels, classes: int) -> Doubles:
-    return np.stack([tokens_NW[labels_N == place].mean(axis=0) for place in range(classes)])
+def _means(embeddings_NW: Doubles, labels_N: Labels, classes: int) -> Doubles:
+    return np.stack([embeddings_NW[labels_N == place].mean(axis=0) for place in range(classes)])
 
 
 def shrunk(centred_NW: Doubles) -> Doubles | None:

@@ -27,7 +27,7 @@ from trainer.learning.checkpoint import Checkpoint, RunState
 from trainer.learning.learner import AnyLearner, BatchLoss, Learner, Step
 from trainer.learning.plan import Plan
 from trainer.progress import Progress
-from trainer.ranks.ranks import ALONE, LossAndRight, Part, Ranks, part_of
+from trainer.ranks.ranks import ALONE, BatchPart, LossAndRight, Ranks, part_of
 
 SIGNS = ("not enough memory", "can't allocate memory", "out of memory")
 
@@ -166,7 +166,7 @@ class _Stepper:
         state: RunState,
         loss_of: Callable[[Tensor, Tensor], Step],
         images: LabelledImages,
-        prepare: Callable[[Tensor, Part], Tensor],
+        prepare: Callable[[Tensor, BatchPart], Tensor],
         rate: float,
         schedule: Schedule,
         steps: int,
@@ -216,7 +216,7 @@ class _Stepper:
         mean.backward()  # type: ignore[no-untyped-call]
         self._state.changes.set_state(drawn)
 
-    def _batch(self, rows: NDArray[np.int64], part: Part) -> tuple[Tensor, Tensor]:
+    def _batch(self, rows: NDArray[np.int64], part: BatchPart) -> tuple[Tensor, Tensor]:
         """Return this rank's part of a batch: changed images and their labels."""
         chosen = torch.from_numpy(rows[part.rows]).to(self._device)
         return self._prepare(self._pixels[chosen], part), self._labels[chosen]

@@ -165,7 +165,7 @@ def _fitted_head(
     if ranks.rank == 0:
         cache = parent_cache_of(student, folder=folder)
         assert cache is not None, "an adaptation has a parent"
-        fitted = _fit(cache.tokens(images)[:, :width], images.labels_N, answered).tobytes()
+        fitted = _fit(cache.embeddings(images)[:, :width], images.labels_N, answered).tobytes()
     rows_CW = np.frombuffer(bytearray(ranks.from_first(fitted)), dtype=np.float32)
     weight_CW = torch.from_numpy(rows_CW.reshape(len(answered), width + 1))
     with torch.no_grad():

@@ -15,7 +15,7 @@ from model_store.worth import CROSS_VALIDATED
 from trainer.data.folders import LabelledImages
 from trainer.data.groups import numbers_of
 from trainer.data.task_data import TaskData
-from trainer.embeddings.cache import Floats, TokenCache
+from trainer.embeddings.cache import EmbeddingCache, Floats
 from trainer.embeddings.statistics import ClassStatistics, Gathered, decode, gather
 from trainer.evaluation.price import NO_PRICE, Price, price_of
 from trainer.fitting.choice import Choice
@@ -89,7 +89,7 @@ class HeadFit:
             cache=cache,
             training={**figures, **_told(fitted.choice, student.network.spec)},
             statistics={**(known if student.aim == "adaptation" else {}), **gathered.changed},
-            tokens_NW=gathered.tokens_NV,
+            tokens_NW=gathered.embeddings_NV,
             labels_N=gathered.labels_N,
             real_N=gathered.real_N,
             price=self._price(fitted, given),
@@ -108,7 +108,7 @@ class HeadFit:
         # Every stand-in is a group of its own, and none is left out.
         alone_N = len(groups_N) + np.arange(len(gathered.rows_N))
         return Given(
-            tokens_NV=gathered.tokens_NV,
+            tokens_NV=gathered.embeddings_NV,
             labels_N=gathered.labels_N,
             answered=self._answered,
             loss=classification_named(self.request.loss),
@@ -138,8 +138,8 @@ class HeadFit:
         ]
 
     def _choose_readout(
-        self, tokens_NW: Floats, cache: TokenCache
-    ) -> tuple[Floats, TokenCache, dict[str, Scalar]]:
+        self, tokens_NW: Floats, cache: EmbeddingCache
+    ) -> tuple[Floats, EmbeddingCache, dict[str, Scalar]]:
         """Keep the readout of earlier blocks if left-out images are likelier with it."""
         network, widens, figures = self.student.network, False, dict[str, Scalar]()
         if self.ranks.rank == 0:
@@ -183,7 +183,7 @@ class HeadFit:
         assert before is not None, "an adaptation has a parent"
         return carry(
             lost,
-            before_NW=before.tokens(images),
+            before_NW=before.embeddings(images),
             after_NW=tokens_NW,
             labels_N=images.labels_N,
             classes=images.classes,

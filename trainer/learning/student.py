@@ -17,7 +17,7 @@ from model_store.inference.stacks import stack_up
 from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing, Scalar
 from model_store.spec import NetworkSpec
-from trainer.embeddings.cache import TokenCache
+from trainer.embeddings.cache import EmbeddingCache
 from trainer.embeddings.statistics import ClassStatistics
 from trainer.evaluation.price import NO_PRICE, Price
 from trainer.learning.losses import Teacher
@@ -124,7 +124,7 @@ class Learnt:
     together counted once; 0 without one, and where a sample of them gave it."""
     price: Price = NO_PRICE
     """What more classes to choose among cost the old ones, by cross-validation."""
-    cache: TokenCache | None = None
+    cache: EmbeddingCache | None = None
     """The tokens that were read, if any were."""
 
 

@@ -15,8 +15,8 @@ from model_store.inference.forward import Lineage
 from model_store.network.network import Network
 from model_store.records.quality import Reduced
 from trainer.data.folders import LabelledImages
-from trainer.embeddings.cache import Floats, TokenCache
-from trainer.evaluation.precision_agreement import REDUCED_BATCH, Read, ReadTokens
+from trainer.embeddings.cache import EmbeddingCache, Floats
+from trainer.evaluation.precision_agreement import REDUCED_BATCH, Read, ReadEmbeddings
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.student import Student
 from trainer.progress import Progress
@@ -27,12 +27,12 @@ IMAGES_A_PART = 128
 """Images between two checkpoints."""
 
 
-def cache_of(student: Student, experts: Lineage, *, folder: Path | None) -> TokenCache:
+def cache_of(student: Student, experts: Lineage, *, folder: Path | None) -> EmbeddingCache:
     """Open the tokens of a student whose `experts` are final.
 
     Experts from scratch are other ones in every version, so theirs are not worth a file.
     """
-    return TokenCache(
+    return EmbeddingCache(
         student.network,
         experts.token,
         preprocessing=student.preprocessing,
@@ -40,11 +40,11 @@ def cache_of(student: Student, experts: Lineage, *, folder: Path | None) -> Toke
     )
 
 
-def parent_cache_of(student: Student, *, folder: Path | None) -> TokenCache | None:
+def parent_cache_of(student: Student, *, folder: Path | None) -> EmbeddingCache | None:
     """Open the tokens by the parent's experts; None where they are those of the student."""
     if student.parent is None:
         return None
-    return TokenCache(
+    return EmbeddingCache(
         student.parent,
         Lineage.of(student.parent).token,
         preprocessing=student.preprocessing,
@@ -52,7 +52,9 @@ def parent_cache_of(student: Student, *, folder: Path | None) -> TokenCache | No
     )
 
 
-def reduced_tokens_of(student: Student, *, folder: Path | None, progress: Progress) -> ReadTokens:
+def reduced_tokens_of(
+    student: Student, *, folder: Path | None, progress: Progress
+) -> ReadEmbeddings:
     """Make a reader of tokens in reduced precisions, which keeps them as `cache_of` does."""
 
     def read(precision: Reduced, make: Callable[[], Read], images: LabelledImages) -> Floats:
@@ -63,7 +65,7 @@ def reduced_tokens_of(student: Student, *, folder: Path | None, progress: Progre
                 made.append(make())
             return made[0](images_BCHW)
 
-        cache = TokenCache(
+        cache = EmbeddingCache(
             student.network,
             compute,
             preprocessing=student.preprocessing,
@@ -72,7 +74,7 @@ def reduced_tokens_of(student: Student, *, folder: Path | None, progress: Progre
             batch_size=REDUCED_BATCH,
         )
         with progress.phase(f"comparing with {precision}", total=len(images)) as phase:
-            tokens_NW = cache.tokens(images, advance=phase.advance)
+            tokens_NW = cache.embeddings(images, advance=phase.advance)
         cache.save()
         return tokens_NW
 
@@ -87,7 +89,7 @@ def read_tokens(
     progress: Progress,
     checkpoint: Checkpoint | None = None,
     ranks: Ranks = ALONE,
-) -> tuple[Floats, TokenCache]:
+) -> tuple[Floats, EmbeddingCache]:
     """Compute [N, W], the token of each image without augmentation. See ADR 14.
 
     Tokens that an earlier run has left in `folder` are not computed again. The ranks take parts in
@@ -118,7 +120,7 @@ def read_tokens(
 
 
 def _read_turn(
-    cache: TokenCache,
+    cache: EmbeddingCache,
     images: LabelledImages,
     parts: Sequence[NDArray[np.int64]],
     ranks: Ranks,
@@ -127,10 +129,10 @@ def _read_turn(
 ) -> list[Floats]:
     """Read one part, and get the others from the ranks that read them."""
     if ranks.count == 1:
-        return [cache.tokens(images.take(rows), advance=advance) for rows in parts]
+        return [cache.embeddings(images.take(rows), advance=advance) for rows in parts]
     mine = b""
     if ranks.rank < len(parts):
-        mine = cache.tokens(images.take(parts[ranks.rank])).tobytes()
+        mine = cache.embeddings(images.take(parts[ranks.rank])).tobytes()
     read = [
         np.frombuffer(bytearray(data), dtype=np.float32).reshape(len(rows), -1)
         for rows, data in zip(parts, ranks.gathered(mine), strict=False)

@@ -87,7 +87,7 @@ def find_project(server: LabelStudio, choice: ProjectChoice, *, create: bool) ->
     if len(projects) > 1:
         numbers = ", ".join(str(project.get("id")) for project in projects)
         raise WrongUsage(
-            f"several projects have the title {choice.title!r}: choose one with --project "
+            f"several projects have the title {choice.title!r}: choose one with `project` "
             f"({numbers})"
         )
     if projects:

@@ -60,14 +60,14 @@ class Account:
         parts = _split(self.url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
             raise WrongUsage(
-                f"--url {self.url!r} is not the address of a server: "
+                f"`url={self.url!r}` is not the address of a server: "
                 "give one such as http://127.0.0.1:8080"
             )
         if parts.username or parts.password:
-            raise WrongUsage("--url holds a name or password: give the token with --token alone")
+            raise WrongUsage("`url` holds a name or password: give the token with `token` alone")
         if not self.token.isascii() or not self.token.isprintable() or " " in self.token:
             raise WrongUsage(
-                "--token is not a token: copy it from Account & Settings in Label Studio"
+                "`token` is not a token: copy it from Account & Settings in Label Studio"
             )
 
 

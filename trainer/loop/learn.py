@@ -238,11 +238,11 @@ def _extension(request: AddTask) -> AddTask:
 
 def _refuse_options(request: AddTask) -> None:
     if request.extend:
-        raise WrongUsage("--from-inbox extends known classes by itself: --extend does not fit it")
+        raise WrongUsage("`from_inbox` extends known classes by itself: `extend` does not fit it")
     if request.val_data is not None:
-        raise WrongUsage("--from-inbox judges by held-out images: --val-data does not fit it")
+        raise WrongUsage("`from_inbox` judges by held-out images: `val_data` does not fit it")
     if request.hierarchy == "folders":
-        raise WrongUsage("--from-inbox has no folders: give the groups as a file to --hierarchy")
+        raise WrongUsage("`from_inbox` has no folders: give the groups as a file, `hierarchy=FILE`")
 
 
 def _note_waiting(waiting: WaitingLabels, head: Manifest | None, progress: Progress) -> None:

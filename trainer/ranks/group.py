@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from model_store.errors import DneError, WrongUsage
-from trainer.ranks.launch import EXIT_LOST, GRACE_S, Place
+from trainer.ranks.launch import EXIT_LOST, GRACE_S, RankPlace
 from trainer.ranks.ranks import Forward, LossAndRight, RankLost, Ranks
 
 
@@ -53,7 +53,7 @@ WAITING = timedelta(hours=2)
 
 
 @contextmanager
-def joined(place: Place, interrupts: Interrupts, *, on_gpu: bool) -> Iterator[Group]:
+def joined(place: RankPlace, interrupts: Interrupts, *, on_gpu: bool) -> Iterator[Group]:
     """Meet the other processes of the run, and part from them at the end."""
     if on_gpu:
         torch.cuda.set_device(place.local_rank)
@@ -145,7 +145,7 @@ STDIN = 0
 
 
 @contextmanager
-def taking_part(place: Place, *, on_gpu: bool) -> Iterator[Ranks]:
+def taking_part(place: RankPlace, *, on_gpu: bool) -> Iterator[Ranks]:
     """Join the other ranks. SIGTERM acts as Ctrl-C does; errors name the rank."""
     interrupts = Interrupts()
     signal.signal(signal.SIGTERM, interrupts.ask)
@@ -163,7 +163,7 @@ def taking_part(place: Place, *, on_gpu: bool) -> Iterator[Ranks]:
         raise DneError(f"{_by(place)}{error}") from error
 
 
-def _by(place: Place) -> str:
+def _by(place: RankPlace) -> str:
     """Name the rank under torchrun; a command that starts the ranks itself does so."""
     return f"rank {place.rank}: " if place.rank and place.meeting is None else ""
 

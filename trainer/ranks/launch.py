@@ -27,7 +27,7 @@ MEETING = "RANKS_MEET_IN"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """One process among those that learn a version together."""
 
     rank: int
@@ -50,7 +50,7 @@ class Place:
         return {name: str(value) for name, value in said.items()} | meeting
 
 
-def place_of(environment: Mapping[str, str] | None = None) -> Place | None:
+def place_of(environment: Mapping[str, str] | None = None) -> RankPlace | None:
     """Read the place of this process; None if it learns alone."""
     said = os.environ if environment is None else environment
     if said.get("WORLD_SIZE", "1") == "1":
@@ -59,7 +59,7 @@ def place_of(environment: Mapping[str, str] | None = None) -> Place | None:
     if rank >= ranks:
         raise WrongUsage(f"RANK is {rank}, and WORLD_SIZE {ranks}: start the run with torchrun")
     meeting = said.get(MEETING)
-    return Place(
+    return RankPlace(
         rank=rank,
         ranks=ranks,
         local_rank=_number(said, "LOCAL_RANK", default="0"),
@@ -130,19 +130,19 @@ def launch(arguments: Sequence[str], *, processes: int, program: Sequence[str] =
         return _verdict(started[0], ended)
 
 
-def refuse_processes(processes: int, place: Place | None) -> None:
+def refuse_processes(processes: int, place: RankPlace | None) -> None:
     """Refuse numbers that make no sense."""
     if not 1 <= processes <= MOST_PROCESSES:
-        raise WrongUsage(f"--processes must be between 1 and {MOST_PROCESSES}, not {processes}")
+        raise WrongUsage(f"`processes` must be between 1 and {MOST_PROCESSES}, not {processes}")
     if place is not None and place.ranks != processes:
         raise WrongUsage(
-            f"--processes {processes} does not fit: torchrun has started {place.ranks}; leave "
-            "--processes out"
+            f"`processes={processes}` does not fit: torchrun has started {place.ranks}; leave "
+            "`processes` out"
         )
 
 
 def _start(command: Sequence[str], folder: Path, *, rank: int, ranks: int) -> Started:
-    place = Place(
+    place = RankPlace(
         rank=rank, ranks=ranks, local_rank=rank, local_ranks=ranks, meeting=folder / "meeting"
     )
     # The same code in the same order as here, and nothing from the folder that the user is in.

@@ -14,7 +14,7 @@ from model_store.errors import DneError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class BatchPart:
     """The images of a batch that one rank learns from: `start` to `stop` of `whole`.
 
     A rank without images takes the first one and gives it no weight, because all ranks must take
@@ -27,7 +27,7 @@ class Part:
     ranks: int
 
     @classmethod
-    def of(cls, whole: int, *, rank: int = 0, ranks: int = 1) -> Part:
+    def of(cls, whole: int, *, rank: int = 0, ranks: int = 1) -> BatchPart:
         """Cut into parts of almost equal size, the larger ones first, as numpy.array_split does."""
         least, more = divmod(whole, ranks)
         start = rank * least + min(rank, more)
@@ -105,9 +105,9 @@ class Alone:
 ALONE: Ranks = Alone()
 
 
-def part_of(ranks: Ranks, whole: int) -> Part:
+def part_of(ranks: Ranks, whole: int) -> BatchPart:
     """Return the part of a batch that this rank learns from."""
-    return Part.of(whole, rank=ranks.rank, ranks=ranks.count)
+    return BatchPart.of(whole, rank=ranks.rank, ranks=ranks.count)
 
 
 def refuse_differences(ranks: Ranks, said: Mapping[str, object], *, what: str) -> None:

@@ -18,11 +18,11 @@ from model_store.tables import counted
 from trainer.data.folders import LabelledImages
 from trainer.data.groups import numbers_of
 from trainer.data.task_data import TaskData
-from trainer.embeddings.cache import Floats, TokenCache
+from trainer.embeddings.cache import EmbeddingCache, Floats
 from trainer.evaluation.forecast import latencies_ms
-from trainer.evaluation.gate import FEWEST, Candidate, decide, noticed
+from trainer.evaluation.gate import FEWEST, GateInput, decide, noticed
 from trainer.evaluation.judged import Judged, calibrate, choose_shown, judged_by
-from trainer.evaluation.precision_agreement import ReadTokens, agreement_of
+from trainer.evaluation.precision_agreement import ReadEmbeddings, agreement_of
 from trainer.evaluation.price import NO_PRICE, Price
 from trainer.evaluation.unknown import FEWEST_CLASSES, fit_doubt, fit_threshold, scores_of
 from trainer.learning.student import Student
@@ -47,9 +47,9 @@ def assess(
     student: Student,
     *,
     experts: Lineage,
-    cache: TokenCache,
-    parent_cache: TokenCache | None = None,
-    reduced_tokens: ReadTokens,
+    cache: EmbeddingCache,
+    parent_cache: EmbeddingCache | None = None,
+    reduced_tokens: ReadEmbeddings,
     data: TaskData,
     tokens_NW: Floats | None,
     labels_N: NDArray[np.int64] | None,
@@ -76,7 +76,7 @@ def assess(
     if tokens_NW is not None and labels_N is not None and len(data.judged_by):
         shard = _doubt(tokens_NW, labels_N, student, data)
     gate = decide(
-        Candidate(
+        GateInput(
             judged=judged,
             parent=parent,
             older=older,
@@ -121,8 +121,8 @@ def assess(
                 judged=judged,
                 preprocessing=student.preprocessing,
                 temperature=calibration.temperature,
-                token_NW=judged_token_NW,
-                read_tokens=reduced_tokens,
+                embeddings_NW=judged_token_NW,
+                read_embeddings=reduced_tokens,
                 doubt=doubt,
             ),
             shown=choose_shown(judged, parent, older=older, temperature=calibration.temperature)
@@ -221,12 +221,12 @@ def _latency_ms(student: Student, experts: Lineage) -> float:
 
 
 def _judge_served(
-    student: Student, data: TaskData, parent_cache: TokenCache | None
+    student: Student, data: TaskData, parent_cache: EmbeddingCache | None
 ) -> Judged | None:
     """Judge the version that serves, where it is not the parent but has the parent's experts."""
     if student.served is None or student.parent is None or parent_cache is None:
         return None
-    token_NW = torch.from_numpy(parent_cache.tokens(data.judged_by)).to(student.network.device)
+    token_NW = torch.from_numpy(parent_cache.embeddings(data.judged_by)).to(student.network.device)
     with torch.no_grad():
         logits_NC = student.parent.classify([token_NW], student.served).cpu().numpy()
     return judged_by(logits_NC, data.judged_by, retired=data.retired)
@@ -241,15 +241,15 @@ def _classes_of(heads: nn.ModuleList, data: TaskData) -> tuple[str, ...]:
 def _judge_both(
     student: Student,
     data: TaskData,
-    cache: TokenCache,
-    parent_cache: TokenCache | None,
+    cache: EmbeddingCache,
+    parent_cache: EmbeddingCache | None,
     *,
     advance: Callable[[int], None],
 ) -> tuple[Judged, Judged | None, Floats]:
     """Judge the student and its parent, by the same tokens if they have the same experts. Return
     the oldest slice of the student's tokens too."""
     network, before, images = student.network, student.before, data.judged_by
-    found_NW = cache.tokens(images, advance=advance)
+    found_NW = cache.embeddings(images, advance=advance)
 
     def judged(heads: nn.ModuleList, tokens_NW: Floats) -> Judged:
         token_NW = torch.from_numpy(tokens_NW).to(network.device)
@@ -259,6 +259,6 @@ def _judge_both(
 
     parent = None
     if before is not None:
-        parent = judged(before, parent_cache.tokens(images) if parent_cache else found_NW)
+        parent = judged(before, parent_cache.embeddings(images) if parent_cache else found_NW)
     student_judged = judged(network.heads, found_NW)
     return student_judged, parent, found_NW[:, : network.spec.doubt_width]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from model_store.inference.forward import Lineage
 from trainer.data.task_data import TaskData
-from trainer.embeddings.cache import TokenCache
+from trainer.embeddings.cache import EmbeddingCache
 from trainer.learning.student import Student
 from trainer.request import Learning
 
@@ -20,7 +20,7 @@ class Final:
     """The experts that have learnt, folded, and what they see in the images."""
 
     experts: Lineage
-    cache: TokenCache
+    cache: EmbeddingCache
     exemplars: Mapping[str, Sequence[int]]
     """The training images to remember of each new class, in herding order."""
 

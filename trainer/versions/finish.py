@@ -8,7 +8,7 @@ from functools import partial
 
 from trainer.data.exemplars import herding_order
 from trainer.data.task_data import TaskData
-from trainer.embeddings.cache import TokenCache
+from trainer.embeddings.cache import EmbeddingCache
 from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import cache_of
 from trainer.progress import Progress
@@ -48,7 +48,7 @@ def herded(
     names: Sequence[str],
     *,
     data: TaskData,
-    cache: TokenCache,
+    cache: EmbeddingCache,
     quota: int,
     ranks: Ranks = ALONE,
     advance: Callable[[int], None] | None = None,
@@ -61,7 +61,7 @@ def herded(
     mine: dict[str, list[int]] = {}
     for name in names[ranks.rank :: ranks.count]:
         rows = pool.rows_of(name)
-        tokens_NW = cache.tokens(pool.take(rows), advance=advance)
+        tokens_NW = cache.embeddings(pool.take(rows), advance=advance)
         mine[name] = rows[herding_order(tokens_NW, count=quota)].tolist()
     merged_rows: dict[str, list[int]] = {}
     for one in ranks.gathered(json.dumps(mine).encode()):

@@ -22,7 +22,7 @@ from trainer.advice.advise import advise_on
 from trainer.base import Base
 from trainer.data.sources.place import shown
 from trainer.data.task_data import TaskData
-from trainer.embeddings.cache import drop_tokens
+from trainer.embeddings.cache import drop_embeddings
 from trainer.evaluation.forecast import Before, Forecast, forecast
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.configuration import configuration_of
@@ -205,7 +205,7 @@ class Run:
         if self.checkpoint:
             self.checkpoint.remove()
         if self.request.tokens is not None:
-            drop_tokens(self.request.tokens)
+            drop_embeddings(self.request.tokens)
 
     def _draft(
         self, student: Student, data: TaskData, learnt: Learnt, final: Final, expected: Forecast

@@ -29,7 +29,7 @@ from trainer.data.exemplars import keep, merged, shrink
 from trainer.data.folders import LabelledImages
 from trainer.data.pictures import StoredImage
 from trainer.data.task_data import TaskData
-from trainer.embeddings.cache import TokenCache
+from trainer.embeddings.cache import EmbeddingCache
 from trainer.embeddings.statistics import encode
 from trainer.learning.student import Learnt, Student
 from trainer.request import Learning
@@ -205,7 +205,7 @@ def _keep(
     *,
     kind: ShardKind,
     rows_by_class: Mapping[str, Sequence[int]],
-    cache: TokenCache,
+    cache: EmbeddingCache,
     student: Student,
 ) -> tuple[Kept, Shards]:
     """Encode images, and let the next run find their tokens without decoding them."""

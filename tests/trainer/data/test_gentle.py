@@ -7,7 +7,7 @@ from torch import Generator, Tensor
 
 from tests.trainer.data.test_augment import photos
 from trainer.data.augment import GentleChanges
-from trainer.ranks.ranks import Part
+from trainer.ranks.ranks import BatchPart
 
 
 def changed(images: Tensor, *, flip: bool = False, seed: int = 0) -> Tensor:
@@ -54,6 +54,6 @@ def test_a_part_of_a_batch_changes_as_the_whole_batch_does() -> None:
     whole = changed(images)
     parts = [
         GentleChanges(flip=False)(images[part.rows], Generator().manual_seed(0), part)
-        for part in (Part.of(10, rank=rank, ranks=2) for rank in range(2))
+        for part in (BatchPart.of(10, rank=rank, ranks=2) for rank in range(2))
     ]
     assert torch.allclose(torch.cat(parts), whole, atol=1e-6)

@@ -39,24 +39,24 @@ def same(one: ClassStatistics, tokens: NDArray[np.float32]) -> bool:
 def test_images_are_used_as_they_are_where_none_is_lost() -> None:
     found = gathered(left=9)
     assert found.real_N.all()
-    assert np.array_equal(found.tokens_NV, np.concatenate([NEW, OLD]))
+    assert np.array_equal(found.embeddings_NV, np.concatenate([NEW, OLD]))
     assert list(found.changed) == ["new"]
 
 
 @pytest.mark.parametrize("left", [0, 1, 8])
 def test_stand_ins_take_the_place_of_a_class_that_lost_images(left: int) -> None:
     found = gathered(left=left)
-    old = found.tokens_NV[found.labels_N == 0]
+    old = found.embeddings_NV[found.labels_N == 0]
     assert len(old) == 9
     assert same(accumulate(old[:, :FIRST]), OLD)
     assert np.array_equal(found.real_N, found.labels_N == 1)
     assert found.narrow == (left == 0)
-    assert found.tokens_NV.shape[1] == (FIRST if left == 0 else WIDTH)
+    assert found.embeddings_NV.shape[1] == (FIRST if left == 0 else WIDTH)
 
 
 def test_channels_of_younger_experts_come_from_the_images_that_are_left() -> None:
     found = gathered(left=2)
-    younger = found.tokens_NV[found.labels_N == 0, FIRST:]
+    younger = found.embeddings_NV[found.labels_N == 0, FIRST:]
     assert np.array_equal(younger, OLD[[0, 1, 0, 1, 0, 1, 0, 1, 0], FIRST:])
 
 

@@ -115,7 +115,7 @@ def test_another_probability_to_be_unknown_counts() -> None:
         images=images,
         judged=judged,
         preprocessing=PREPROCESSING,
-        token_NW=np.full((8, network.spec.doubt_width), 2e6, dtype=np.float32),
+        embeddings_NW=np.full((8, network.spec.doubt_width), 2e6, dtype=np.float32),
         doubt=cast(Doubt, HalfUnknown()),
         try_out=runs_int8,
     )
@@ -164,6 +164,6 @@ def test_many_images_are_sampled_evenly(monkeypatch: pytest.MonkeyPatch) -> None
         judged=judge(network, images, preprocessing=PREPROCESSING),
         preprocessing=PREPROCESSING,
         try_out=runs_int8,
-        read_tokens=read,
+        read_embeddings=read,
     )
     assert asked == [5]

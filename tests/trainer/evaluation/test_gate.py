@@ -15,7 +15,7 @@ from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
 from trainer.evaluation.gate import (
-    Candidate,
+    GateInput,
     at_least,
     chance_of_a_fall,
     decide,
@@ -40,9 +40,9 @@ def answers(labels: list[int], guesses: list[int], *, classes: int = 4) -> Judge
     )
 
 
-def candidate(labels: list[int], *, before: list[int], after: list[int]) -> Candidate:
+def candidate(labels: list[int], *, before: list[int], after: list[int]) -> GateInput:
     """The parent's answers are about old classes only."""
-    return Candidate(
+    return GateInput(
         judged=answers(labels, after),
         parent=answers(labels, before, classes=2),
         older=OLD,
@@ -111,7 +111,7 @@ def test_a_fall_of_certainty_refuses_where_flips_alone_would_not() -> None:
     after[:12, 2] = 12
     before[12:18, 0], before[12:18, 1] = 2.9, 3.1
     after[12:18, 0], after[12:18, 1] = 3.1, 2.9
-    case = Candidate(
+    case = GateInput(
         judged=Judged(classes=(*OLD, *NEW), labels_N=labels, logits_NC=after.astype(np.float32)),
         parent=Judged(classes=OLD, labels_N=labels, logits_NC=before.astype(np.float32)),
         older=OLD,
@@ -185,7 +185,7 @@ def test_guessing_is_told_from_learning_and_from_bad_luck(
 
 
 def test_a_first_version_passes_but_for_what_was_asked() -> None:
-    first = Candidate(
+    first = GateInput(
         judged=answers([2, 3] * 12, [2] * 24), parent=None, older=(), newest=NEW, model_bytes=1000
     )
     assert decide(first, limits=GateLimits()).passed
@@ -242,7 +242,7 @@ def test_min_new_without_evidence_refuses_and_0_asks_for_none() -> None:
 
 
 def test_a_lone_new_class_that_is_never_answered_is_refused() -> None:
-    lone = Candidate(
+    lone = GateInput(
         judged=answers([2] * 12, [0] * 12),
         parent=answers([2] * 12, [0] * 12, classes=2),
         older=OLD,

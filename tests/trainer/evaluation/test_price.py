@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from trainer.evaluation.gate import Candidate, decide
+from trainer.evaluation.gate import GateInput, decide
 from trainer.evaluation.judged import Judged
 from trainer.evaluation.price import NO_PRICE, Price, price_of
 from trainer.request import GateLimits
@@ -30,7 +30,7 @@ def fell(count: int, *, price: Price, of: int = 100) -> bool:
     before = answered(labels, labels)
     before.logits_NC[:, 2:] = -np.inf
     after = answered(labels, [2] * count + labels[count:])
-    candidate = Candidate(
+    candidate = GateInput(
         judged=after, parent=before, older=OLD, newest=NEW, model_bytes=1, price=price
     )
     return not decide(candidate, limits=GateLimits()).passed
@@ -50,7 +50,7 @@ def test_damage_among_old_classes_is_refused_at_any_price() -> None:
     before = answered(labels, labels)
     before.logits_NC[:, 2:] = -np.inf
     after = answered(labels, [1 - label for label in labels[:15]] + labels[15:])
-    candidate = Candidate(
+    candidate = GateInput(
         judged=after,
         parent=before,
         older=OLD,

@@ -90,9 +90,9 @@ def test_an_endless_answer_is_not_read_to_its_end(
 @pytest.mark.parametrize(
     ("url", "token", "says"),
     [
-        ("ftp://label-studio", "t", "--url"),
-        ("label-studio:8080", "t", "--url"),
-        ("http://anna:secret@label-studio", "t", "--token alone"),
+        ("ftp://label-studio", "t", "`url="),
+        ("label-studio:8080", "t", "`url="),
+        ("http://anna:secret@label-studio", "t", "`token` alone"),
         (URL, "two words", "not a token"),
         (URL, "brok\nen", "not a token"),
     ],

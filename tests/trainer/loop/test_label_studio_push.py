@@ -129,7 +129,7 @@ def test_a_project_by_number_is_used_as_it_is(
     ("projects", "chosen", "error", "says"),
     [
         ([], ProjectChoice(project=7, title="pets"), WrongUsage, "no project 7"),
-        (["pets", "pets"], BY_TITLE, WrongUsage, "--project"),
+        (["pets", "pets"], BY_TITLE, WrongUsage, "`project`"),
         (["pets"], BY_TITLE, LabelConfigInvalid, "project 1 does not fit"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 from model_store.errors import WrongUsage
 from tests.trainer.command import Command
 from trainer.ranks import launch as launching
-from trainer.ranks.launch import EXIT_LOST, Place, launch, place_of
+from trainer.ranks.launch import EXIT_LOST, RankPlace, launch, place_of
 
 RANK = 'import os, sys, time, signal; rank = int(os.environ["RANK"])\n'
 
@@ -117,7 +117,7 @@ def wait_for(folder: Path, *names: str) -> None:
 
 
 def test_a_place_is_read_as_it_was_said() -> None:
-    place = Place(rank=1, ranks=3, local_rank=1, local_ranks=3, meeting=Path("here"))
+    place = RankPlace(rank=1, ranks=3, local_rank=1, local_ranks=3, meeting=Path("here"))
     assert place_of(place.variables()) == place
     assert place_of({}) is None
     assert place_of({"WORLD_SIZE": "1", "RANK": "0"}) is None

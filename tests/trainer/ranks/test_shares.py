@@ -26,7 +26,7 @@ from trainer.learning.losses import Objective, cross_entropy
 from trainer.learning.plan import Plan
 from trainer.learning.student import Student
 from trainer.learning.token_reading import cache_of, read_tokens
-from trainer.ranks.ranks import ALONE, Part, Ranks, refuse_differences
+from trainer.ranks.ranks import ALONE, BatchPart, Ranks, refuse_differences
 from trainer.versions.finish import herded
 
 PREPROCESSING = Preprocessing(image_size=8)
@@ -101,7 +101,7 @@ def test_loss_and_accuracy_are_those_of_the_whole_batch() -> None:
 
 def test_parts_of_a_batch_make_the_whole_and_none_is_left_without_work() -> None:
     for whole, ranks in ((10, 3), (4, 4), (2, 5), (64, 2)):
-        parts = [Part.of(whole, rank=rank, ranks=ranks) for rank in range(ranks)]
+        parts = [BatchPart.of(whole, rank=rank, ranks=ranks) for rank in range(ranks)]
         held = [row for part in parts if part.images for row in range(whole)[part.rows]]
         assert held == list(range(whole))
         assert sum(part.weight for part in parts) == pytest.approx(ranks)
@@ -113,7 +113,7 @@ def test_an_image_is_changed_alike_alone_and_in_a_part_of_its_batch() -> None:
     augment = Augmentation.named("standard")
     whole = augment(images, Generator().manual_seed(3))
     for rank in range(2):
-        part = Part.of(7, rank=rank, ranks=2)
+        part = BatchPart.of(7, rank=rank, ranks=2)
         generator = Generator().manual_seed(3)
         assert torch.equal(augment(images[part.rows], generator, part), whole[part.rows])
 
@@ -153,7 +153,7 @@ def test_tokens_are_read_by_all_ranks_to_the_same_bits(monkeypatch: pytest.Monke
     def read(ranks: Ranks) -> np.ndarray:
         student = student_of(fresh())
         tokens, cache = read_tokens(student, images, folder=None, progress=Listening(), ranks=ranks)
-        known = cache.tokens(images)  # no rank computes any of them again
+        known = cache.embeddings(images)  # no rank computes any of them again
         assert np.array_equal(known, tokens)
         passed[ranks.rank] = len(cache._known)
         return tokens

@@ -25,7 +25,7 @@ from model_store.store.store import Store
 from tests.trainer.command import Command
 from tests.trainer.folders import Listening, asked, write_classes
 from tests.trainer.start.pretrained_start import EFFORT, first, later, network_of, run
-from trainer.evaluation.gate import Candidate, decide
+from trainer.evaluation.gate import GateInput, decide
 from trainer.evaluation.judged import Judged
 from trainer.grow import NothingToDeepen, deepen
 from trainer.loop.worker import Worker
@@ -269,7 +269,7 @@ def test_what_was_grown_and_refused_is_not_grown_again(
     assert Store.open(str(store)).versions() == [1, 2]
 
 
-def refusing_quick_versions(candidate: Candidate, *, limits: GateLimits) -> Gate:
+def refusing_quick_versions(candidate: GateInput, *, limits: GateLimits) -> Gate:
     gate = decide(candidate, limits=limits)
     if candidate.deepens:
         return gate
@@ -280,9 +280,9 @@ def refusing_quick_versions(candidate: Candidate, *, limits: GateLimits) -> Gate
 def test_a_refused_quick_version_is_adapted_and_then_compared_with_what_serves(
     begun: Path, digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[Candidate] = []
+    seen: list[GateInput] = []
 
-    def listening(candidate: Candidate, *, limits: GateLimits) -> Gate:
+    def listening(candidate: GateInput, *, limits: GateLimits) -> Gate:
         seen.append(candidate)
         return refusing_quick_versions(candidate, limits=limits)
 
@@ -305,7 +305,7 @@ def test_an_adaptation_that_forgets_what_serves_is_refused() -> None:
     served = Judged(classes=names, labels_N=labels, logits_NC=right)
     forgets = Judged(classes=names, labels_N=labels, logits_NC=right * [1, -1] + [1, 0])
     bad = Judged(classes=names, labels_N=labels, logits_NC=-right)
-    candidate = Candidate(
+    candidate = GateInput(
         judged=forgets,
         parent=bad,
         older=names,

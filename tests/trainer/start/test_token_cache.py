@@ -46,7 +46,7 @@ def _in_single_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def unsampled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Believe a sealed file without a sample."""
-    monkeypatch.setattr(token_cache.TokenCache, "_prove", lambda *_: None)
+    monkeypatch.setattr(token_cache.EmbeddingCache, "_prove", lambda *_: None)
 
 
 @pytest.mark.usefixtures("unsampled")
@@ -101,8 +101,8 @@ def test_the_bar_moves_with_every_batch(tmp_path: Path, letters: Path, vit: Path
     )
     cache = cache_of(student, student.lineage(), folder=None)
     moves: list[int] = []
-    cache.tokens(images.take(np.arange(8)), advance=moves.append)
-    cache.tokens(images, advance=moves.append)
+    cache.embeddings(images.take(np.arange(8)), advance=moves.append)
+    cache.embeddings(images, advance=moves.append)
     assert moves == [8, 8, 16, 12]  # a batch; those that are known, and two batches
 
 
@@ -169,7 +169,7 @@ def test_pictures_are_not_kept(tmp_path: Path, letters: Path, vit: Path) -> None
     run(first(tmp_path / "models", letters, vit, readout="narrow", tokens=tokens))
     (path,) = tokens.iterdir()
     kept = token_cache._read(path, width=SLICE)
-    known = kept.tokens if kept else {}
+    known = kept.embeddings if kept else {}
     assert len(known) == 2 * 36  # by pixels, and by the files in the store
     assert all(one.shape == (SLICE,) and np.isfinite(one).all() for one in known.values())
 

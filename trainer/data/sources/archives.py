@@ -22,7 +22,13 @@ from typing import Protocol
 from model_store.errors import DataRejected, ImageRejected
 from model_store.tables import counted, size
 from trainer.data.sources import limits
-from trainer.data.sources.limits import CHUNK_BYTES, BoundedReader, Part, StoredBytes, Unpacking
+from trainer.data.sources.limits import (
+    CHUNK_BYTES,
+    BoundedReader,
+    FileSlice,
+    StoredBytes,
+    Unpacking,
+)
 from trainer.data.sources.place import inner_parts, shown
 
 MAX_TOLD = 20
@@ -349,4 +355,4 @@ def _add_member(tree: Tree, member: tarfile.TarInfo, stored: StoredBytes) -> Non
         return tree.refuse(member.name, "is a link or a device; pack the files themselves")
     if member.offset_data + member.size > stored.size:
         raise ValueError(f"it ends inside {shown(member.name)}")
-    return tree.add(member.name, Part(stored, member.offset_data, member.size))
+    return tree.add(member.name, FileSlice(stored, member.offset_data, member.size))

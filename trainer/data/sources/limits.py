@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 from model_store.errors import DataRejected, ImageRejected
 from model_store.received import parse_json
 from model_store.tables import size
-from trainer.data.sources.place import Picture, Place, shown
+from trainer.data.sources.place import ImageSource, Place, shown
 
 MAX_MEMBERS = 1_000_000
 """Files and folders of an archive, or rows of a table."""
@@ -83,7 +83,7 @@ class Unpacking:
             )
 
 
-def read_file(file: Picture) -> bytes:
+def read_file(file: ImageSource) -> bytes:
     """Read an image, on a disk or in an archive. Raise ImageRejected if it has too many bytes."""
     if isinstance(file, Path) and (found := file.stat().st_size) > MAX_FILE_BYTES:
         raise ImageRejected(f"{size(found)}; at most {size(MAX_FILE_BYTES)} are read")
@@ -125,9 +125,9 @@ class StoredBytes:
         """Make an empty file in $TMPDIR that has no name, and is gone with the process."""
         return cls(tempfile.TemporaryFile(buffering=0))
 
-    def append(self, data: bytes) -> Part:
+    def append(self, data: bytes) -> FileSlice:
         """Write at the end."""
-        part = Part(self, self.size, len(data))
+        part = FileSlice(self, self.size, len(data))
         view = memoryview(data)
         try:
             while view:
@@ -148,7 +148,7 @@ class StoredBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FileSlice:
     """Some bytes of a file."""
 
     stored: StoredBytes

@@ -17,7 +17,7 @@ from trainer.data.sources.archives import Member
 from trainer.data.sources.limits import (
     CHUNK_BYTES,
     BoundedReader,
-    Part,
+    FileSlice,
     StoredBytes,
     Unpacking,
     parse_table,
@@ -151,7 +151,7 @@ class RowPicture:
     """The image of one row."""
 
     shown_as: str
-    part: Part
+    part: FileSlice
 
     def __str__(self) -> str:
         return self.shown_as

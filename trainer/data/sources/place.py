@@ -59,13 +59,13 @@ class Sized(Protocol):
     def st_size(self) -> int: ...
 
 
-class Picture(Protocol):
+class ImageSource(Protocol):
     """Bytes that should be an image. `str` of it tells a user where it is."""
 
     def read_bytes(self) -> bytes: ...
 
 
-class Place(Picture, Protocol):
+class Place(ImageSource, Protocol):
     """The part of `pathlib.Path` that reading data needs."""
 
     @property

@@ -14,7 +14,7 @@ from model_store.tables import counted, size
 from trainer.data.folders import ClassFolder, Listing, and_more
 from trainer.data.sources import limits
 from trainer.data.sources.limits import Unpacking
-from trainer.data.sources.place import Picture, Place, inner_parts, shown
+from trainer.data.sources.place import ImageSource, Place, inner_parts, shown
 
 MAX_NAMED = 20
 MAX_SHOWN = 1000
@@ -55,7 +55,7 @@ class Labelled:
     order: tuple[str | int, ...]
     label: str
     part: str
-    picture: Picture
+    picture: ImageSource
     group: str = ""
 
 
