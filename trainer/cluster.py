@@ -12,10 +12,10 @@ import secrets
 import shlex
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from model_store.cli.command import EXIT_FAILED, EXIT_NOT_PROMOTED, EXIT_OK, EXIT_USAGE
 from model_store.errors import DneError, WrongUsage
@@ -134,20 +134,8 @@ class JobFailed(DneError):
     """A job that ended without an exit code of its command, or cannot be followed."""
 
 
-class JobClient(Protocol):
-    """The part of Ray's JobSubmissionClient that is used."""
-
-    def submit_job(
-        self,
-        *,
-        entrypoint: str,
-        runtime_env: dict[str, Any],
-        entrypoint_num_cpus: float,
-        entrypoint_num_gpus: float,
-    ) -> str: ...
-    def tail_job_logs(self, job_id: str) -> AsyncIterator[str]: ...
-    def get_job_info(self, job_id: str) -> Any: ...
-    def stop_job(self, job_id: str) -> bool: ...
+JobClient = Any
+"""Ray's JobSubmissionClient, which is imported when it is used."""
 
 
 def run_on_ray(
@@ -188,7 +176,7 @@ def connect_to_ray(address: str) -> JobClient:
     # Ray lets its variables win over an argument. The option must win over both.
     os.environ["RAY_API_SERVER_ADDRESS"] = address
     try:
-        client: JobClient = JobSubmissionClient(address)
+        client = JobSubmissionClient(address)
     except Exception as error:  # of many kinds: no such host, no such route, a wrong token
         raise JobFailed(f"the Ray cluster {address} does not answer: {_reason(error)}") from error
     return client
@@ -202,7 +190,7 @@ def _submit(client: JobClient, entrypoint: Entrypoint, sent: Sent) -> str:
         os.environ.setdefault("RAY_RUNTIME_ENV_IGNORE_GITIGNORE", "1")  # images are data
         environment["working_dir"] = str(entrypoint.upload)
     try:
-        return client.submit_job(
+        job: str = client.submit_job(
             entrypoint=entrypoint.line,
             runtime_env=environment,
             entrypoint_num_cpus=sent.threads,
@@ -210,6 +198,7 @@ def _submit(client: JobClient, entrypoint: Entrypoint, sent: Sent) -> str:
         )
     except Exception as error:
         raise JobFailed(f"the Ray cluster did not take the job: {_reason(error)}") from error
+    return job
 
 
 def _user() -> str:

@@ -1,5 +1,7 @@
+import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,11 +32,16 @@ def test_settings_are_told_as_options(sentence: str, told: str) -> None:
     assert with_options(sentence) == told
 
 
+def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield the actions of a parser and of all parsers below it."""
+    for action in parser._actions:
+        yield action
+        for below in action.choices.values() if isinstance(action.choices, dict) else ():
+            yield from actions_of(below)
+
+
 def test_each_setting_has_an_option_of_its_name() -> None:
-    [commands] = [one for one in build_parser()._actions if isinstance(one.choices, dict)]
-    assert isinstance(commands.choices, dict)
-    actions = [action for made in commands.choices.values() for action in made._actions]
-    options = {option for action in actions for option in action.option_strings}
+    options = {option for action in actions_of(build_parser()) for option in action.option_strings}
     named = {f"--{name.replace('_', '-')}" for name in SETTINGS - NOT_OPTIONS}
     assert named <= options | {"--promote"}
 
