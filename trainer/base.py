@@ -46,8 +46,10 @@ class Base:
         """Leave out the images that the store keeps of these classes."""
         assert self.parent is not None
         kept = {
-            "memory": tuple(one for one in self.parent.memory if one.class_name not in names),
-            "held_out": tuple(one for one in self.parent.held_out if one.class_name not in names),
+            "memory": tuple(entry for entry in self.parent.memory if entry.class_name not in names),
+            "held_out": tuple(
+                entry for entry in self.parent.held_out if entry.class_name not in names
+            ),
         }
         return replace(self, parent=self.parent.model_copy(update=kept))
 
@@ -68,8 +70,8 @@ class Base:
     def lacks_images(self) -> bool:
         """Return whether a class that is answered has neither exemplars nor statistics left."""
         assert self.parent is not None
-        kept = {one.class_name for one in self.memory}
-        kept |= {one.class_name for one in self.statistics}
+        kept = {entry.class_name for entry in self.memory}
+        kept |= {statistics.class_name for statistics in self.statistics}
         return not set(self.parent.classes) <= kept
 
     def _remembered(self, entries: tuple[Kept, ...]) -> tuple[Kept, ...]:

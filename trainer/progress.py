@@ -49,7 +49,7 @@ class TimeLeft:
         """Begin a phase: it may have fewer images than were expected."""
         self._past_work += self._done_work
         self._past_s += self._elapsed_s
-        names = [one.name for one in self._later]
+        names = [phase.name for phase in self._later]
         place = names.index(name) if name in names else None
         if place is None:
             self._phase = ExpectedPhase(name=name, images=images, gflop=0.0)
@@ -65,7 +65,7 @@ class TimeLeft:
     def share(self) -> float:
         """The share of all work that is done."""
         done = self._past_work + self._done_work
-        total = done + self._left_work + sum(one.work for one in self._later)
+        total = done + self._left_work + sum(phase.work for phase in self._later)
         return done / total if total else 0.0
 
     def seconds(self) -> float | None:
@@ -78,7 +78,7 @@ class TimeLeft:
         if self._done_images:
             left = max(0, self._phase.images - self._done_images)
             here_s = self._elapsed_s / self._done_images * left
-        return here_s + a_gflop_s * sum(one.work for one in self._later)
+        return here_s + a_gflop_s * sum(phase.work for phase in self._later)
 
     @property
     def _elapsed_s(self) -> float:

@@ -372,7 +372,7 @@ def _told(arguments: Sequence[str]) -> Iterator[str]:
         name, equals, value = part.partition("=")
         if not part.startswith("--"):
             yield _last_name(part)
-        elif any(one.startswith(name) for one in NOT_TOLD):  # argparse takes a beginning too
+        elif any(hidden.startswith(name) for hidden in NOT_TOLD):  # argparse takes a beginning too
             if not equals:
                 next(left, None)
         else:

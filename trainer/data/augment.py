@@ -85,11 +85,11 @@ class Augmentation:
         if not self.rand_augment:
             return _resampled(images_BCHW, affine)
         rounds = [_Round.draw(draws) for _ in range(OPERATIONS_PER_IMAGE)]
-        for one in rounds:
-            affine = one.affine() @ affine
+        for operation in rounds:
+            affine = operation.affine() @ affine
         images = _resampled(images_BCHW, affine)
-        for one in rounds:
-            images = one.recolour(images)
+        for operation in rounds:
+            images = operation.recolour(images)
         return images
 
 

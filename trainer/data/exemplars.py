@@ -164,7 +164,7 @@ def recall(
         data = read(entry.shard)
         check_shard(entry.shard, data, expected=None)
         images = decode_images(data, count=entry.count)
-        stored += [StoredImage(one, preprocessing) for one in images]
+        stored += [StoredImage(image, preprocessing) for image in images]
         labels += [classes.index(entry.class_name)] * len(images)
         kind = KEPT_AS[entry.shard.kind]
         groups += [f"{kind} group {group}" for group in entry.groups] or [""] * len(images)

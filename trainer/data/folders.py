@@ -58,20 +58,21 @@ class Listing:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self.classes)
+        return tuple(class_folder.name for class_folder in self.classes)
 
     @property
     def images_by_class(self) -> dict[str, int]:
-        return {one.name: len(one.files) for one in self.classes}
+        return {class_folder.name: len(class_folder.files) for class_folder in self.classes}
 
     @property
     def images(self) -> int:
-        return sum(len(one.files) for one in self.classes)
+        return sum(len(class_folder.files) for class_folder in self.classes)
 
     def spelt_as(self, known: Collection[str]) -> Listing:
         """Give every class the spelling that its name has among `known`, if it is there."""
         classes = (
-            replace(one, name=spelt_among(one.name, known) or one.name) for one in self.classes
+            replace(class_folder, name=spelt_among(class_folder.name, known) or class_folder.name)
+            for class_folder in self.classes
         )
         return replace(self, classes=tuple(classes))
 
@@ -153,7 +154,7 @@ def join(first: LabelledImages, *others: LabelledImages) -> LabelledImages:
     """Join sets of images that are labelled among the same classes."""
     return LabelledImages(
         classes=first.classes,
-        pixels_NHWC=first.pictures.joined([one.pictures for one in others]),
+        pixels_NHWC=first.pictures.joined([other.pictures for other in others]),
         labels_N=np.concatenate([one.labels_N for one in (first, *others)]),
         names=[name for one in (first, *others) for name in one.names],
         groups=[group for one in (first, *others) for group in one.groups],
@@ -251,9 +252,16 @@ def read_images(
     listing: Listing, *, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
 ) -> LabelledImages:
     """Read all images of `listing`. Refuse files that are no images, or leave them out."""
-    files = [path for one in listing.classes for path in one.files]
-    said = [group for one in listing.classes for group in one.groups or ("",) * len(one.files)]
-    labels = np.repeat(np.arange(len(listing.classes)), [len(one.files) for one in listing.classes])
+    files = [path for class_folder in listing.classes for path in class_folder.files]
+    said = [
+        group
+        for class_folder in listing.classes
+        for group in class_folder.groups or ("",) * len(class_folder.files)
+    ]
+    labels = np.repeat(
+        np.arange(len(listing.classes)),
+        [len(class_folder.files) for class_folder in listing.classes],
+    )
     size = preprocessing.image_size
     pixels = np.zeros((len(files), size, size, 3), dtype=np.uint8)
     good = np.ones(len(files), dtype=bool)

@@ -45,7 +45,7 @@ def with_groups(images: LabelledImages) -> LabelledImages:
         thumbnails = _thumbnails(images, rows)
         for start in range(0, len(rows), AT_ONCE):
             part = slice(start, start + AT_ONCE)
-            first_N = near_duplicates([one[part] for one in thumbnails])
+            first_N = near_duplicates([thumbnail[part] for thumbnail in thumbnails])
             for row, first in zip(rows[part], first_N, strict=True):
                 if (first_N == first).sum() > 1:
                     groups[row] = f"{LIKE}{rows[part][first]}"

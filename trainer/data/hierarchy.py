@@ -94,20 +94,24 @@ def list_nested(folder: Place, *, level: int = 0) -> tuple[Listing, Parents]:
     classes: list[ClassFolder] = []
     ignored = [entry for entry in here.ignored if entry.parent not in groups]
     parents: Parents = {}
-    for one in here.classes:
-        if one.name not in names:
-            classes.append(one)
+    for class_folder in here.classes:
+        if class_folder.name not in names:
+            classes.append(class_folder)
             continue
-        group = names[one.name]
-        if one.files:
+        group = names[class_folder.name]
+        if class_folder.files:
             raise DataRejected(f"{shown(group)} has images and folders: it is a class or a group")
         listing, above = list_nested(group, level=level + 1)
         classes += listing.classes
         ignored += listing.ignored
-        new = {name: one.name for name in (*listing.names, *above.values()) if name not in above}
+        new = {
+            name: class_folder.name
+            for name in (*listing.names, *above.values())
+            if name not in above
+        }
         _refuse_two_groups(parents, {**above, **new})
         parents |= {**above, **new}
-    _refuse_twice([one.name for one in classes])
+    _refuse_twice([class_folder.name for class_folder in classes])
     return replace(here, classes=tuple(classes), ignored=tuple(ignored)), parents
 
 

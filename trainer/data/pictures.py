@@ -81,8 +81,8 @@ class Pictures:
     def digests(self) -> list[bytes]:
         """Name each image: a file by its bytes, another image by its pixels."""
         return [
-            one.digest if isinstance(one, StoredImage) else pixels_digest(one)
-            for one in self._images
+            image.digest if isinstance(image, StoredImage) else pixels_digest(image)
+            for image in self._images
         ]
 
     def take(self, rows: NDArray[np.int64]) -> Pictures:
@@ -94,10 +94,14 @@ class Pictures:
 
     def joined(self, others: Sequence[Pictures]) -> Pictures:
         sets = [one for one in (self, *others) if len(one)] or [self]
-        arrays = [one._images for one in sets if isinstance(one._images, np.ndarray)]
+        arrays = [
+            image_set._images for image_set in sets if isinstance(image_set._images, np.ndarray)
+        ]
         if len(arrays) == len(sets):
             return Pictures(np.concatenate(arrays), side=self._side)
-        return Pictures([image for one in sets for image in one._images], side=self._side)
+        return Pictures(
+            [image for image_set in sets for image in image_set._images], side=self._side
+        )
 
 
 def pixels_digest(pixels_HWC: Pixels) -> bytes:

@@ -55,7 +55,7 @@ class Split:
     def of(cls, images: LabelledImages, groups_N: Groups) -> Split:
         _, sizes = np.unique(groups_N, return_counts=True)
         several = sizes[sizes > 1]
-        said = any(one and not one.startswith(LIKE) for one in images.groups)
+        said = any(group and not group.startswith(LIKE) for group in images.groups)
         return cls(together=int(several.sum()), groups=len(several), said=said)
 
     def figures(self) -> dict[str, Scalar]:

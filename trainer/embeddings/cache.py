@@ -323,7 +323,7 @@ def _make_room(folder: Path) -> None:
     """Delete the files of all stores that were not used for longest, and what killed runs left."""
     files = [*folder.glob("*/*.tokens"), *folder.glob("*/tmp-*")]
     total = 0
-    for one in sorted(files, key=lambda one: one.stat().st_mtime, reverse=True):
-        total += one.stat().st_size
-        if total > MAX_BYTES or time.time() - one.stat().st_mtime > MAX_AGE_S:
-            one.unlink(missing_ok=True)
+    for file in sorted(files, key=lambda one: one.stat().st_mtime, reverse=True):
+        total += file.stat().st_size
+        if total > MAX_BYTES or time.time() - file.stat().st_mtime > MAX_AGE_S:
+            file.unlink(missing_ok=True)

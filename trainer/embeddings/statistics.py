@@ -176,10 +176,13 @@ def gather(
             first = stand_ins(statistics, seed=place).astype(np.float32)
             made.append(_Made(place=place, first_MF=first, left_LW=embeddings_NW[of_class_N]))
             uses_N &= ~exemplars_N
-    narrow = any(not len(one.left_LW) for one in made)
+    narrow = any(not len(stand_in.left_LW) for stand_in in made)
     used = width if narrow else embeddings_NW.shape[1]
-    parts = [embeddings_NW[uses_N, :used], *(one.embeddings(used) for one in made)]
-    labels = [labels_N[uses_N], *(np.full(len(one.first_MF), one.place) for one in made)]
+    parts = [embeddings_NW[uses_N, :used], *(stand_in.embeddings(used) for stand_in in made)]
+    labels = [
+        labels_N[uses_N],
+        *(np.full(len(stand_in.first_MF), stand_in.place) for stand_in in made),
+    ]
     stand_in_rows = np.full(sum(map(len, parts[1:])), -1)
     return Gathered(
         embeddings_NV=np.concatenate(parts),

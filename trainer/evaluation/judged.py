@@ -162,10 +162,10 @@ def choose_shown(
     of those that got worse, of those that got better, and then of all other wrong answers."""
     images = _all_told(judged, parent, older=older, temperature=temperature)
     images.sort(key=lambda one: -one.confidence)
-    worse = [one for one in images if one.before == one.class_name != one.answer]
-    better = [one for one in images if one.answer == one.class_name]
+    worse = [image for image in images if image.before == image.class_name != image.answer]
+    better = [image for image in images if image.answer == image.class_name]
     first = [*worse[:MOST_WORSE], *better[:MOST_BETTER]]
-    rest = [one for one in images if one.answer != one.class_name and one not in first]
+    rest = [image for image in images if image.answer != image.class_name and image not in first]
     return (*first, *rest[: MAX_SHOWN - len(first)])
 
 
@@ -245,7 +245,9 @@ def fit_temperature(judged: Judged, *, deviation: float = PRIOR_DEVIATION) -> fl
     low, high = LOG_TEMPERATURES
     for _ in range(4):  # each round searches a tenth of the range: 6 becomes 0.006
         points = np.linspace(low, high, 21)
-        found = [negative_log_likelihood(judged, float(one), deviation=deviation) for one in points]
+        found = [
+            negative_log_likelihood(judged, float(point), deviation=deviation) for point in points
+        ]
         best = points[int(np.argmin(found))]
         reach = (high - low) / 20
         low, high = best - reach, best + reach

@@ -122,7 +122,7 @@ def launch(arguments: Sequence[str], *, processes: int, program: Sequence[str] =
         try:
             _wait_for_all_or_a_fault(started)
             _wait(started, seconds=GRACE_S)
-            ended = [one for one in started if one.code is not None]
+            ended = [member for member in started if member.code is not None]
         except KeyboardInterrupt:
             ended = []  # the first rank says how far the run has come
         finally:
@@ -175,28 +175,30 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def _wait_for_all_or_a_fault(started: Sequence[Started]) -> None:
-    while any(one.code is None for one in started) and not any(one.code for one in started):
+    while any(member.code is None for member in started) and not any(
+        member.code for member in started
+    ):
         time.sleep(POLL_S)
 
 
 def _wait(started: Sequence[Started], *, seconds: float) -> None:
     give_up = time.monotonic() + seconds
-    while any(one.code is None for one in started) and time.monotonic() < give_up:
+    while any(member.code is None for member in started) and time.monotonic() < give_up:
         time.sleep(POLL_S)
 
 
 def _end(started: Sequence[Started]) -> None:
     """Ask processes that run to end, and end those that do not."""
-    for one in started:
-        if one.code is None:
-            one.process.terminate()
+    for member in started:
+        if member.code is None:
+            member.process.terminate()
     _wait(started, seconds=GRACE_S)
-    for one in started:
-        if one.code is None:
-            one.process.kill()
-        one.process.wait()
-        assert one.process.stdin is not None
-        one.process.stdin.close()
+    for member in started:
+        if member.code is None:
+            member.process.kill()
+        member.process.wait()
+        assert member.process.stdin is not None
+        member.process.stdin.close()
 
 
 def _verdict(first: Started, ended: Sequence[Started]) -> int:
@@ -204,7 +206,7 @@ def _verdict(first: Started, ended: Sequence[Started]) -> int:
     code = first.process.returncode
     if code in (EXIT_OK, EXIT_NOT_PROMOTED):
         return code
-    faulty = [one for one in ended if one.code not in (EXIT_OK, EXIT_LOST)]
+    faulty = [member for member in ended if member.code not in (EXIT_OK, EXIT_LOST)]
     if first in faulty and code > 0:
         return code
     for one in faulty:

@@ -114,7 +114,7 @@ def refuse_differences(ranks: Ranks, said: Mapping[str, object], *, what: str) -
     """Refuse to go on if ranks were told different things, and name these things."""
     if ranks.count == 1:
         return
-    first, *others = (json.loads(one) for one in ranks.gathered(_encoded(said)))
+    first, *others = (json.loads(answer) for answer in ranks.gathered(_encoded(said)))
     for rank, one in enumerate(others, start=1):
         names = [name for name in {**first, **one} if first.get(name) != one.get(name)]
         if names:

@@ -314,7 +314,7 @@ def _unpacked(path: Path, unpacking: Unpacking) -> StoredBytes:
     with path.open("rb") as file:
         magic = file.read(6)
         file.seek(0)
-        if name := next((OTHERS[one] for one in OTHERS if magic.startswith(one)), None):
+        if name := next((OTHERS[packer] for packer in OTHERS if magic.startswith(packer)), None):
             raise DataRejected(
                 f"{shown(path)} is packed with {name}: unpack it, or pack it with gzip"
             )

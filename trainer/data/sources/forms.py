@@ -103,7 +103,7 @@ def to_judge(parts: Parts, *, setting: str, source: Place) -> Listing:
 
 def _is_part(folder: Place) -> bool:
     from_table = any(
-        one.suffix.lower() in (*CSV, *JSONL, *JSON, *PARQUET) for one in folder.iterdir()
+        entry.suffix.lower() in (*CSV, *JSONL, *JSON, *PARQUET) for entry in folder.iterdir()
     )
     return from_table or (bool(folders_in(folder)) and not images_in(folder)[0])
 
@@ -234,7 +234,7 @@ def _table_in(folder: Place) -> Callable[[], Parts] | None:
     files = _parquet_in(folder)
     if files:
         return lambda: list_parquet(files, source=folder)
-    lone = [one for one in entries(folder) if one.suffix.lower() in (*CSV, *JSONL)]
+    lone = [entry for entry in entries(folder) if entry.suffix.lower() in (*CSV, *JSONL)]
     # On a disk the table itself can be given; inside an archive it cannot.
     if isinstance(folder, Member) and len(lone) == 1 and has_labels(lone[0]):
         return lambda: list_table(lone[0])
@@ -246,7 +246,7 @@ def _export_in(folder: Place) -> Callable[[], Parts] | None:
     if not names <= {*IMAGE_FOLDERS, ANNOTATIONS}:
         return None
     if names & set(IMAGE_FOLDERS) and ANNOTATIONS in names:
-        tables = [one for one in entries(folder.joinpath(ANNOTATIONS)) if one.suffix in JSON]
+        tables = [entry for entry in entries(folder.joinpath(ANNOTATIONS)) if entry.suffix in JSON]
         return (lambda: _annotated(tables, folder)) if tables else None
     table = next((one for name in EXPORTS if (one := folder.joinpath(name)).is_file()), None)
     return (lambda: list_export(table)) if table else None
@@ -286,7 +286,7 @@ def _parquet_in(folder: Place) -> list[Place]:
         return []
     for place in (folder, folder.joinpath("data")):
         files = entries(place) if place.is_dir() else []
-        found = [one for one in files if one.suffix.lower() in PARQUET and not is_stray(one)]
+        found = [file for file in files if file.suffix.lower() in PARQUET and not is_stray(file)]
         if found:
             return found
     return []
@@ -294,9 +294,9 @@ def _parquet_in(folder: Place) -> list[Place]:
 
 def _refuse_archive_inside(source: Place, setting: str) -> None:
     """Name the archives in a folder that holds nothing else."""
-    inside = [one for one in entries(source) if not is_stray(one)]
-    archives = [one for one in inside if one.name.lower().endswith(ARCHIVES)]
-    if archives and not any(one.is_dir() for one in inside):
+    inside = [entry for entry in entries(source) if not is_stray(entry)]
+    archives = [entry for entry in inside if entry.name.lower().endswith(ARCHIVES)]
+    if archives and not any(entry.is_dir() for entry in inside):
         what = "holds another archive" if isinstance(source, Member) else "holds an archive"
         raise WrongUsage(
             f"`{setting}={shown(source)}` {what}, {shown(archives[0].name)}: "

@@ -179,7 +179,7 @@ def list_parquet(files: Sequence[Place], *, source: Place) -> Parts:
     for file in files:
         part = (parts[file] or WHOLE) if split else WHOLE
         rows = _rows(file, stored, problems, unpacking)
-        good += (replace(one, part=part) for one in rows)
+        good += (replace(row, part=part) for row in rows)
     problems.refuse_any()
     if not good:
         raise DataRejected(f"{shown(source)} has no rows")
@@ -211,7 +211,7 @@ def _rows(
 
 def _leaves(table: Any, schema: Schema, file: Place) -> list[str]:
     """Name the columns of values that are read: one of images and one of labels."""
-    flat = [one.path for one in table.schema if not one.max_repetition_level]
+    flat = [column.path for column in table.schema if not column.max_repetition_level]
     image = next((one for one in (schema.image, f"{schema.image}.bytes") if one in flat), None)
     if image is None or schema.label not in flat:
         raise DataRejected(

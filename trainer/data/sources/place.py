@@ -160,4 +160,6 @@ def images_in(folder: Place) -> tuple[tuple[Place, ...], list[Place]]:
 
 def folders_of_images(places: Collection[Place]) -> list[Place]:
     """Keep the entries that are folders with images in them."""
-    return [one for one in places if one.is_dir() and not is_stray(one) and images_in(one)[0]]
+    return [
+        place for place in places if place.is_dir() and not is_stray(place) and images_in(place)[0]
+    ]

@@ -170,8 +170,8 @@ def _found(parts: tuple[str, ...], bases: Sequence[Place]) -> Place:
 def grouped(good: Sequence[Labelled], *, table: Place, notes: tuple[str, ...] = ()) -> Parts:
     """Group checked rows by part and class, both by name, as folders are listed."""
     parts: dict[str, dict[str, list[Labelled]]] = {}
-    for one in good:
-        parts.setdefault(one.part, {}).setdefault(one.label, []).append(one)
+    for labelled in good:
+        parts.setdefault(labelled.part, {}).setdefault(labelled.label, []).append(labelled)
     if WHOLE in parts and len(parts) > 1:
         raise DataRejected(
             f"{shown(table)} has {counted(sum(map(len, parts[WHOLE].values())), 'row')} without a "

@@ -38,7 +38,7 @@ class Columns:
     def among(cls, names: Sequence[str]) -> Columns | None:
         by_name = {name.strip().lower(): name for name in names}
         file, label, split, group = (
-            next((by_name[one] for one in known if one in by_name), None)
+            next((by_name[known_name] for known_name in known if known_name in by_name), None)
             for known in (FILE, LABEL, SPLIT, GROUP)
         )
         if file is None or label is None:
@@ -288,6 +288,8 @@ def _datumaro(document: Mapping[str, Any]) -> Iterator[Row]:
 def _files_below(folder: Place, *, above: str = "", depth: int = 0) -> Iterator[str]:
     if not folder.is_dir() or depth > MAX_DEPTH:
         return
-    yield from (f"{above}{one.name}" for one in images_in(folder)[0] if isinstance(one.name, str))
+    yield from (
+        f"{above}{image.name}" for image in images_in(folder)[0] if isinstance(image.name, str)
+    )
     for inner in folders_in(folder):
         yield from _files_below(inner, above=f"{above}{inner.name}/", depth=depth + 1)
