@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import SplitResult, urlsplit
 
@@ -105,12 +104,7 @@ class LabelStudio:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._http.close()
 
     def get(self, path: str, **query: str | int) -> Json:
