@@ -95,7 +95,7 @@ class Tables:
         return self._table(chosen, [shared, *columns, ("pairs", self._pairs)], words=2)
 
     def new_and_old(self) -> Table:
-        names = ("new_last", "old_last", "new_average", "old_average", "new_alone", "forgetting")
+        names = ("new_average", "old_average", "new_alone", "forgetting")
         return self._table(self.systems, [shown_metric(name) for name in names])
 
     def ablation(self, section: str) -> Table | None:

@@ -20,8 +20,7 @@ after the first.
 - **IA** is independent attention: DNE whose experts read their own channels only.
 - **passes** are the passes through a backbone that an answer takes.
 - A number after ± is the standard error of the mean over seeds.
-- *The paper's* figures come from 500 epochs, all images and larger networks: compare orders \
-only."""
+- *The paper's* figures are not comparable: compare orders only."""
 
 SAME_BACKBONE = "All rows use the transformer. The best LA comes first; costs follow below."
 
@@ -46,6 +45,5 @@ networks several times as large.
 first after 500.
 - **Full ResNet-18**: it begins with {resnet_width} channels instead of 64, to cost about as much \
 as the transformer.
-- **Small differences**: with two or three seeds, one standard error is noise.
 - **CIFAR-100 as others report it**: a class has {images} of its 500 training images.
 - **Other data** were not tried."""

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from model_store.codec import load_network
+from model_store.codec import decode_images, load_network
 from model_store.errors import DataRejected, DneError, Interrupted, WrongUsage
+from model_store.maintenance.forget import forget_class
 from model_store.network.expert import Expert
-from model_store.records.manifest import delta_of, total_bytes
+from model_store.preprocess import read_pixels
+from model_store.records.manifest import ClassImages, delta_of, total_bytes
 from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, learn, write_classes
 from trainer.base import base_of
@@ -269,3 +271,154 @@ def test_a_published_version_loads_and_answers(store: Path, letters: Path) -> No
     assert network.spec == manifest.spec
     weights = np.concatenate([one.detach().numpy().ravel() for one in network.parameters()])
     assert np.isfinite(weights).all()
+
+
+def test_on_a_pinned_channel_a_version_is_published_and_not_promoted(
+    store: Path, letters: Path, digits: Path, tmp_path: Path
+) -> None:
+    learn(asked(store, letters))
+    learn(asked(store, digits, shape=LATER))
+    opened = Store.open(str(store))
+    opened.rollback(channel="production", to=1, actor="tests", reason="")
+    outcome = learn(asked(store, write_classes(tmp_path / "signs", ["+"]), shape=LATER))
+    assert (outcome.manifest.version, outcome.manifest.parent) == (3, 1)
+    assert outcome.manifest.spec.classes == ("a", "b", "+")
+    assert not outcome.promoted
+    assert outcome.refused is not None
+    assert "pinned to version 1" in outcome.refused
+    assert "dne-store promote 3 --channel production" in outcome.refused
+    head = opened.head("production")
+    assert head is not None
+    assert head.target == 1
+
+
+class MovesTheChannel(Listening):
+    """Someone else's version is promoted while this one is being learnt."""
+
+    def __init__(self, store: Path) -> None:
+        super().__init__()
+        self._store = store
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        if text.startswith("learning "):
+            Store.open(str(self._store)).promote(
+                1, channel="production", actor="someone else", reason="meanwhile"
+            )
+
+
+def test_when_the_channel_has_moved_the_version_stays_a_branch(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    learn(asked(store, letters))
+    outcome = learn(asked(store, digits, shape=LATER), progress=MovesTheChannel(store))
+    assert Store.open(str(store)).versions() == [1, 2]
+    assert not outcome.promoted
+    assert outcome.refused is not None
+    assert "version 2 is a branch" in outcome.refused
+    assert "starts from the new head" in outcome.refused
+    head = Store.open(str(store)).head("production")
+    assert head is not None
+    assert head.target == 1
+
+
+def test_not_promoting_is_no_refusal_where_it_was_asked(store: Path, letters: Path) -> None:
+    outcome = learn(asked(store, letters, promote=False))
+    assert (outcome.promoted, outcome.refused) == (False, None)
+    opened = Store.open(str(store))
+    assert opened.versions() == [1]
+    assert opened.head("production") is None
+
+
+def test_a_channel_that_names_nothing_is_not_built_on(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    learn(asked(store, letters))
+    with pytest.raises(WrongUsage, match=r"dne-store promote 1 --channel canary"):
+        learn(asked(store, digits, shape=LATER, channel="canary"))
+
+
+def test_a_run_announces_what_it_builds_on_until_it_ends(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    learn(asked(store, letters))
+    opened = Store.open(str(store))
+    seen: list[int] = []
+
+    class Watching(Listening):
+        def note(self, text: str) -> None:
+            seen.append(len(opened.objects.list("runs")))
+
+    learn(asked(store, digits, shape=LATER), progress=Watching())
+    assert max(seen) == 1
+    assert not opened.objects.list("runs")
+    with pytest.raises(Interrupted):
+        learn(
+            asked(store, write_classes(store.parent / "more", ["x", "y"]), shape=LATER),
+            progress=Listening(interrupt_in="learning"),
+        )
+    assert not opened.objects.list("runs")
+
+
+def pixels_kept(store: Path, entries: tuple[ClassImages, ...]) -> list[bytes]:
+    opened = Store.open(str(store))
+    preprocessing = opened.manifest(1).preprocessing
+    return [
+        read_pixels(image, preprocessing).tobytes()
+        for entry in entries
+        for image in decode_images(opened.read_shard(entry.shard), count=entry.count)
+    ]
+
+
+def test_held_out_images_are_kept_and_never_among_the_exemplars(store: Path, letters: Path) -> None:
+    manifest = learn(asked(store, letters)).manifest
+    held_out = pixels_kept(store, manifest.held_out)
+    memory = pixels_kept(store, manifest.memory)
+    assert (len(held_out), len(memory)) == (4, 20)
+    assert not set(held_out) & set(memory)
+
+
+def test_the_memory_of_old_classes_shrinks_by_count_and_its_shards_stay(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    one = learn(asked(store, letters, memory=10)).manifest
+    two = learn(asked(store, digits, shape=LATER, memory=10)).manifest
+    assert [entry.count for entry in one.memory] == [5, 5]
+    assert [entry.count for entry in two.memory] == [2, 2, 2, 2, 2]
+    assert [entry.shard for entry in two.memory[:2]] == [entry.shard for entry in one.memory]
+    assert two.held_out[:2] == one.held_out
+    before = pixels_kept(store, one.memory)
+    assert pixels_kept(store, two.memory[:2]) == [*before[:2], *before[5:7]]
+
+
+def test_a_memory_of_none_keeps_no_exemplars_and_still_learns(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    assert learn(asked(store, letters, memory=0)).manifest.memory == ()
+    progress = Listening()
+    second = learn(asked(store, digits, shape=LATER, memory=0), progress=progress)
+    assert second.manifest.memory == ()
+    assert "balancing" not in progress.phases
+
+
+def test_old_classes_are_balanced_from_their_exemplars(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    first, second = Listening(), Listening()
+    learn(asked(store, letters), progress=first)
+    assert first.phases[:3] == ["reading images", "learning", "choosing exemplars"]
+    learn(asked(store, digits, shape=LATER), progress=second)
+    assert second.phases[:3] == ["reading images", "learning", "balancing"]
+
+
+def test_a_class_whose_pictures_were_forgotten_does_not_stop_the_next_task(
+    store: Path, letters: Path, digits: Path
+) -> None:
+    learn(asked(store, letters))
+    opened = Store.open(str(store))
+    forget_class(opened, "a", actor="tests", reason="asked to")
+    learn(asked(store, digits, shape=LATER))
+    child = opened.manifest(2)
+    assert "a" in child.spec.classes
+    assert "a" not in {entry.class_name for entry in (*child.memory, *child.held_out)}
+    assert not opened.verify().problems
