@@ -43,7 +43,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entrypoint:
+class _Entrypoint:
     """A shell line, the mark that its answer follows, and the folder to upload, if any."""
 
     line: str
@@ -51,7 +51,7 @@ class Entrypoint:
     upload: Path | None = None
 
 
-def make_entrypoint(sent: Sent) -> Entrypoint:
+def make_entrypoint(sent: Sent) -> _Entrypoint:
     """Make the line that runs a command on the cluster."""
     words = ["dne-train", *sent.words]
     # The last one counts. A value may begin with a dash, hence the equals sign.
@@ -61,7 +61,7 @@ def make_entrypoint(sent: Sent) -> Entrypoint:
         words += ["--data=.", f"--name={sent.name or upload.name}"]
     mark = f"dne-train-answer-{secrets.token_hex(16)}"
     line = f"answer=$({shlex.join(words)}); code=$?; "
-    return Entrypoint(
+    return _Entrypoint(
         line=f"{line}printf '%s\\n' {mark} \"$answer\"; exit $code", mark=mark, upload=upload
     )
 
@@ -122,7 +122,7 @@ class JobOutput:
         return "" if self._answer_at is None else self._text[self._answer_at :].rstrip("\n")
 
 
-OWN_CODES = frozenset({EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_PROMOTED})
+_OWN_CODES = frozenset({EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_NOT_PROMOTED})
 RECONNECTS = 5
 PAUSE_S = 2.0
 STOP_S = 20.0
@@ -134,15 +134,15 @@ class JobFailed(DneError):
     """A job that ended without an exit code of its command, or cannot be followed."""
 
 
-JobClient = Any
+_JobClient = Any
 """Ray's JobSubmissionClient, which is imported when it is used."""
 
 
 def run_on_ray(
-    sent: Sent, *, address: str, connect: Callable[[str], JobClient] | None = None
+    sent: Sent, *, address: str, connect: Callable[[str], _JobClient] | None = None
 ) -> int:
     """Submit the command and follow it. Print its answer and return its exit code."""
-    client = (connect or connect_to_ray)(address)
+    client = (connect or _connect_to_ray)(address)
     entrypoint = make_entrypoint(sent)
     if "://" not in sent.store:
         _say(f"note: the cluster must see the store {sent.store} as the same folder")
@@ -162,7 +162,7 @@ def run_on_ray(
     return code
 
 
-def connect_to_ray(address: str) -> JobClient:
+def _connect_to_ray(address: str) -> _JobClient:
     """Connect to the dashboard of a cluster. WrongUsage if Ray is not installed here."""
     if not address.startswith(("http://", "https://")):
         raise WrongUsage(
@@ -182,7 +182,7 @@ def connect_to_ray(address: str) -> JobClient:
     return client
 
 
-def _submit(client: JobClient, entrypoint: Entrypoint, sent: Sent) -> str:
+def _submit(client: _JobClient, entrypoint: _Entrypoint, sent: Sent) -> str:
     # The history of the channel names the person who asked. The job ends as it would at Ctrl-C.
     variables = {"LOGNAME": _user(), "RAY_JOB_STOP_SIGNAL": "SIGINT"}
     environment: dict[str, Any] = {"env_vars": variables}
@@ -208,7 +208,7 @@ def _user() -> str:
         return f"uid-{os.getuid()}"
 
 
-def _follow(client: JobClient, job: str, output: JobOutput) -> None:
+def _follow(client: _JobClient, job: str, output: JobOutput) -> None:
     """Show the output of the job until it ends. A lost connection is made again."""
     for attempt in range(RECONNECTS + 1):
         try:
@@ -223,24 +223,24 @@ def _follow(client: JobClient, job: str, output: JobOutput) -> None:
             time.sleep(PAUSE_S)
 
 
-async def _show(client: JobClient, job: str, output: JobOutput) -> None:
+async def _show(client: _JobClient, job: str, output: JobOutput) -> None:
     output.begin_again()
     async for text in client.tail_job_logs(job):
         for line in output.take(text):
             print(line, file=sys.stderr, flush=True)
 
 
-def _exit_code(client: JobClient, job: str) -> int:
+def _exit_code(client: _JobClient, job: str) -> int:
     ended = _wait_for_end(client, job)
     code = getattr(ended, "driver_exit_code", None)
-    if code in OWN_CODES and _status(ended) != "STOPPED":
+    if code in _OWN_CODES and _status(ended) != "STOPPED":
         return int(code)
     raise JobFailed(
         f"job {job} ended as {_status(ended)}: {getattr(ended, 'message', None) or 'no reason'}"
     )
 
 
-def _wait_for_end(client: JobClient, job: str) -> Any:
+def _wait_for_end(client: _JobClient, job: str) -> Any:
     end = time.monotonic() + STOP_S
     while _status(info := client.get_job_info(job)) not in ENDED:
         if time.monotonic() > end:
@@ -253,7 +253,7 @@ def _status(info: Any) -> str:
     return str(getattr(info.status, "value", info.status))
 
 
-def _stop(client: JobClient, job: str) -> None:
+def _stop(client: _JobClient, job: str) -> None:
     """Tell the job to end, and wait until it has."""
     _say(f"stopping job {job}; Ctrl-C again leaves it to Ray")
     try:

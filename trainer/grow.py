@@ -21,7 +21,7 @@ from trainer.versions.one_version import announced
 from trainer.versions.outcome import Outcome
 
 
-def adapt_with(
+def _adapt_with(
     base: Base,
     *,
     data: TaskData,
@@ -70,9 +70,9 @@ def deepen(request: Deepen, *, progress: Progress, ranks: Ranks = ALONE) -> Outc
         progress=progress,
     )
     if not adapts:
-        return deepen_with(base, data=data, request=request, progress=progress, ranks=ranks)
+        return _deepen_with(base, data=data, request=request, progress=progress, ranks=ranks)
     _refuse_nothing_to_tell_apart(data)
-    return adapt_with(base, data=data, request=request, progress=progress, ranks=ranks)
+    return _adapt_with(base, data=data, request=request, progress=progress, ranks=ranks)
 
 
 def _kind(request: Deepen, parent: Manifest) -> Kind:
@@ -90,7 +90,7 @@ def _refuse_nothing_to_tell_apart(data: TaskData) -> None:
         )
 
 
-def deepen_with(
+def _deepen_with(
     base: Base,
     *,
     data: TaskData,
@@ -160,7 +160,7 @@ def grow_after(
     # adapting mends that. Beside a version that was refused, no expert is worth its time.
     if step is None or (outcome.refused and step == "expert"):
         return outcome
-    grow = deepen_with if step == "expert" else adapt_with
+    grow = _deepen_with if step == "expert" else _adapt_with
     # Labels of the inbox are used by the quick version: the next one is not the first to use them.
     once = replace(request, on_published=None)
     deeper = grow(base, data=data, request=once, progress=progress, ranks=ranks)
@@ -228,7 +228,7 @@ def taken_up(
     progress.note(
         f"version {parent.version} has these images as task {parent.tasks[-1].name}; {what}"
     )
-    grow = deepen_with if step == "expert" else adapt_with
+    grow = _deepen_with if step == "expert" else _adapt_with
     outcome = grow(base, data=data, request=request, progress=progress, ranks=ranks)
     return replace(outcome, grew_by_itself=request.growth == "auto")
 

@@ -94,8 +94,8 @@ class TimeLeft:
         return max(0.0, self._phase.work - self._done_work)
 
 
-SECONDS_BETWEEN_LINES = 5.0
-PARTS_OF_A_BAR = 1000
+_SECONDS_BETWEEN_LINES = 5.0
+_PARTS_OF_A_BAR = 1000
 
 
 class Phase(Protocol):
@@ -145,7 +145,7 @@ class Silent:
 class ProgressLines:
     """Progress as lines: one when a phase ends, and one every few seconds while it runs."""
 
-    def __init__(self, stream: TextIO, *, every_s: float = SECONDS_BETWEEN_LINES) -> None:
+    def __init__(self, stream: TextIO, *, every_s: float = _SECONDS_BETWEEN_LINES) -> None:
         self._stream = stream
         self._every_s = every_s
         self._all: TimeLeft | None = None
@@ -263,7 +263,7 @@ class _Bar:
 
     def __init__(self, bars: Any, all_phases: TimeLeft) -> None:
         self._bars, self._all = bars, all_phases
-        self._task = bars.add_task("beginning", total=PARTS_OF_A_BAR, figures="", left="")
+        self._task = bars.add_task("beginning", total=_PARTS_OF_A_BAR, figures="", left="")
         self._done = 0
         self._started = time.monotonic()
 
@@ -283,13 +283,13 @@ class _Bar:
         self._show(figures=shown)
 
     def fill(self) -> None:
-        self._bars.update(self._task, completed=PARTS_OF_A_BAR, figures="", left="")
+        self._bars.update(self._task, completed=_PARTS_OF_A_BAR, figures="", left="")
 
     def _show(self, **texts: str) -> None:
         left_s = self._all.seconds()
         left = "" if left_s is None else f"{clock(left_s)} left"
         self._bars.update(
-            self._task, completed=round(PARTS_OF_A_BAR * self._all.share), left=left, **texts
+            self._task, completed=round(_PARTS_OF_A_BAR * self._all.share), left=left, **texts
         )
 
 

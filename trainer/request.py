@@ -24,7 +24,7 @@ from model_store.records.signing import NO_KEYS, Keys
 from model_store.spec import MAX_PLACES, MAX_TASKS, NetworkSpec
 from model_store.worth import Kind
 
-HEADS_FROM_IMAGES = ((10_000, 4), (4_000, 2), (0, 1))
+_HEADS_FROM_IMAGES = ((10_000, 4), (4_000, 2), (0, 1))
 """A later expert's heads, from this many images of its task on; see ADR 26."""
 
 
@@ -41,7 +41,7 @@ PRESETS = {
     "small": Preset(image_size=64, patch_size=8, depth=5, heads=6),
     "paper": Preset(image_size=32, patch_size=4, depth=5, heads=12),
 }
-DEFAULT_PRESET = "small"
+_DEFAULT_PRESET = "small"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class NetworkShape:
 
     def first_network(self) -> NetworkSpec:
         """Describe the network before its first task: a preset's sizes, and those given instead."""
-        sizes = {**_sizes(self.preset or DEFAULT_PRESET), **self._given()}
+        sizes = {**_sizes(self.preset or _DEFAULT_PRESET), **self._given()}
         plain = NetworkSpec(**sizes)  # type: ignore[arg-type]
         if MAX_TASKS * plain.depth * plain.patches**2 > MAX_PLACES:
             return plain  # gated, it could not grow to all its tasks, with one head in each
@@ -86,7 +86,7 @@ class NetworkShape:
                 )
 
     def heads_of_first(self) -> int:
-        preset = PRESETS[self.preset or DEFAULT_PRESET]
+        preset = PRESETS[self.preset or _DEFAULT_PRESET]
         return preset.heads if self.heads is None else self.heads
 
     def heads_of_later(self, *, images: int) -> int:
@@ -100,7 +100,7 @@ class NetworkShape:
 
 
 def heads_for(images: int) -> int:
-    return next(heads for least, heads in HEADS_FROM_IMAGES if images >= least)
+    return next(heads for least, heads in _HEADS_FROM_IMAGES if images >= least)
 
 
 def _sizes(preset: str) -> dict[str, int]:
@@ -356,7 +356,7 @@ def _refuse_not_above_0(asked: Effort | GateLimits, *names: str) -> None:
 
 MAX_TEXT = 2000
 """Characters that a record takes."""
-NOT_TOLD = ("--store", "--checkpoint", "--sign", "--trust", "--reason", "--ray-address")
+_NOT_TOLD = ("--store", "--checkpoint", "--sign", "--trust", "--reason", "--ray-address")
 """Options that say where things are kept, or that a channel record has."""
 
 
@@ -372,7 +372,7 @@ def _told(arguments: Sequence[str]) -> Iterator[str]:
         name, equals, value = part.partition("=")
         if not part.startswith("--"):
             yield _last_name(part)
-        elif any(hidden.startswith(name) for hidden in NOT_TOLD):  # argparse takes a beginning too
+        elif any(hidden.startswith(name) for hidden in _NOT_TOLD):  # argparse takes a beginning too
             if not equals:
                 next(left, None)
         else:

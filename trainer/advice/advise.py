@@ -43,12 +43,12 @@ from trainer.data.task_data import TaskData
 from trainer.embeddings.cache import EmbeddingCache
 from trainer.learning.student import Learnt, Student
 
-FEWEST_CONFUSED = 2
+_FEWEST_CONFUSED = 2
 """One image that is taken for another class is not a confusion yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Doubted:
+class _Doubted:
     """The probabilities of left-out images, and what follows from them."""
 
     rows_M: Labels
@@ -60,7 +60,7 @@ class Doubted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConfusedPair:
+class _ConfusedPair:
     """Images of a class that were taken for another, the surest mistakes first."""
 
     label: int
@@ -68,7 +68,7 @@ class ConfusedPair:
     rows: NDArray[np.int64]
 
 
-def doubt_labels(left_out: LeftOut, labels_N: Labels) -> Doubted:
+def doubt_labels(left_out: LeftOut, labels_N: Labels) -> _Doubted:
     """Rank all images that were left out by the probability of their labels."""
     rows = np.flatnonzero(left_out.judged_N)
     labels_M, chances_MC = labels_N[rows], _softmax(left_out.logits_NC[rows])
@@ -77,7 +77,7 @@ def doubt_labels(left_out: LeftOut, labels_N: Labels) -> Doubted:
     answers_M = chances_MC.argmax(axis=1)
     sure_M = chances_MC[np.arange(len(rows)), answers_M] >= thresholds_C[answers_M]
     order = np.argsort(_margins(left_out.logits_NC[rows], labels_M), kind="stable")
-    return Doubted(
+    return _Doubted(
         rows_M=rows[order].astype(np.int64),
         suspected_M=((answers_M != labels_M) & sure_M)[order],
         answers_M=answers_M[order].astype(np.int64),
@@ -85,7 +85,7 @@ def doubt_labels(left_out: LeftOut, labels_N: Labels) -> Doubted:
     )
 
 
-def confusions(left_out: LeftOut, labels_N: Labels) -> list[ConfusedPair]:
+def confusions(left_out: LeftOut, labels_N: Labels) -> list[_ConfusedPair]:
     """List pairs of classes that are confused, the most frequent first."""
     rows = np.flatnonzero(left_out.judged_N)
     labels_M, logits_MC = labels_N[rows], left_out.logits_NC[rows]
@@ -93,10 +93,10 @@ def confusions(left_out: LeftOut, labels_N: Labels) -> list[ConfusedPair]:
     pairs = []
     for label, answer in {*zip(labels_M.tolist(), answers_M.tolist(), strict=True)}:
         these = np.flatnonzero((labels_M == label) & (answers_M == answer))
-        if label != answer and len(these) >= FEWEST_CONFUSED:
+        if label != answer and len(these) >= _FEWEST_CONFUSED:
             margin = logits_MC[these, label] - logits_MC[these, answer]
             ordered = rows[these[np.argsort(margin, kind="stable")]].astype(np.int64)
-            pairs.append(ConfusedPair(label=label, taken_for=answer, rows=ordered))
+            pairs.append(_ConfusedPair(label=label, taken_for=answer, rows=ordered))
     return sorted(pairs, key=lambda pair: (-len(pair.rows), pair.label, pair.taken_for))
 
 
@@ -122,28 +122,28 @@ def _softmax(logits_MC: Doubles) -> Doubles:
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-LEAST_COSINE = 0.9
+_LEAST_COSINE = 0.9
 """The least cosine of embeddings of which hashes are compared: copies after JPEG, scaling and light
 have more, and hashes of other images agree by chance."""
-MOST_BITS = 6
+_MOST_BITS = 6
 """The most bits in which the hashes of copies differ (ADR 66)."""
 ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NearCopy:
+class _NearCopy:
     judged: int
     learnt: int
     bits: int
 
 
-def find_copies(
+def _find_copies(
     judged: LabelledImages,
     learnt: LabelledImages,
     *,
     judged_MW: Doubles,
     learnt_NW: Doubles,
-) -> list[NearCopy]:
+) -> list[_NearCopy]:
     """Pair each image to judge by with the nearest image to learn from, if it is a copy. Two images
     that the store keeps are left out: an earlier version had advice on them, and both would have to
     be decoded."""
@@ -156,15 +156,15 @@ def find_copies(
     for start in range(0, len(judged), ROWS_AT_ONCE):
         alike_PN = ours_MW[start : start + ROWS_AT_ONCE] @ theirs_NW.T
         nearest_P = alike_PN.argmax(axis=1)
-        for row in np.flatnonzero(alike_PN.max(axis=1) >= LEAST_COSINE):
+        for row in np.flatnonzero(alike_PN.max(axis=1) >= _LEAST_COSINE):
             nearest.append((start + int(row), int(nearest_P[row])))
     pairs = []
     for ours, theirs in nearest:
         if judged.pictures.is_stored(ours) and learnt.pictures.is_stored(theirs):
             continue
         bits = (_hash(judged, ours) ^ _hash(learnt, theirs)).bit_count()
-        if bits <= MOST_BITS:
-            pairs.append(NearCopy(judged=ours, learnt=theirs, bits=bits))
+        if bits <= _MOST_BITS:
+            pairs.append(_NearCopy(judged=ours, learnt=theirs, bits=bits))
     return sorted(pairs, key=lambda pair: (pair.bits, pair.judged))
 
 
@@ -178,15 +178,15 @@ def _unit(embeddings_NW: Doubles) -> Doubles:
     return np.asarray(embeddings_NW / np.maximum(length_N1, 1e-12))
 
 
-EXPONENT = 0.75
+_EXPONENT = 0.75
 """From 20 images on, forecasts with 1 are a third too low on average, and with 0.5 a quarter too
 high."""
-FEWEST_MORE, MOST_MORE, STEP = 5, 50, 5
+_FEWEST_MORE, _MOST_MORE, _STEP = 5, 50, 5
 
 
 def slopes(sizes_CS: Doubles, errors_CS: Doubles) -> Doubles:
     """Fit the slope of each class by least squares; 0 where errors do not fall, NaN without any."""
-    inverse_CS = np.maximum(sizes_CS, 1) ** -EXPONENT
+    inverse_CS = np.maximum(sizes_CS, 1) ** -_EXPONENT
     centred_CS = inverse_CS - inverse_CS.mean(axis=1, keepdims=True)
     spread_C = np.square(centred_CS).sum(axis=1)
     found_C = (centred_CS * errors_CS).sum(axis=1) / np.where(spread_C > 0, spread_C, np.inf)
@@ -195,19 +195,19 @@ def slopes(sizes_CS: Doubles, errors_CS: Doubles) -> Doubles:
 
 def gain(slope: float, *, error: float, images: int, more: int) -> float:
     """Return what `more` images beside the `images` of a class take from its error."""
-    fall = float(images**-EXPONENT - (images + more) ** -EXPONENT)
+    fall = float(images**-_EXPONENT - (images + more) ** -_EXPONENT)
     return min(slope * fall, error)
 
 
 def how_many_more(images_by_class: list[int]) -> int:
     """Choose one number for all classes: half of what a class has, so that they can be compared."""
     half = float(np.median(images_by_class)) / 2
-    return int(min(MOST_MORE, max(FEWEST_MORE, STEP * round(half / STEP))))
+    return int(min(_MOST_MORE, max(_FEWEST_MORE, _STEP * round(half / _STEP))))
 
 
 Floats = NDArray[np.float32]
 
-NO_TOKENS = Advice(
+_NO_TOKENS = Advice(
     notes=(
         "Nothing can be said without a pre-trained start: the experts have learnt from these very "
         "images, and take every label for right.",
@@ -331,7 +331,7 @@ class _Study:
 
 
 def _copies(at_hand: AtHand) -> tuple[tuple[Copy, ...], int]:
-    pairs = find_copies(
+    pairs = _find_copies(
         at_hand.judged,
         at_hand.learnt,
         judged_MW=at_hand.judged_NW.astype(np.float64),
@@ -365,7 +365,7 @@ def _short(name: str) -> str:
 def advise_on(student: Student, *, data: TaskData, learnt: Learnt, cache: EmbeddingCache) -> Advice:
     """Advise on the version that a run makes. The embeddings are in the cache by now."""
     if learnt.tokens_NW is None or learnt.labels_N is None or learnt.real_N is None:
-        return NO_TOKENS
+        return _NO_TOKENS
     width = student.network.spec.narrow_width
     lost = np.unique(learnt.labels_N[~learnt.real_N])
     stands_in_N = np.isin(learnt.labels_N, lost)

@@ -201,7 +201,7 @@ PATHS = {
     "store": "--store",
 }
 """Options that name files, by their names in the result of argparse."""
-NOT_PATHS = {("hierarchy", "folders")}
+_NOT_PATHS = {("hierarchy", "folders")}
 
 
 def add_cluster_options(parser: argparse.ArgumentParser) -> None:
@@ -235,7 +235,7 @@ def sent_to_cluster(options: argparse.Namespace, arguments: Sequence[str]) -> Se
     paths = {
         PATHS[name]: str(value)
         for name, value in given.items()
-        if value is not None and (name, value) not in NOT_PATHS and not _is_name(name, value)
+        if value is not None and (name, value) not in _NOT_PATHS and not _is_name(name, value)
     }
     return Sent(
         words=tuple(_without_cluster_options(arguments)),

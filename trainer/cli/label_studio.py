@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from trainer.loop.label_studio_client import Account
 
 ABOUT = "label pictures of the inbox with Label Studio"
-DEFAULT_URL = "http://127.0.0.1:8080"
-DEFAULT_TITLE = "dne-serve"
+_DEFAULT_URL = "http://127.0.0.1:8080"
+_DEFAULT_TITLE = "dne-serve"
 
 
 def add_command(commands: Any) -> None:
@@ -63,8 +63,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         metavar="URL",
-        default=os.environ.get("DNE_LABEL_STUDIO_URL") or DEFAULT_URL,
-        help=f"the address of Label Studio (default: $DNE_LABEL_STUDIO_URL, else {DEFAULT_URL})",
+        default=os.environ.get("DNE_LABEL_STUDIO_URL") or _DEFAULT_URL,
+        help=f"the address of Label Studio (default: $DNE_LABEL_STUDIO_URL, else {_DEFAULT_URL})",
     )
     parser.add_argument(
         "--token",
@@ -81,7 +81,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--title",
         metavar="T",
-        default=DEFAULT_TITLE,
+        default=_DEFAULT_TITLE,
         help="the title of the project, which push creates if there is none (default: %(default)s)",
     )
     add_store_option(parser)

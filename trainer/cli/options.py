@@ -44,7 +44,7 @@ def add_add_task_options(parser: argparse.ArgumentParser) -> None:
     _add_gate_options(parser, unknown_rate=True)
     _add_network_options(parser)
     _add_pretrained_options(parser)
-    add_processes_option(parser)
+    _add_processes_option(parser)
 
 
 def add_deepen_options(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def add_deepen_options(parser: argparse.ArgumentParser) -> None:
     )
     _add_learning_options(parser)
     _add_gate_options(parser, unknown_rate=True)
-    add_processes_option(parser)
+    _add_processes_option(parser)
 
 
 def add_worker_options(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +126,7 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     _adder(parser)("--out", metavar="DIR", type=Path, required=True, help="where to write it")
 
 
-def add_processes_option(parser: argparse.ArgumentParser) -> None:
+def _add_processes_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--processes",
         metavar="N",
@@ -358,7 +358,7 @@ def _add_skip_bad(parser: Options) -> None:
 
 
 def _add_memory(group: Options, help: str) -> None:
-    _adder(group)("--memory", metavar="N", type=memory_size, help=help)
+    _adder(group)("--memory", metavar="N", type=_memory_size, help=help)
 
 
 def _adder(group: Options) -> partial[argparse.Action]:
@@ -379,7 +379,7 @@ def points(text: str) -> float:
     return _number(text, expected="a number of points: give 2 or 0.5") / 100
 
 
-def memory_size(text: str) -> int | Literal["statistics"]:
+def _memory_size(text: str) -> int | Literal["statistics"]:
     """Read a number of exemplars, or the word for keeping none and no held-out image."""
     if text == "statistics":
         return "statistics"

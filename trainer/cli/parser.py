@@ -17,7 +17,7 @@ from trainer.cli.commands import add_cluster_options
 from trainer.cli.requests import with_options
 from trainer.ranks.launch import launch, place_of, refuse_processes
 
-AddOptions = Callable[[argparse.ArgumentParser], None]
+_AddOptions = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
 
 
@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_version_option(top)
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
 
-    def add(name: str, command: Run, *adders: AddOptions, help: str, description: str) -> None:
+    def add(name: str, command: Run, *adders: _AddOptions, help: str, description: str) -> None:
         made = subparsers.add_parser(name, help=help, description=description)
         made.set_defaults(command=command)
         for add_options in adders:

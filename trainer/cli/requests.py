@@ -92,7 +92,7 @@ if TYPE_CHECKING:
     from trainer.progress import Progress
     from trainer.ranks.ranks import Ranks
 
-MAX_THREADS = 1024
+_MAX_THREADS = 1024
 """More threads than any machine has cores: torch fails on huge numbers of threads."""
 
 
@@ -140,9 +140,9 @@ def prepare_torch(options: argparse.Namespace) -> None:
     if place is not None and options.threads is None:
         torch.set_num_threads(max(1, usable_cores() // place.local_ranks))
     if options.threads is not None:
-        if not 1 <= options.threads <= MAX_THREADS:
+        if not 1 <= options.threads <= _MAX_THREADS:
             raise WrongUsage(
-                f"--threads must be between 1 and {MAX_THREADS}, not {options.threads}"
+                f"--threads must be between 1 and {_MAX_THREADS}, not {options.threads}"
             )
         torch.set_num_threads(options.threads)
     # Acts as use_deterministic_algorithms(True, warn_only=True), which would also import torch's

@@ -18,16 +18,16 @@ from torch.nn import functional as F
 
 from trainer.ranks.ranks import BatchPart
 
-PADDING_SHARE = 1 / 8  # 4 pixels of 32
-SMALLEST_FOR_STANDARD = 32
+_PADDING_SHARE = 1 / 8  # 4 pixels of 32
+_SMALLEST_FOR_STANDARD = 32
 """The smallest image side for `standard`: its shifts and rotations destroy smaller images."""
-OPERATIONS_PER_IMAGE = 2
-MAGNITUDE = 0.9
-MAGNITUDE_STD = 0.05
+_OPERATIONS_PER_IMAGE = 2
+_MAGNITUDE = 0.9
+_MAGNITUDE_STD = 0.05
 CHANCE = 0.5  # that a drawn operation is carried out
-MAX_SHEAR = 0.3
-MAX_SHIFT = 0.45  # of the image's width
-MAX_ROTATION = math.radians(30)
+_MAX_SHEAR = 0.3
+_MAX_SHIFT = 0.45  # of the image's width
+_MAX_ROTATION = math.radians(30)
 
 
 class Changes(Protocol):
@@ -60,7 +60,7 @@ class Augmentation:
         if name == "auto" and on_pretrained:
             return cls(crop=True, flip=flip is not False, rand_augment=False)
         if name == "auto":
-            small = image_size is not None and image_size < SMALLEST_FOR_STANDARD
+            small = image_size is not None and image_size < _SMALLEST_FOR_STANDARD
             name = "light" if small else "standard"
         standard = name == "standard"
         return cls(
@@ -84,7 +84,7 @@ class Augmentation:
             affine = _flip(draws) @ affine
         if not self.rand_augment:
             return _resampled(images_BCHW, affine)
-        rounds = [_Round.draw(draws) for _ in range(OPERATIONS_PER_IMAGE)]
+        rounds = [_Round.draw(draws) for _ in range(_OPERATIONS_PER_IMAGE)]
         for operation in rounds:
             affine = operation.affine() @ affine
         images = _resampled(images_BCHW, affine)
@@ -118,7 +118,7 @@ class Draws:
 
 def _crop(draws: Draws, *, size: int) -> Tensor:
     """Draw a window of the padded image, at whole pixels."""
-    padding = max(1, round(size * PADDING_SHARE))
+    padding = max(1, round(size * _PADDING_SHARE))
     step = 2 / size  # of a pixel, where an image reaches from -1 to 1
     x, y = ((draws.below(2 * padding + 1) - padding) * step for _ in range(2))
     return _affine(draws.count, x.device, shift_x=x, shift_y=y)
@@ -151,12 +151,12 @@ def _resampled(images_BCHW: Tensor, affine_B33: Tensor) -> Tensor:
     return F.grid_sample(images_BCHW, grid, mode="bilinear", align_corners=False)
 
 
-Affine = Callable[[Tensor], Tensor]
-Recolour = Callable[[Tensor, Tensor], Tensor]
+_Affine = Callable[[Tensor], Tensor]
+_Recolour = Callable[[Tensor, Tensor], Tensor]
 
 
 def _rotate(strength_B: Tensor) -> Tensor:
-    angle = strength_B * MAX_ROTATION
+    angle = strength_B * _MAX_ROTATION
     return _affine(
         len(angle),
         angle.device,
@@ -167,19 +167,19 @@ def _rotate(strength_B: Tensor) -> Tensor:
     )
 
 
-def _one_part(name: str, most: float) -> Affine:
+def _one_part(name: str, most: float) -> _Affine:
     def affine(strength_B: Tensor) -> Tensor:
         return _affine(len(strength_B), strength_B.device, **{name: strength_B * most})
 
     return affine
 
 
-AFFINES: tuple[Affine, ...] = (
+AFFINES: tuple[_Affine, ...] = (
     _rotate,
-    _one_part("shear_x", MAX_SHEAR),
-    _one_part("shear_y", MAX_SHEAR),
-    _one_part("shift_x", 2 * MAX_SHIFT),
-    _one_part("shift_y", 2 * MAX_SHIFT),
+    _one_part("shear_x", _MAX_SHEAR),
+    _one_part("shear_y", _MAX_SHEAR),
+    _one_part("shift_x", 2 * _MAX_SHIFT),
+    _one_part("shift_y", 2 * _MAX_SHIFT),
 )
 
 
@@ -232,7 +232,7 @@ def _auto_contrast(images: Tensor, strength_B: Tensor) -> Tensor:
     return torch.where(high > low, (images - low) / (high - low).clamp_min(1e-6), images)
 
 
-RECOLOURS: tuple[Recolour, ...] = (
+RECOLOURS: tuple[_Recolour, ...] = (
     _brightness,
     _contrast,
     _colour,
@@ -256,7 +256,7 @@ class _Round:
         operations = len(AFFINES) + len(RECOLOURS)
         operation = draws.below(operations)
         operation = torch.where(draws.uniform() < CHANCE, operation, operations)
-        strength = (MAGNITUDE + MAGNITUDE_STD * draws.normal()).clamp(0, 1) * draws.sign()
+        strength = (_MAGNITUDE + _MAGNITUDE_STD * draws.normal()).clamp(0, 1) * draws.sign()
         return cls(operation, strength)
 
     def affine(self) -> Tensor:
@@ -276,12 +276,12 @@ class _Round:
         return images
 
 
-GENTLE_SHIFT = 0.2
+_GENTLE_SHIFT = 0.2
 """A tenth of the image's side, in which the image reaches from -1 to 1."""
 SCALES = (0.8, 1.15)
-GENTLE_ROTATION = math.radians(10)
-CONTRASTS = (0.8, 1.25)
-MAX_BRIGHTNESS = 0.12
+_GENTLE_ROTATION = math.radians(10)
+_CONTRASTS = (0.8, 1.25)
+_MAX_BRIGHTNESS = 0.12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,15 +298,15 @@ class GentleChanges:
         grid = F.affine_grid(self._affine(draws), list(images_BCHW.shape), align_corners=False)
         moved = F.grid_sample(images_BCHW, grid, padding_mode="border", align_corners=False)
         mean = moved.mean(dim=(1, 2, 3), keepdim=True)
-        contrast, brightness = _between(draws, *CONTRASTS), _around_0(draws, MAX_BRIGHTNESS)
+        contrast, brightness = _between(draws, *_CONTRASTS), _around_0(draws, _MAX_BRIGHTNESS)
         recoloured = (moved - mean) * contrast[:, None, None, None]
         return (recoloured + mean + brightness[:, None, None, None]).clamp(0, 1)
 
     def _affine(self, draws: Draws) -> Tensor:
-        angle, scale = _around_0(draws, GENTLE_ROTATION), _between(draws, *SCALES)
+        angle, scale = _around_0(draws, _GENTLE_ROTATION), _between(draws, *SCALES)
         mirror = draws.sign() if self.flip else torch.ones_like(angle)
         cos, sin = scale * angle.cos(), scale * angle.sin()
-        across, down = (_around_0(draws, GENTLE_SHIFT) for _ in range(2))
+        across, down = (_around_0(draws, _GENTLE_SHIFT) for _ in range(2))
         return torch.stack(
             (
                 torch.stack((mirror * cos, -sin, across), dim=-1),

@@ -19,7 +19,7 @@ from trainer.data.sources.place import folders_of_images, shown
 from trainer.progress import Progress
 
 MIN_IMAGES_PER_CLASS = 2
-JUDGE_NAMES = ("val", "valid", "validation", "test")
+_JUDGE_NAMES = ("val", "valid", "validation", "test")
 
 
 def refuse_nested(listing: Listing) -> None:
@@ -36,7 +36,7 @@ def refuse_nested(listing: Listing) -> None:
             "with `hierarchy=folders`"
         )
     names = {name.lower(): folder for name, folder in split.items()}
-    to_learn = [name for name in names if name not in JUDGE_NAMES] or list(names)
+    to_learn = [name for name in names if name not in _JUDGE_NAMES] or list(names)
     first = names.get("train", names[to_learn[0]])
     use = f"`data={shown(first)}`"
     if "train" not in names and len(to_learn) > 1:
@@ -45,7 +45,7 @@ def refuse_nested(listing: Listing) -> None:
             f"{counted(len(to_learn), 'folder')}: give one of them at a time, as with {use}; if "
             "these are folders of images of one class, use `groups=folders`"
         )
-    judge = next((names[name] for name in JUDGE_NAMES if name in names), None)
+    judge = next((names[name] for name in _JUDGE_NAMES if name in names), None)
     if judge is not None and judge != first:
         use += f" `val_data={shown(judge)}`"
     raise WrongUsage(

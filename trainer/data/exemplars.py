@@ -13,32 +13,32 @@ from model_store.store.shard import check_shard, shard_ref
 from trainer.data.folders import LabelledImages
 from trainer.data.pictures import Pictures, StoredImage, in_threads
 
-HELD_OUT_SHARES = (0.1, 0.2)
+_HELD_OUT_SHARES = (0.1, 0.2)
 """The share of a class's images that is held out, and the share where too few would be."""
-ENOUGH_HELD_OUT = 200
+_ENOUGH_HELD_OUT = 200
 """Held-out images by which the gate notices nine of ten falls of five points; see ADR 49."""
-HELD_OUT_BOUNDS = (2, 20)
-FEWEST_FOR_HELD_OUT = 10
-MOST_TOO_MANY = 4
+_HELD_OUT_BOUNDS = (2, 20)
+_FEWEST_FOR_HELD_OUT = 10
+_MOST_TOO_MANY = 4
 """By how many images the last group may be too large for what is to be held out."""
-KEPT_AS = {"memory": "exemplar", "held-out": "held-out image"}
+_KEPT_AS = {"memory": "exemplar", "held-out": "held-out image"}
 """The name that people are told of an image that the store keeps: its file is gone."""
 
 
-def held_out_count(images: int, *, share: float = HELD_OUT_SHARES[0]) -> int:
+def held_out_count(images: int, *, share: float = _HELD_OUT_SHARES[0]) -> int:
     """Return how many of a class's images are held out."""
-    if images < FEWEST_FOR_HELD_OUT:
+    if images < _FEWEST_FOR_HELD_OUT:
         return 0
-    low, high = HELD_OUT_BOUNDS
+    low, high = _HELD_OUT_BOUNDS
     return min(max(round(images * share), low), high)
 
 
 def held_out_share(images_by_class: Mapping[str, int], *, already: int) -> float:
     """Choose the share to hold out: more than the least where all classes together have too few
     images to judge by, and no more than that takes."""
-    least, most = HELD_OUT_SHARES
+    least, most = _HELD_OUT_SHARES
     usual = sum(held_out_count(images) for images in images_by_class.values())
-    lacking = ENOUGH_HELD_OUT - already - usual
+    lacking = _ENOUGH_HELD_OUT - already - usual
     if lacking <= 0 or not usual:
         return least
     return min(most, least * (1 + lacking / usual))
@@ -63,7 +63,7 @@ def set_aside(
     held: list[int] = []
     for name in images.classes:
         rows = images.rows_of(name)
-        room = max(0, HELD_OUT_BOUNDS[1] - before.get(name, 0))
+        room = max(0, _HELD_OUT_BOUNDS[1] - before.get(name, 0))
         count = min(held_out_count(len(rows), share=share), room)
         held += _whole_groups(draw.permutation(rows), groups, count=count)
     chosen = np.zeros(len(images), dtype=bool)
@@ -83,7 +83,7 @@ def _whole_groups(rows: NDArray[np.int64], groups: NDArray[np.int64], *, count: 
         if len(held) >= count:
             break
         members = rows[groups[rows] == group].tolist()
-        if len(held) + len(members) <= max(count + MOST_TOO_MANY, 1) and (
+        if len(held) + len(members) <= max(count + _MOST_TOO_MANY, 1) and (
             2 * (len(held) + len(members)) <= len(rows)
         ):
             held += members
@@ -166,7 +166,7 @@ def recall(
         images = decode_images(data, count=entry.count)
         stored += [StoredImage(image, preprocessing) for image in images]
         labels += [classes.index(entry.class_name)] * len(images)
-        kind = KEPT_AS[entry.shard.kind]
+        kind = _KEPT_AS[entry.shard.kind]
         groups += [f"{kind} group {group}" for group in entry.groups] or [""] * len(images)
         names += [f"{kind} {number} of {entry.class_name}" for number in range(1, len(images) + 1)]
     return LabelledImages(

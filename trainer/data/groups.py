@@ -18,9 +18,9 @@ from PIL import Image
 from trainer.data.folders import LabelledImages
 from trainer.data.pictures import in_threads
 
-FINE, COARSE = 16, 8
+_FINE, _COARSE = 16, 8
 """Sides of the two thumbnails by which images are compared."""
-LEAST_LIKENESS = 0.6
+_LEAST_LIKENESS = 0.6
 """The least mean cosine between the thumbnails of two groups that are joined (ADR 92)."""
 LIKE = "like image "
 """Begins the name of a group of images that are nearly the same."""
@@ -45,7 +45,7 @@ def with_groups(images: LabelledImages) -> LabelledImages:
         thumbnails = _thumbnails(images, rows)
         for start in range(0, len(rows), AT_ONCE):
             part = slice(start, start + AT_ONCE)
-            first_N = near_duplicates([thumbnail[part] for thumbnail in thumbnails])
+            first_N = _near_duplicates([thumbnail[part] for thumbnail in thumbnails])
             for row, first in zip(rows[part], first_N, strict=True):
                 if (first_N == first).sum() > 1:
                     groups[row] = f"{LIKE}{rows[part][first]}"
@@ -64,7 +64,7 @@ def numbers_of(images: LabelledImages) -> Groups:
     )
 
 
-def near_duplicates(thumbnails: Sequence[Doubles]) -> Groups:
+def _near_duplicates(thumbnails: Sequence[Doubles]) -> Groups:
     """Join images of a class that are far more alike than the class is: [N], the first of each
     group.
 
@@ -74,7 +74,7 @@ def near_duplicates(thumbnails: Sequence[Doubles]) -> Groups:
     for row, thumbnail in enumerate(thumbnails[-1]):
         same_N = np.abs(thumbnails[-1] - thumbnail).max(axis=1) <= SAME
         likeness_NN[row, same_N] = 1.0
-    return _joined(likeness_NN, least=LEAST_LIKENESS)
+    return _joined(likeness_NN, least=_LEAST_LIKENESS)
 
 
 def _joined(likeness_NN: Doubles, *, least: float) -> Groups:
@@ -106,7 +106,7 @@ def _thumbnails(images: LabelledImages, rows: NDArray[np.int64]) -> list[Doubles
         picture = Image.fromarray(images.pictures.pixels_of(int(row)))
         fine, coarse = (
             np.asarray(picture.resize((side, side), Image.Resampling.BOX), dtype=np.float64)
-            for side in (FINE, COARSE)
+            for side in (_FINE, _COARSE)
         )
         return _even(fine.ravel()), coarse.ravel()
 

@@ -25,10 +25,10 @@ TEXT = "tag:yaml.org,2002:str"
 FOLDERS = "folders"
 """The value of `hierarchy` that takes the groups from the folders."""
 
-Parents = dict[str, str]
+_Parents = dict[str, str]
 
 
-def read_parents(path: Path) -> Parents:
+def read_parents(path: Path) -> _Parents:
     """Read a YAML or JSON file of `class: group` and `group: group` lines."""
     try:
         if path.stat().st_size > limits.MAX_GROUPS_BYTES:
@@ -83,7 +83,7 @@ def _name(loader: yaml.SafeLoader, *, event: yaml.Event) -> str | None:
     return str(event.value) if tag == TEXT else None
 
 
-def list_nested(folder: Place, *, level: int = 0) -> tuple[Listing, Parents]:
+def list_nested(folder: Place, *, level: int = 0) -> tuple[Listing, _Parents]:
     """List class folders at any depth. The folders above a class are its groups."""
     here = list_classes(folder)
     inner = [entry for entry in here.ignored if entry.is_dir() and entry.parent != folder]
@@ -93,7 +93,7 @@ def list_nested(folder: Place, *, level: int = 0) -> tuple[Listing, Parents]:
         raise DataRejected(f"{shown(folder)} is more than {MAX_LEVELS} folders deep")
     classes: list[ClassFolder] = []
     ignored = [entry for entry in here.ignored if entry.parent not in groups]
-    parents: Parents = {}
+    parents: _Parents = {}
     for class_folder in here.classes:
         if class_folder.name not in names:
             classes.append(class_folder)
@@ -132,7 +132,7 @@ def merged(
     return found
 
 
-def _refuse_two_groups(known: Parents, others: Parents) -> None:
+def _refuse_two_groups(known: _Parents, others: _Parents) -> None:
     for name, parent in others.items():
         if known.get(name, parent) != parent:
             raise DataRejected(

@@ -22,7 +22,7 @@ from model_store.records.manifest import Preprocessing
 Pixels = NDArray[np.uint8]
 Placed = TypeVar("Placed")
 
-DECODING_THREADS = min(4, os.cpu_count() or 1)
+_DECODING_THREADS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _decode(images: Pixels | Sequence[Pixels | StoredImage], *, side: int) -> Pi
 
 def in_threads(place: Callable[[int], Placed], count: int) -> Iterator[Placed]:
     """Call `place` with each number below `count`, and yield its results in order."""
-    pool = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decode")
+    pool = ThreadPoolExecutor(_DECODING_THREADS, thread_name_prefix="decode")
     try:
         yield from pool.map(place, range(count))
     finally:

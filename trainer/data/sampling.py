@@ -12,7 +12,7 @@ from trainer.data.folders import LabelledImages
 DrawEpoch = Callable[[np.random.Generator], NDArray[np.int64]]
 """Draw the rows of the training images that an epoch visits, in this order."""
 
-ENOUGH_A_CLASS = 20
+_ENOUGH_A_CLASS = 20
 """Images a class at which balanced epochs stop getting shorter: rarer images come again."""
 
 
@@ -33,7 +33,7 @@ def balanced(images: LabelledImages, *, retired: Collection[str] = ()) -> DrawEp
     """
     by_class = _by_class(images, retired)
     counts = [len(rows) for rows in by_class]
-    size = max(min(counts), min(ENOUGH_A_CLASS, round(sum(counts) / len(counts))))
+    size = max(min(counts), min(_ENOUGH_A_CLASS, round(sum(counts) / len(counts))))
 
     def draw(order: np.random.Generator) -> NDArray[np.int64]:
         return order.permutation(np.concatenate([_drawn(rows, size, order) for rows in by_class]))

@@ -33,7 +33,7 @@ from trainer.request import AddTask, Learning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KeptStatistics:
+class _KeptStatistics:
     """Statistics of the tokens of one class, as they are in the store."""
 
     entry: ClassTokens
@@ -82,7 +82,7 @@ class TaskData:
     source: Literal["held-out", "validation"]
     retired: tuple[str, ...] = ()
     """Classes that are never answered, and so need no images."""
-    statistics: tuple[KeptStatistics, ...] = ()
+    statistics: tuple[_KeptStatistics, ...] = ()
     """The parent's, of exemplars and of images that were dropped."""
     hierarchy: Hierarchy | None = None
     """The groups above the classes."""
@@ -219,9 +219,9 @@ def _digest(images: LabelledImages) -> str:
     return digest.hexdigest()
 
 
-def _kept_statistics(base: Base) -> tuple[KeptStatistics, ...]:
+def _kept_statistics(base: Base) -> tuple[_KeptStatistics, ...]:
     return tuple(
-        KeptStatistics(entry=entry, data=base.read_shard(entry.shard)) for entry in base.statistics
+        _KeptStatistics(entry=entry, data=base.read_shard(entry.shard)) for entry in base.statistics
     )
 
 

@@ -72,11 +72,11 @@ def in_batches(
 MAX_BYTES = 1 << 30
 """Bytes of all files of a folder; those that were not used for longest go first."""
 MAX_FILE_BYTES = 1 << 28
-DIGEST_BYTES = 32
+_DIGEST_BYTES = 32
 TIME_BYTES = 8
 MAX_AGE_S = 30 * 24 * 3600
 """Embeddings of pictures that were forgotten on another machine are gone after this time."""
-SAMPLE_LEAST, SAMPLE_SHARE = 4, 32
+_SAMPLE_LEAST, _SAMPLE_SHARE = 4, 32
 """Of the embeddings that a file gives at once, one in 32 is computed again, and at least 4."""
 TOLERANCE = 0.02
 """Distance of a kept embedding from the computed one, relative to its length. Other batches and
@@ -169,7 +169,7 @@ class EmbeddingCache:
         rows = [row for row, name in enumerate(names) if name in self._unproved]
         if not rows:
             return
-        count = min(len(rows), max(SAMPLE_LEAST, len(rows) // SAMPLE_SHARE))
+        count = min(len(rows), max(_SAMPLE_LEAST, len(rows) // _SAMPLE_SHARE))
         chosen = secrets.SystemRandom().sample(rows, count)
         computed_NW = self._compute(pictures.take(np.array(chosen, dtype=np.int64)).pixels_NHWC)
         kept_NW = np.stack([self._known[names[row]] for row in chosen])
@@ -287,14 +287,14 @@ def _parse(name: str, content: bytes, *, width: int) -> _Kept | None:
     layout = read_layout(data)
     digests, embeddings = layout["digests"], layout["tokens"]
     count = embeddings.shape[0] if embeddings.shape else -1
-    fits = (digests.dtype, digests.shape) == ("U8", (count, DIGEST_BYTES))
+    fits = (digests.dtype, digests.shape) == ("U8", (count, _DIGEST_BYTES))
     if not fits or (embeddings.dtype, embeddings.shape) != ("F32", (count, width)):
         raise ValueError("it has other shapes")
     embeddings_NW = np.frombuffer(data, dtype="<f4", count=count * width, offset=embeddings.start)
     if not np.isfinite(embeddings_NW).all():
         raise ValueError("it has embeddings that are not numbers")
     names = [
-        data[digests.start + DIGEST_BYTES * row : digests.start + DIGEST_BYTES * (row + 1)]
+        data[digests.start + _DIGEST_BYTES * row : digests.start + _DIGEST_BYTES * (row + 1)]
         for row in range(count)
     ]
     rows_NW = embeddings_NW.reshape(count, width).astype(np.float32)
@@ -307,11 +307,11 @@ def _write(path: Path, kept: _Kept) -> None:
     if not finite:
         return
     width = len(next(iter(finite.values())))
-    most = MAX_FILE_BYTES // (DIGEST_BYTES + 4 * width + 1)
+    most = MAX_FILE_BYTES // (_DIGEST_BYTES + 4 * width + 1)
     newest = dict(list(finite.items())[-most:])
     data = kept.begun_s.to_bytes(TIME_BYTES, "big") + save(
         {
-            "digests": np.frombuffer(b"".join(newest), dtype=np.uint8).reshape(-1, DIGEST_BYTES),
+            "digests": np.frombuffer(b"".join(newest), dtype=np.uint8).reshape(-1, _DIGEST_BYTES),
             "tokens": np.stack(list(newest.values())),
         }
     )

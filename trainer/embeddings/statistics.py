@@ -23,7 +23,7 @@ from model_store.spec import statistics_tensors
 from model_store.store.shard import check_shard, read_layout
 
 Doubles = NDArray[np.float64]
-MOST_STAND_INS = 500
+_MOST_STAND_INS = 500
 """More embeddings of a class tell nothing new, as every class weighs the same."""
 
 
@@ -90,7 +90,7 @@ def decode(ref: ShardRef, data: bytes, *, count: int, width: int) -> ClassStatis
     )
 
 
-def stand_ins(statistics: ClassStatistics, *, seed: int, most: int = MOST_STAND_INS) -> Doubles:
+def stand_ins(statistics: ClassStatistics, *, seed: int, most: int = _MOST_STAND_INS) -> Doubles:
     """Make embeddings that have the mean and the covariance of the class, and of no image in it.
 
     There are as many as images, or `most`. Of a covariance with more axes than that, the longest

@@ -26,7 +26,7 @@ from trainer.ranks.threads import one_thread
 from trainer.request import heads_for
 
 FEWEST_RUNS, MOST_RUNS = 3, 100
-ENOUGH_S = 0.4
+_ENOUGH_S = 0.4
 """Seconds of runs after which the least time hardly falls any more (ADR 34)."""
 SAME = 1.005
 """The operations, in those of the parent, below which a version takes as many: a few more rows of
@@ -177,7 +177,7 @@ def _least_ms(network: Network, experts: Lineage) -> float:
             run()
             took_s = clock() - started_s
             least_s, spent_s = min(least_s, took_s), spent_s + took_s
-            if done >= FEWEST_RUNS and spent_s >= ENOUGH_S:
+            if done >= FEWEST_RUNS and spent_s >= _ENOUGH_S:
                 break
     return 1000 * least_s
 

@@ -20,18 +20,18 @@ from trainer.request import GateLimits
 SIGNIFICANCE = 0.05
 LIKELY = 0.5
 """The chance of a gain up to which it counts where it costs no time."""
-BY_PROBABILITY = 0.8
+_BY_PROBABILITY = 0.8
 """The share of the significance that the test of probabilities has. The test of flips has the
 rest."""
-SIGN_DRAWS = 4999
-SIGNS_AT_ONCE = 1_000_000
-HANDFUL = 5
+_SIGN_DRAWS = 4999
+_SIGNS_AT_ONCE = 1_000_000
+_HANDFUL = 5
 """The most flips that count as noise: the sign test reaches 5 % at five to none."""
-FEWEST_TO_CALL_A_GUESS = 12
+_FEWEST_TO_CALL_A_GUESS = 12
 """The fewest new images that tell guesses from bad luck."""
-FEWEST: dict[Side, int] = {"old": HANDFUL + 1, "new": FEWEST_TO_CALL_A_GUESS}
+FEWEST: dict[Side, int] = {"old": _HANDFUL + 1, "new": _FEWEST_TO_CALL_A_GUESS}
 """The fewest images by which a side is judged: fewer could not refuse a version."""
-NOTICED = {0: 0.0, 50: 0.14, 100: 0.62, 200: 0.90, 400: 0.97}
+_NOTICED = {0: 0.0, 50: 0.14, 100: 0.62, 200: 0.90, 400: 0.97}
 """The share of falls of five points on old classes that are refused, by the number of their images;
 see ADR 49."""
 MAX_TOLD = 200
@@ -114,7 +114,7 @@ def decide(candidate: GateInput, *, limits: GateLimits) -> Gate:
 
 def noticed(old_images: int) -> float:
     """Estimate how often a fall of five points on old classes is refused."""
-    return float(np.interp(old_images, list(NOTICED), list(NOTICED.values())))
+    return float(np.interp(old_images, list(_NOTICED), list(_NOTICED.values())))
 
 
 def chance_of_a_fall(before: Judged, after: Judged) -> float:
@@ -126,8 +126,8 @@ def chance_of_a_fall(before: Judged, after: Judged) -> float:
     """
     worse, better = count_flips(before, after)
     fall_N = _beats_its_rival(before) - _beats_its_rival(after)
-    by_probability = sign_flip_test(fall_N) / BY_PROBABILITY
-    by_flips = sign_test(worse=worse, better=better) / (1 - BY_PROBABILITY)
+    by_probability = sign_flip_test(fall_N) / _BY_PROBABILITY
+    by_flips = sign_test(worse=worse, better=better) / (1 - _BY_PROBABILITY)
     return min(1.0, by_probability, by_flips)
 
 
@@ -156,13 +156,13 @@ def sign_flip_test(fall_N: NDArray[np.float64]) -> float:
     draw = np.random.default_rng(0)
     # Sums that are equal but for rounding count as equal.
     least = float(fall_N.sum()) - 1e-9 * float(np.abs(fall_N).sum())
-    reached, left = 1, SIGN_DRAWS
+    reached, left = 1, _SIGN_DRAWS
     while left:
-        draws = min(left, 1 + SIGNS_AT_ONCE // len(fall_N))
+        draws = min(left, 1 + _SIGNS_AT_ONCE // len(fall_N))
         signs = draw.integers(0, 2, size=(draws, len(fall_N)), dtype=np.int8) * np.int8(2) - 1
         reached += int((signs @ fall_N >= least).sum())
         left -= draws
-    return reached / (1 + SIGN_DRAWS)
+    return reached / (1 + _SIGN_DRAWS)
 
 
 def sign_test(*, worse: int, better: int) -> float:
@@ -188,7 +188,7 @@ def no_better_than_guessing(right: int, *, of: int, classes: int) -> bool:
     Guesses are not better than chance at 5 %, and are worse at 5 % than an accuracy half way
     between chance and 1.
     """
-    if classes < 2 or of < FEWEST_TO_CALL_A_GUESS:
+    if classes < 2 or of < _FEWEST_TO_CALL_A_GUESS:
         return False
     guessing = 1 / classes
     halfway = (1 + guessing) / 2
@@ -211,7 +211,7 @@ def _old_reasons(
     # Accuracies are counts over counts: a drop of exactly the limit must not fail by rounding.
     if before - after <= limits.max_drop + 1e-9:
         return ()
-    if p_value > SIGNIFICANCE or flips[0] <= HANDFUL or _is_price(candidate):
+    if p_value > SIGNIFICANCE or flips[0] <= _HANDFUL or _is_price(candidate):
         return ()
     return (
         f"accuracy on old classes fell from {percent(before)} to {percent(after)}, more than "
@@ -252,7 +252,7 @@ def _is_price(candidate: GateInput) -> bool:
     old = np.flatnonzero(judged.is_of(candidate.older))
     among_old = without(judged, candidate.newest).take(old)
     worse, _ = count_flips(parent.take(old), among_old)
-    fell = worse > HANDFUL and chance_of_a_fall(parent.take(old), among_old) <= SIGNIFICANCE / 2
+    fell = worse > _HANDFUL and chance_of_a_fall(parent.take(old), among_old) <= SIGNIFICANCE / 2
     count = int(taken(judged, newest=candidate.newest)[old].sum())
     mine = Price(taken=count, images=len(old)).each_counting(1 / candidate.together)
     return not fell and price.chance_of(mine.taken, of=mine.images) > SIGNIFICANCE / 2

@@ -24,13 +24,13 @@ from model_store.records.quality import (
 from trainer.data.folders import LabelledImages
 from trainer.embeddings.cache import Floats, in_batches
 
-CALIBRATION_BINS = 15
+_CALIBRATION_BINS = 15
 IMAGES_A_BIN = 20
 """The fewest images a bin: few images in many bins look badly calibrated."""
 
 
-def calibration_bins(images: int) -> int:
-    return min(CALIBRATION_BINS, max(1, images // IMAGES_A_BIN))
+def _calibration_bins(images: int) -> int:
+    return min(_CALIBRATION_BINS, max(1, images // IMAGES_A_BIN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class Judged:
             return None
         confidence = self.confidence_N(temperature)[chosen]
         right = self.right_N[chosen]
-        count = calibration_bins(len(right))
+        count = _calibration_bins(len(right))
         bins = np.minimum((confidence * count).astype(int), count - 1)
         gaps = [
             abs(float((right[bins == one] - confidence[bins == one]).sum())) for one in range(count)
@@ -100,7 +100,7 @@ class Judged:
 
     def bins(self, temperature: float | NDArray[np.float64]) -> tuple[CalibrationBin, ...]:
         """Count the images and the right answers of each range of confidence that has any."""
-        count = calibration_bins(len(self.labels_N))
+        count = _calibration_bins(len(self.labels_N))
         if not len(self.labels_N):
             return ()
         confidence_N = self.confidence_N(temperature)
@@ -149,9 +149,9 @@ def judged_by(
     return Judged(classes=images.classes, labels_N=images.labels_N, logits_NC=logits_NC)
 
 
-MOST_WORSE = 12
+_MOST_WORSE = 12
 """Images that the parent had right and this version has wrong."""
-MOST_BETTER = 6
+_MOST_BETTER = 6
 """Images that this version has right and the parent had wrong."""
 
 
@@ -164,7 +164,7 @@ def choose_shown(
     images.sort(key=lambda one: -one.confidence)
     worse = [image for image in images if image.before == image.class_name != image.answer]
     better = [image for image in images if image.answer == image.class_name]
-    first = [*worse[:MOST_WORSE], *better[:MOST_BETTER]]
+    first = [*worse[:_MOST_WORSE], *better[:_MOST_BETTER]]
     rest = [image for image in images if image.answer != image.class_name and image not in first]
     return (*first, *rest[: MAX_SHOWN - len(first)])
 
@@ -198,13 +198,13 @@ def _all_told(
     return found
 
 
-CALIBRATION_FOLDS = 5
-LOG_TEMPERATURES = (-3.0, 3.0)
-PRIOR_DEVIATION = 0.5
+_CALIBRATION_FOLDS = 5
+_LOG_TEMPERATURES = (-3.0, 3.0)
+_PRIOR_DEVIATION = 0.5
 """Standard deviation of the log temperature around 0, so that a few right answers do not make a
 version certain."""
 
-DEVIATION_OF_ONE = 3.0
+_DEVIATION_OF_ONE = 3.0
 """Standard error of a log temperature that was fitted on N images, times √N."""
 
 
@@ -219,9 +219,9 @@ def calibrate(
     """
     if not len(judged.labels_N):
         return Calibration()
-    deviation = PRIOR_DEVIATION
+    deviation = _PRIOR_DEVIATION
     if fitted_on:
-        deviation = min(PRIOR_DEVIATION, DEVIATION_OF_ONE / math.sqrt(fitted_on))
+        deviation = min(_PRIOR_DEVIATION, _DEVIATION_OF_ONE / math.sqrt(fitted_on))
     crossed_N = _cross_fitted(judged, deviation=deviation)
 
     def errors(temperature: float | NDArray[np.float64]) -> CalibrationError:
@@ -240,9 +240,9 @@ def calibrate(
     )
 
 
-def fit_temperature(judged: Judged, *, deviation: float = PRIOR_DEVIATION) -> float:
+def fit_temperature(judged: Judged, *, deviation: float = _PRIOR_DEVIATION) -> float:
     """Find the temperature under which the labels are likeliest, nearer to 1 for few images."""
-    low, high = LOG_TEMPERATURES
+    low, high = _LOG_TEMPERATURES
     for _ in range(4):  # each round searches a tenth of the range: 6 becomes 0.006
         points = np.linspace(low, high, 21)
         found = [
@@ -255,7 +255,7 @@ def fit_temperature(judged: Judged, *, deviation: float = PRIOR_DEVIATION) -> fl
 
 
 def negative_log_likelihood(
-    judged: Judged, log_temperature: float, *, deviation: float = PRIOR_DEVIATION
+    judged: Judged, log_temperature: float, *, deviation: float = _PRIOR_DEVIATION
 ) -> float:
     """Sum the negative log-likelihoods of the labels and, under its prior, of the temperature."""
     scaled = judged.logits_NC.astype(np.float64) / np.exp(log_temperature)
@@ -270,9 +270,9 @@ def _cross_fitted(judged: Judged, *, deviation: float) -> NDArray[np.float64]:
     """Fit for each image a temperature on the other folds; every fold has all classes."""
     folds_N = np.zeros(len(judged.labels_N), dtype=np.int64)
     by_class = np.argsort(judged.labels_N, kind="stable")
-    folds_N[by_class] = np.arange(len(by_class)) % CALIBRATION_FOLDS
+    folds_N[by_class] = np.arange(len(by_class)) % _CALIBRATION_FOLDS
     temperatures_N = np.ones(len(folds_N))
-    for fold in range(CALIBRATION_FOLDS):
+    for fold in range(_CALIBRATION_FOLDS):
         others = np.flatnonzero(folds_N != fold)
         if len(others):
             fitted = fit_temperature(judged.take(others), deviation=deviation)

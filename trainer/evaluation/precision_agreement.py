@@ -25,7 +25,7 @@ from trainer.embeddings.cache import in_batches
 from trainer.evaluation.gate import SIGNIFICANCE, count_flips, sign_test
 from trainer.evaluation.judged import Judged
 
-COMPARED: tuple[Reduced, ...] = ("int8", "bf16")
+_COMPARED: tuple[Reduced, ...] = ("int8", "bf16")
 """The precisions that a backend of the server computes in."""
 REDUCED_BATCH = 16
 """The default batch limit of servers: 8-bit rows share a scale in a batch."""
@@ -72,7 +72,7 @@ def agreement_of(
     retired_C = np.isneginf(judged.logits_NC).all(axis=0)
     trying = try_out or partial(precision_try_out, device=network.device.type)
     found: dict[Reduced, float] = {}
-    for precision in COMPARED:
+    for precision in _COMPARED:
         if not _is_worth_it(precision, try_out=trying):
             continue
         make = partial(_in_int8 if precision == "int8" else _in_bf16, network)

@@ -22,7 +22,7 @@ from trainer.evaluation.judged import Judged
 
 FEWEST = 20
 """The fewest left-out images of old classes that tell a price."""
-TOO_OFTEN = 1 / 3
+_TOO_OFTEN = 1 / 3
 """The share of images of a new class from which on an old class is no neighbour, but its twin:
 half would be a guess between the two."""
 
@@ -72,7 +72,7 @@ def price_of(left_out: Judged | None, *, newest: Collection[str]) -> Price:
         own = answers_N[left_out.labels_N == place]
         counts = np.bincount(own, minlength=len(left_out.classes)).astype(np.float64)
         counts[new] = 0
-        for twin in np.flatnonzero(counts >= max(1, len(own)) * TOO_OFTEN):
+        for twin in np.flatnonzero(counts >= max(1, len(own)) * _TOO_OFTEN):
             taken_N[(left_out.labels_N == twin) & (answers_N == place)] = False
     return Price(taken=int(taken_N.sum()), images=int(old_N.sum()))
 

@@ -24,7 +24,7 @@ from model_store.records.quality import Histogram, ScoreName, Unknown
 
 Floats = NDArray[np.float32]
 Scores = NDArray[np.float64]
-MOST_SCORE_BINS = 24
+_MOST_SCORE_BINS = 24
 
 
 def scores_of(logits_NC: Floats, embeddings_NW: Floats, *, doubt: Doubt | None) -> Scores:
@@ -51,7 +51,7 @@ def fit_threshold(scores_N: Scores, *, score: ScoreName, rate: float) -> Unknown
 
 
 def _histogram(scores_N: Scores) -> Histogram:
-    bins = min(MOST_SCORE_BINS, math.ceil(2 * len(scores_N) ** (1 / 3)))  # Rice's rule
+    bins = min(_MOST_SCORE_BINS, math.ceil(2 * len(scores_N) ** (1 / 3)))  # Rice's rule
     counts, edges = np.histogram(scores_N, bins=bins)
     return Histogram(low=float(edges[0]), high=float(edges[-1]), counts=tuple(counts.tolist()))
 
@@ -94,8 +94,8 @@ Tensors = dict[str, NDArray[np.float32]]
 FOLDS = 5
 FEWEST_CLASSES = 4
 """The fewest classes with two images or more: one is left out, and the others tell it."""
-NEWTON_STEPS = 50
-LEAST_SHARE = 1e-9
+_NEWTON_STEPS = 50
+_LEAST_SHARE = 1e-9
 """The least share of the identity in a covariance: it has an inverse, whatever the images are."""
 TINY = 1e-12
 
@@ -120,7 +120,7 @@ class Gaussians:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOutSigns:
+class _LeftOutSigns:
     """The signs of images that were left out, and whether their class was there."""
 
     discriminant_F: Doubles
@@ -186,7 +186,7 @@ def fit_gaussians(embeddings_NW: Doubles, labels_N: Labels) -> Gaussians | None:
     )
 
 
-def leave_out(embeddings_NW: Doubles, labels_N: Labels) -> LeftOutSigns | None:
+def leave_out(embeddings_NW: Doubles, labels_N: Labels) -> _LeftOutSigns | None:
     """Leave out one part of the classes and one of the images after the other. Images of a class
     that was left out whole are unknown, those of the other classes known."""
     classes = int(labels_N.max()) + 1
@@ -205,14 +205,14 @@ def leave_out(embeddings_NW: Doubles, labels_N: Labels) -> LeftOutSigns | None:
         signs.append(gaussians.signs(embeddings_NW[scored_N]))
         known.append(stays_N[scored_N])
     discriminants, squares = zip(*signs, strict=True)
-    return LeftOutSigns(
+    return _LeftOutSigns(
         discriminant_F=np.concatenate(discriminants),
         square_F=np.concatenate(squares),
         known_F=np.concatenate(known),
     )
 
 
-def discriminant_weight(left_out: LeftOutSigns) -> float:
+def discriminant_weight(left_out: _LeftOutSigns) -> float:
     """Weigh the discriminant so that it counts as much as the distance.
 
     The squared distance to the nearest mean is |z|² - 2 discriminant.
@@ -231,7 +231,7 @@ def fit_log_odds(score_F: Doubles, known_F: NDArray[np.bool_]) -> tuple[float, f
     middle, spread = float(score_F.mean()), float(score_F.std()) + TINY
     design_F2 = np.stack([(score_F - middle) / spread, np.ones_like(score_F)], axis=1)
     found_2 = np.zeros(2)
-    for _ in range(NEWTON_STEPS):
+    for _ in range(_NEWTON_STEPS):
         odds_F = np.clip(design_F2 @ found_2, -30, 30)
         share_known_F = 1 / (1 + np.exp(-odds_F))
         gradient_2 = design_F2.T @ (share_F * (share_known_F - target_F))
@@ -296,7 +296,7 @@ def shrunk(centred_NW: Doubles) -> Doubles | None:
     away = float(np.square(sample_WW - target_WW).sum())
     squared_NW = np.square(centred_NW)
     noise = float((squared_NW.T @ squared_NW / images - np.square(sample_WW)).sum()) / images
-    share = min(1.0, max(LEAST_SHARE, noise / max(away, TINY * level**2)))
+    share = min(1.0, max(_LEAST_SHARE, noise / max(away, TINY * level**2)))
     return np.asarray((1 - share) * sample_WW + share * target_WW)
 
 

@@ -47,9 +47,9 @@ from model_store.store.store import Store
 from trainer.loop.label_studio_client import LabelStudio, LabelStudioFailed
 
 PAGE = 100
-MAX_PAGES = 10_000
+_MAX_PAGES = 10_000
 DESCRIPTION = "Pictures of the inbox of dne-serve. Push and pull with `dne-train label-studio`."
-PICTURES_CONFIG = '<View><Image name="image" value="$image"/></View>'
+_PICTURES_CONFIG = '<View><Image name="image" value="$image"/></View>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Project:
     created: bool = False
 
 
-def find_project(server: LabelStudio, choice: ProjectChoice, *, create: bool) -> Project:
+def _find_project(server: LabelStudio, choice: ProjectChoice, *, create: bool) -> Project:
     """Find the chosen project. Raise WrongUsage if there is none, or more than one."""
     if choice.project is not None:
         try:
@@ -107,7 +107,7 @@ def find_project(server: LabelStudio, choice: ProjectChoice, *, create: bool) ->
     return _project(server.post("/api/projects/", body), created=True)
 
 
-def find_pictures(server: LabelStudio, project: Project) -> int:
+def _find_pictures(server: LabelStudio, project: Project) -> int:
     """Find or create the project that holds the files of the pictures. Label Studio accepts files
     only for a project whose label config reads one key of the data, and ours reads two."""
     title = f"{project.title}: pictures"[-50:]
@@ -119,7 +119,7 @@ def find_pictures(server: LabelStudio, project: Project) -> int:
         "title": title,
         "description": f"Files of the pictures of project {project.id}, which shows them. It has "
         "no tasks. Do not delete it.",
-        "label_config": PICTURES_CONFIG,
+        "label_config": _PICTURES_CONFIG,
     }
     made = number_in(server.post("/api/projects/", body))
     if made is None:
@@ -130,7 +130,7 @@ def find_pictures(server: LabelStudio, project: Project) -> int:
 def tasks_of(server: LabelStudio, project: Project, *, fields: str) -> Iterator[dict[str, Any]]:
     """Yield all tasks of a project; with `fields` as "all" also their annotations."""
     seen = 0
-    for page in range(1, MAX_PAGES + 1):
+    for page in range(1, _MAX_PAGES + 1):
         answer = server.get(
             "/api/tasks/",
             project=project.id,
@@ -220,7 +220,7 @@ def push(
     """Import the items that wait, the least certain first. Pushing again adds what is new."""
     inbox = Inbox(store.objects)
     index = open_index(inbox)
-    project = find_project(server, choice, create=True)
+    project = _find_project(server, choice, create=True)
     done = Pushed(project=project, classes=classes_of(store, channel, inbox, index))
     there = _refresh(server, done)
     waiting = index.page(order="uncertain", states=WAITING, limit=max(1, len(index))).rows
@@ -229,7 +229,7 @@ def push(
     done.left = max(0, len(new) - limit)
     records = (item.record for item in read_items(inbox, new[:limit]))
     read = 0
-    pictures = find_pictures(server, project) if new else 0
+    pictures = _find_pictures(server, project) if new else 0
     for batch in _batches(records):
         read += len(batch)
         _push_batch(server, done, inbox, batch, pictures=pictures)
@@ -376,7 +376,7 @@ def pull(server: LabelStudio, choice: ProjectChoice, *, store: Store) -> Pulled:
     """Take the newest annotation of each task that is not cancelled. Another pull writes only what
     has changed since."""
     inbox = Inbox(store.objects)
-    project = find_project(server, choice, create=False)
+    project = _find_project(server, choice, create=False)
     done = Pulled(project=project)
     for task in tasks_of(server, project, fields="all"):
         item = item_of(task.get("data"), image_key=project.controls.image_key)

@@ -23,7 +23,7 @@ from model_store.received import (
     parse_json,
 )
 
-CONNECT_S = 5.0
+_CONNECT_S = 5.0
 ANSWER_S = 120.0
 """Time for one request and its whole response. Label Studio imports before it responds."""
 WHOLE_S = 3600.0
@@ -32,7 +32,7 @@ MAX_ANSWER_BYTES = 64 << 20
 MAX_MEMORY = 1 << 29
 """Bytes of memory for one response. A page of tasks has every point of every outline."""
 TRIES = 4
-FIRST_WAIT_S = 0.5
+_FIRST_WAIT_S = 0.5
 AWAY = frozenset({429, 502, 503, 504})
 MAX_DETAIL = 300
 
@@ -95,7 +95,7 @@ class LabelStudio:
         self._access: str | None = None
         self._http = httpx.Client(
             base_url=account.url,
-            timeout=httpx.Timeout(ANSWER_S, connect=CONNECT_S),
+            timeout=httpx.Timeout(ANSWER_S, connect=_CONNECT_S),
             transport=transport,
             follow_redirects=False,
             headers={"Accept-Encoding": "gzip"},
@@ -158,7 +158,7 @@ class LabelStudio:
 
     def _try(self, method: str, path: str, **how: Any) -> httpx.Response:
         """Send a request, and repeat it if it did not arrive or is safe to repeat."""
-        wait_s = FIRST_WAIT_S
+        wait_s = _FIRST_WAIT_S
         for left in range(TRIES - 1, -1, -1):
             try:
                 answer = self._send(method, path, **how)
@@ -179,7 +179,7 @@ class LabelStudio:
 
     def _send(self, method: str, path: str, **how: Any) -> httpx.Response:
         deadline = ExchangeDeadline(min(ANSWER_S, self.left_s()))
-        waits = {"connect": CONNECT_S, "read": deadline, "write": deadline, "pool": CONNECT_S}
+        waits = {"connect": _CONNECT_S, "read": deadline, "write": deadline, "pool": _CONNECT_S}
         try:
             with self._http.stream(method, path, **how, extensions={"timeout": waits}) as answer:
                 return httpx.Response(answer.status_code, content=_body(answer, deadline))

@@ -44,7 +44,7 @@ from trainer.versions.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
-class InboxPicture:
+class _InboxPicture:
     """A picture that is read from the inbox on demand."""
 
     inbox: Inbox
@@ -63,7 +63,7 @@ class InboxPicture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelledPictures:
+class _LabelledPictures:
     """The pictures as a listing, and the number of the label record of each item."""
 
     listing: Listing
@@ -95,17 +95,17 @@ def _gone() -> PicturesGone:
 
 def list_pictures(
     inbox: Inbox, labels: Mapping[str, Sequence[LabelledItem]], *, folder: Path, fewest: int = 1
-) -> LabelledPictures:
+) -> _LabelledPictures:
     """List the pictures of each class. Leave out classes with fewer than `fewest` pictures.
 
     `folder` names the data; no folder is made.
     """
     folders = fill_class_folders(inbox, labels, fewest=fewest)
     classes = tuple(
-        ClassFolder(name=name, files=tuple(InboxPicture(inbox, record) for record in records))
+        ClassFolder(name=name, files=tuple(_InboxPicture(inbox, record) for record in records))
         for name, records in folders.classes.items()
     )
-    return LabelledPictures(
+    return _LabelledPictures(
         listing=Listing(folder=folder, classes=classes, ignored=()),
         numbers=folders.numbers,
         lost=sum(map(len, labels.values())) - len(folders.numbers),
@@ -218,7 +218,7 @@ class _InboxRun:
         return [add_task(asked, progress=self.progress, listing=pictures.listing)]
 
 
-def _refuse_used(store: Store, manifest: Manifest, pictures: LabelledPictures) -> None:
+def _refuse_used(store: Store, manifest: Manifest, pictures: _LabelledPictures) -> None:
     """Refuse to promote a version if an ancestor has used its labels: another run was faster."""
     used = used_labels(Inbox(store.objects), version_path(store, manifest).numbers)
     if any(used.get(item) == number for item, number in pictures.numbers.items()):

@@ -52,7 +52,7 @@ from trainer.versions.outcome import Outcome
 
 HEARTBEAT_S = 1.0
 """Time between two looks at the job, and between two heartbeats while something changes."""
-QUIET_HEARTBEAT_S = 5.0
+_QUIET_HEARTBEAT_S = 5.0
 """Time between two heartbeats while nothing changes."""
 
 
@@ -159,7 +159,7 @@ class Reporter:
     def _heartbeat(self) -> None:
         state, now = self._state, time.monotonic()
         facts = (state.name, state.share(), self.log)
-        if facts == self._reported and now - self._reported_at < QUIET_HEARTBEAT_S:
+        if facts == self._reported and now - self._reported_at < _QUIET_HEARTBEAT_S:
             return
         self._claim.heartbeat(
             state.name, share=state.share(), seconds_left=state.seconds_left(), log=self.log
@@ -179,7 +179,7 @@ class _ReportedPhase:
 
 
 log = logging.getLogger("dne_train")
-LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 class Worker:
@@ -367,7 +367,7 @@ def _is_behind(store: Store, version: int, channel: str) -> bool:
 
 def run_worker(work: Work, *, checkpoint: Path) -> int:
     """Run jobs, and return their number. A signal ends the worker; another worker takes its job."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=LOG_FORMAT)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_LOG_FORMAT)
     signal.signal(signal.SIGTERM, _interrupt)
     if work.until_stdin_closes:
         threading.Thread(target=_end_with_stdin, daemon=True).start()

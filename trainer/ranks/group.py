@@ -47,7 +47,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-JOINING = timedelta(minutes=5)
+_JOINING = timedelta(minutes=5)
 WAITING = timedelta(hours=2)
 """The longest wait for a rank: the first one judges and fits alone while the others wait."""
 
@@ -65,7 +65,7 @@ def joined(place: RankPlace, interrupts: Interrupts, *, on_gpu: bool) -> Iterato
             init_method=meeting,
             rank=place.rank,
             world_size=place.ranks,
-            timeout=JOINING,
+            timeout=_JOINING,
         )
         members: Any = dist.new_group(timeout=WAITING, backend=backend)
     except (RuntimeError, ValueError) as error:
@@ -141,7 +141,7 @@ def _bytes_of(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data or b"0"), dtype=torch.uint8)[: len(data)]
 
 
-STDIN = 0
+_STDIN = 0
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def _by(place: RankPlace) -> str:
 
 def _end_with_stdin() -> None:
     """End this process when the command that has started it is gone, however that came about."""
-    while os.read(STDIN, 1):  # nothing is ever written
+    while os.read(_STDIN, 1):  # nothing is ever written
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)

@@ -22,7 +22,7 @@ from model_store.cli.command import EXIT_FAILED, EXIT_NOT_PROMOTED, EXIT_OK
 from model_store.errors import WrongUsage
 from model_store.host.children import end_of, ending, last_words
 
-MEETING = "RANKS_MEET_IN"
+_MEETING = "RANKS_MEET_IN"
 """The file in which processes of one machine find each other; `torchrun` has an address instead."""
 
 
@@ -46,7 +46,7 @@ class RankPlace:
             "LOCAL_RANK": self.local_rank,
             "LOCAL_WORLD_SIZE": self.local_ranks,
         }
-        meeting = {} if self.meeting is None else {MEETING: str(self.meeting)}
+        meeting = {} if self.meeting is None else {_MEETING: str(self.meeting)}
         return {name: str(value) for name, value in said.items()} | meeting
 
 
@@ -58,7 +58,7 @@ def place_of(environment: Mapping[str, str] | None = None) -> RankPlace | None:
     rank, ranks = _number(said, "RANK"), _number(said, "WORLD_SIZE")
     if rank >= ranks:
         raise WrongUsage(f"RANK is {rank}, and WORLD_SIZE {ranks}: start the run with torchrun")
-    meeting = said.get(MEETING)
+    meeting = said.get(_MEETING)
     return RankPlace(
         rank=rank,
         ranks=ranks,
@@ -87,7 +87,7 @@ def _number(said: Mapping[str, str], name: str, *, default: str = "") -> int:
     return int(value)
 
 
-MOST_PROCESSES = 1024
+_MOST_PROCESSES = 1024
 EXIT_LOST = 4
 """A rank ended because another one had ended. Only the command that started the ranks sees it."""
 POLL_S = 0.05
@@ -132,8 +132,8 @@ def launch(arguments: Sequence[str], *, processes: int, program: Sequence[str] =
 
 def refuse_processes(processes: int, place: RankPlace | None) -> None:
     """Refuse numbers that make no sense."""
-    if not 1 <= processes <= MOST_PROCESSES:
-        raise WrongUsage(f"`processes` must be between 1 and {MOST_PROCESSES}, not {processes}")
+    if not 1 <= processes <= _MOST_PROCESSES:
+        raise WrongUsage(f"`processes` must be between 1 and {_MOST_PROCESSES}, not {processes}")
     if place is not None and place.ranks != processes:
         raise WrongUsage(
             f"`processes={processes}` does not fit: torchrun has started {place.ranks}; leave "

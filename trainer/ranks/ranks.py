@@ -80,7 +80,7 @@ class Ranks(Protocol):
         """Return the bytes that each rank gave, in the order of ranks."""
 
 
-class Alone:
+class _Alone:
     """The one process of a run: nothing is sent, and nothing is computed differently."""
 
     rank = 0
@@ -102,7 +102,7 @@ class Alone:
         return [data]
 
 
-ALONE: Ranks = Alone()
+ALONE: Ranks = _Alone()
 
 
 def part_of(ranks: Ranks, whole: int) -> BatchPart:

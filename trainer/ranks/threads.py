@@ -18,8 +18,8 @@ from model_store.tables import counted
 
 FEWEST_IMAGES = 2000
 """Images to learn from, epochs included, below which timing costs more than it saves."""
-TIMED_STEPS = 3
-WORTH_A_CHANGE = 0.8
+_TIMED_STEPS = 3
+_WORTH_A_CHANGE = 0.8
 """The share of the usual number's time below which another number of threads is taken."""
 
 
@@ -43,7 +43,7 @@ def choose_threads(
         return
     took_s = _time_each(_halved(usual), attempt)
     fastest = min(took_s, key=lambda threads: took_s[threads])
-    if took_s[fastest] > WORTH_A_CHANGE * took_s[usual]:
+    if took_s[fastest] > _WORTH_A_CHANGE * took_s[usual]:
         fastest = usual
     torch.set_num_threads(fastest)
     if fastest != usual:
@@ -65,7 +65,7 @@ def _halved(threads: int) -> list[int]:
 def _time_each(numbers: list[int], attempt: Callable[[], None]) -> dict[int, float]:
     """Time steps with each number of threads in turns. The first turn warms up."""
     took_s: dict[int, list[float]] = {threads: [] for threads in numbers}
-    for turn in range(1 + TIMED_STEPS):
+    for turn in range(1 + _TIMED_STEPS):
         for threads in numbers:
             torch.set_num_threads(threads)
             began_s = time.perf_counter()

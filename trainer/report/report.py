@@ -39,7 +39,7 @@ from trainer.report.measure import MeasuredAnew, measure
 from trainer.request import Report
 
 FILES = resources.files("dne_serve") / "console"
-STYLES = ("style.css", "report.css")
+_STYLES = ("style.css", "report.css")
 SCRIPTS = (
     "ask.js",
     "elements.js",
@@ -49,15 +49,15 @@ SCRIPTS = (
     "report.js",
 )
 """One after the other they are one script: each stands below those that it imports."""
-ONLY_SERVED = re.compile(r"<!-- only served -->.*?<!-- / -->\n", re.DOTALL)
-IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
-EXPORT = re.compile(r"^export ", re.MULTILINE)
+_ONLY_SERVED = re.compile(r"<!-- only served -->.*?<!-- / -->\n", re.DOTALL)
+_IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def page(facts: dict[str, Any]) -> str:
     """Write the page. A name may be any text: none of it is ever markup."""
-    style = "".join(_read(name) for name in STYLES)
-    script = "".join(EXPORT.sub("", IMPORT.sub("", _read(name))) for name in SCRIPTS)
+    style = "".join(_read(name) for name in _STYLES)
+    script = "".join(_EXPORT.sub("", _IMPORT.sub("", _read(name))) for name in SCRIPTS)
     policy = (
         f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -68,13 +68,13 @@ def page(facts: dict[str, Any]) -> str:
         f'<script id="facts" type="application/json">{data}</script>\n'
         f'<script type="module">{script}</script>\n'
     )
-    html = ONLY_SERVED.sub("", _read("report.html"))
+    html = _ONLY_SERVED.sub("", _read("report.html"))
     html = html.replace("<title>", f"{head}<title>", 1)
     html = html.replace("</head>", f"<style>{style}</style>\n</head>", 1)
     return html.replace("</body>", f"{tail}</body>", 1)
 
 
-def facts_of_page(
+def _facts_of_page(
     store: Store, manifest: Manifest, report: VersionReport, **more: Any
 ) -> dict[str, Any]:
     """Put pictures and further facts beside those that a server tells."""
@@ -101,7 +101,7 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-CONFUSIONS_NAMED = 20
+_CONFUSIONS_NAMED = 20
 
 
 def write_report(request: Report, *, progress: Progress) -> tuple[dict[str, Any], list[Path]]:
@@ -139,7 +139,7 @@ def measure_report(
             measured.judged, manifest.hierarchy, temperature=manifest.calibration.temperature
         ),
     }
-    facts = facts_of_page(
+    facts = _facts_of_page(
         store, manifest, report, measured_anew=measured.judged is not None, **more
     )
     return {**_figures(manifest, ancestry, measured), **more}, facts
@@ -171,7 +171,7 @@ def _figures(manifest: Manifest, ancestry: Ancestry, measured: MeasuredAnew) -> 
             "counts": matrix_of(manifest.classes, answers.confusion),
             "most_frequent": [
                 {"is": pair.label, "taken_for": pair.taken_for, "images": pair.images}
-                for pair in confused_in(answers.confusion)[:CONFUSIONS_NAMED]
+                for pair in confused_in(answers.confusion)[:_CONFUSIONS_NAMED]
             ],
         },
         "forgetting": _forgetting(tasks_of(manifest, answers.tasks), ancestry),

@@ -16,7 +16,7 @@ from model_store.tables import counted, percent, printable
 from trainer.backbones.known import FIRST
 from trainer.versions.outcome import Outcome
 
-MAX_LINES = 10
+_MAX_LINES = 10
 POOR = 0.7
 """The share of right answers below which a version is called poor."""
 
@@ -47,13 +47,13 @@ def tell_outcome(outcome: Outcome) -> None:
         print(f"the gate: {verdict(manifest)}")
     tell_poor(outcome)
     if outcome.advice is not None and outcome.deeper is None:
-        tell_advice(outcome.advice)
+        _tell_advice(outcome.advice)
     if outcome.deeper is not None:
         print("adapted:" if outcome.deeper.manifest.adapted else "with an expert:")
         tell_outcome(outcome.deeper)
 
 
-def tell_advice(advice: Advice) -> None:
+def _tell_advice(advice: Advice) -> None:
     """Print the advice in a few lines; nothing where it only says what it cannot say."""
     if advice.classes or advice.copies:
         print("what would help most:")
@@ -70,7 +70,7 @@ def tell_evaluation(report: dict[str, Any]) -> None:
         f"  calibration error: {report['calibration_error']:.3f} (with temperature "
         f"{calibration['temperature']:.2f}; without: {calibration['before']['all']:.3f})"
     )
-    tell_levels(report["levels"])
+    _tell_levels(report["levels"])
     unknown = report["unknown"]
     print(f"  known images answered as unknown: {percent(unknown['refused_known'])}")
     if unknown["images"]:
@@ -83,7 +83,7 @@ def tell_evaluation(report: dict[str, Any]) -> None:
         print(f"    {name:{width}}  {percent(value)}")
 
 
-def tell_levels(levels: dict[str, Any] | None) -> None:
+def _tell_levels(levels: dict[str, Any] | None) -> None:
     if levels is not None:
         print(
             f"  answered by a group: {percent(levels['answered_by_groups'])}, right "
@@ -153,10 +153,10 @@ def _tell_what_got_worse(gate: Gate) -> None:
 
 
 def _tell_lines(what: str, lines: list[str]) -> None:
-    for line in lines[:MAX_LINES]:
+    for line in lines[:_MAX_LINES]:
         print(f"  {what}: {line}")
-    if len(lines) > MAX_LINES:
-        print(f"  {what}: {len(lines) - MAX_LINES} more, in `dne-store show --json`")
+    if len(lines) > _MAX_LINES:
+        print(f"  {what}: {len(lines) - _MAX_LINES} more, in `dne-store show --json`")
 
 
 def _mib(count: int) -> str:

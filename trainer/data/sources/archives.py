@@ -45,7 +45,7 @@ class Content(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class MemberSize:
+class _MemberSize:
     st_size: int
 
 
@@ -100,8 +100,8 @@ class Member:
             found = (found.inside or {}).get(part) or Member(part, self.archive, above=found)
         return found
 
-    def stat(self) -> MemberSize:
-        return MemberSize(self.content.size if self.content else 0)
+    def stat(self) -> _MemberSize:
+        return _MemberSize(self.content.size if self.content else 0)
 
     def chunks(self) -> Iterator[bytes]:
         if self.content is None:
@@ -117,7 +117,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Tree:
+class _Tree:
     """Collect members. A name that is hostile is a problem of the whole archive."""
 
     archive: Path
@@ -184,12 +184,12 @@ class Tree:
         return self.root
 
 
-ENCRYPTED, UTF_8 = 0x1, 0x800
-ENTRY = b"PK\x01\x02"
+_ENCRYPTED, _UTF_8 = 0x1, 0x800
+_ENTRY = b"PK\x01\x02"
 """The first bytes of each entry of a zip's directory."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Others ask for memory as the archive likes (LZMA), or are rare."""
-DAMAGES = (
+_DAMAGES = (
     zipfile.BadZipFile,
     tarfile.TarError,
     struct.error,
@@ -202,18 +202,18 @@ DAMAGES = (
 )
 
 
-class ZipReader(BoundedReader):
+class _ZipReader(BoundedReader):
     """A zip that refuses a directory of too many entries before the library keeps them all."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
-        if data.count(ENTRY) > limits.MAX_MEMBERS:
+        if data.count(_ENTRY) > limits.MAX_MEMBERS:
             raise ValueError(f"it lists more than {limits.MAX_MEMBERS:,} files")
         return data
 
 
 @dataclass(frozen=True, slots=True)
-class ZipContent:
+class _ZipContent:
     archive: zipfile.ZipFile
     entry: zipfile.ZipInfo
 
@@ -226,35 +226,35 @@ class ZipContent:
             with self.archive.open(self.entry) as file:
                 while data := file.read(CHUNK_BYTES):
                     yield data
-        except DAMAGES as error:
+        except _DAMAGES as error:
             raise ImageRejected(f"damaged in the archive: {error}") from error
 
 
 def open_zip(path: Path) -> Member:
     """List a zip as a tree of places. Raise DataRejected where it is damaged or hostile."""
-    file = ZipReader(io.FileIO(path))
+    file = _ZipReader(io.FileIO(path))
     try:
         archive = zipfile.ZipFile(file)
-    except DAMAGES as error:
+    except _DAMAGES as error:
         file.close()
         raise DataRejected(f"{shown(path)} is not a zip that can be read: {error}") from error
     weakref.finalize(archive, file.close)
-    tree = Tree(path, Unpacking(path, path.stat().st_size))
+    tree = _Tree(path, Unpacking(path, path.stat().st_size))
     for entry in archive.infolist():
         _add_entry(tree, archive, entry)
     return tree.checked()
 
 
-def _add_entry(tree: Tree, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+def _add_entry(tree: _Tree, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
     name, kind = entry.orig_filename, stat.S_IFMT(entry.external_attr >> 16)
-    if not entry.flag_bits & UTF_8:
+    if not entry.flag_bits & _UTF_8:
         try:
             name = name.encode("cp437").decode()
         except UnicodeError:
             return tree.refuse(name, "is not UTF-8; pack it again with names in UTF-8")
     if kind and not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
         return tree.refuse(name, "is a link or a device; pack the files themselves")
-    if entry.flag_bits & ENCRYPTED:
+    if entry.flag_bits & _ENCRYPTED:
         return tree.refuse(name, "is encrypted; unpack it with its password, and give the folder")
     if name.endswith(("/", "\\")):
         return tree.add(name, None)
@@ -263,17 +263,17 @@ def _add_entry(tree: Tree, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> 
             name, f"is packed by method {entry.compress_type}; pack it again with deflate"
         )
     tree.unpacking.count(entry.file_size)
-    return tree.add(name, ZipContent(archive, entry))
+    return tree.add(name, _ZipContent(archive, entry))
 
 
-GZIP, BZIP2 = b"\x1f\x8b", b"BZh"
+_GZIP, _BZIP2 = b"\x1f\x8b", b"BZh"
 OTHERS = {b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 """Packers that take as much memory as the archive asks for, or that are not in the library."""
-MAX_GLOBAL_HEADERS = 100
+_MAX_GLOBAL_HEADERS = 100
 """The library copies these for every member."""
 
 
-class HeaderReader(BoundedReader):
+class _HeaderReader(BoundedReader):
     """A tar of which the library reads the headers alone, within a limit for each member.
 
     Long names, pax headers, maps of sparse files and chains of headers all count.
@@ -295,13 +295,13 @@ def open_tar(path: Path) -> Member:
     unpacking = Unpacking(path, path.stat().st_size)
     try:
         stored = _unpacked(path, unpacking)
-        tree = Tree(path, unpacking)
+        tree = _Tree(path, unpacking)
         with (
-            stored.reader(HeaderReader) as file,
+            stored.reader(_HeaderReader) as file,
             tarfile.open(fileobj=file, mode="r:") as archive,
         ):
             _add_all(tree, archive, stored, file)
-    except DAMAGES as error:
+    except _DAMAGES as error:
         raise DataRejected(f"{shown(path)} is not a tar that can be read: {error}") from error
     except RecursionError as error:  # the library calls itself for each header before a member
         raise DataRejected(
@@ -318,10 +318,10 @@ def _unpacked(path: Path, unpacking: Unpacking) -> StoredBytes:
             raise DataRejected(
                 f"{shown(path)} is packed with {name}: unpack it, or pack it with gzip"
             )
-        if magic.startswith(GZIP):
+        if magic.startswith(_GZIP):
             with gzip.GzipFile(fileobj=file) as packed:
                 return _copied(packed, unpacking)
-        if magic.startswith(BZIP2):
+        if magic.startswith(_BZIP2):
             with bz2.BZ2File(file) as other:
                 return _copied(other, unpacking)
     return StoredBytes.of(path)
@@ -335,20 +335,22 @@ def _copied(packed: io.BufferedIOBase, unpacking: Unpacking) -> StoredBytes:
     return stored
 
 
-def _add_all(tree: Tree, archive: tarfile.TarFile, stored: StoredBytes, file: HeaderReader) -> None:
+def _add_all(
+    tree: _Tree, archive: tarfile.TarFile, stored: StoredBytes, file: _HeaderReader
+) -> None:
     at = -1
     while (member := archive.next()) is not None:
         if member.offset <= at or member.size < 0:
             raise ValueError("a header leads backwards")
-        if len(archive.pax_headers) > MAX_GLOBAL_HEADERS:
-            raise ValueError(f"it has more than {MAX_GLOBAL_HEADERS} global headers")
+        if len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
+            raise ValueError(f"it has more than {_MAX_GLOBAL_HEADERS} global headers")
         at, file.header_bytes = member.offset, 0
         # The library would keep a kilobyte a member.
         archive.members = []  # type: ignore[attr-defined]
         _add_member(tree, member, stored)
 
 
-def _add_member(tree: Tree, member: tarfile.TarInfo, stored: StoredBytes) -> None:
+def _add_member(tree: _Tree, member: tarfile.TarInfo, stored: StoredBytes) -> None:
     if member.isdir():
         return tree.add(member.name, None)
     if not member.isreg() or member.issparse():

@@ -41,7 +41,7 @@ from trainer.request import AddTask, Learning
 Found = TypeVar("Found")
 
 
-def split_folders(folder: Place) -> dict[str, Place]:
+def _split_folders(folder: Place) -> dict[str, Place]:
     """Find train and val folders; return none where a folder has classes or something else.
 
     A class may be named `train`: it has images in it, and a part has folders or a table.
@@ -53,12 +53,12 @@ def split_folders(folder: Place) -> dict[str, Place]:
         name = part_named(one.name)
         if name is None or not _is_part(one):
             return {}
-        refuse_two(parts, name, one, folder)
+        _refuse_two(parts, name, one, folder)
         parts[name] = one
     return parts if TRAIN in parts else {}
 
 
-def refuse_two(parts: Mapping[str, Found], name: str, new: Place, folder: Place) -> None:
+def _refuse_two(parts: Mapping[str, Found], name: str, new: Place, folder: Place) -> None:
     if name in parts:
         raise WrongUsage(
             f"{shown(folder)} has two parts for {name}, and one is {shown(new.name)}: name the "
@@ -87,7 +87,7 @@ def to_learn(parts: Parts, *, source: Place, judged: bool = False) -> Listing:
     return replace(chosen, judge=parts[by] if by else None, notes=(note, *chosen.notes))
 
 
-def to_judge(parts: Parts, *, setting: str, source: Place) -> Listing:
+def _to_judge(parts: Parts, *, setting: str, source: Place) -> Listing:
     """Choose the part to judge by: test, or val if there is no test."""
     if WHOLE in parts:
         return parts[WHOLE]
@@ -108,10 +108,10 @@ def _is_part(folder: Place) -> bool:
     return from_table or (bool(folders_in(folder)) and not images_in(folder)[0])
 
 
-METADATA = ("metadata.csv", "metadata.jsonl")
-EXPORTS = ("labels.json", "_annotations.coco.json", "annotations.json")
-ANNOTATIONS = "annotations"
-ListFolders = Callable[[Place], Listing]
+_METADATA = ("metadata.csv", "metadata.jsonl")
+_EXPORTS = ("labels.json", "_annotations.coco.json", "annotations.json")
+_ANNOTATIONS = "annotations"
+_ListFolders = Callable[[Place], Listing]
 
 
 def list_data(request: AddTask) -> Listing:
@@ -157,14 +157,14 @@ def list_judged(path: Path, *, setting: str) -> Listing:
     """List the classes to judge by: the part of split data that is not for learning."""
     source = _opened(path, setting)
     parts = _parts(source, lambda place: list_classes(place, setting=setting), setting)
-    return to_judge(parts, setting=setting, source=source)
+    return _to_judge(parts, setting=setting, source=source)
 
 
 def list_strangers(path: Path, *, setting: str) -> Listing:
     """List all images, whatever classes they are said to have."""
     source = _opened(path, setting)
     parts = _parts(source, lambda place: list_loose(place, setting=setting), setting)
-    return to_judge(parts, setting=setting, source=source)
+    return _to_judge(parts, setting=setting, source=source)
 
 
 def _opened(path: Path, setting: str) -> Place:
@@ -196,14 +196,14 @@ def _without_wrapper(root: Member) -> Place:
         place = only
 
 
-def _parts(source: Place, list_folders: ListFolders, setting: str) -> Parts:
+def _parts(source: Place, list_folders: _ListFolders, setting: str) -> Parts:
     if not source.is_dir():
         return _of_table(source)
     found = _table_in(source)
     if found is not None:
         return found()
     parts: Parts = {}
-    for name, folder in split_folders(source).items():
+    for name, folder in _split_folders(source).items():
         inner = _table_in(folder)
         parts[name] = _unsplit(inner(), folder) if inner else list_folders(folder)
     if parts:
@@ -215,7 +215,7 @@ def _parts(source: Place, list_folders: ListFolders, setting: str) -> Parts:
 def _of_table(table: Place) -> Parts:
     ending = table.suffix.lower()
     if ending in JSON:
-        in_annotations = table.parent.name == ANNOTATIONS
+        in_annotations = table.parent.name == _ANNOTATIONS
         return list_export(table, root=table.parent.parent if in_annotations else None)
     if ending in PARQUET:
         return list_parquet([table], source=table)
@@ -224,7 +224,7 @@ def _of_table(table: Place) -> Parts:
 
 def _table_in(folder: Place) -> Callable[[], Parts] | None:
     """Find the table that labels the images of a folder."""
-    for name in METADATA:
+    for name in _METADATA:
         table = folder.joinpath(name)
         if table.is_file() and has_labels(table):
             return lambda: list_table(table)
@@ -243,12 +243,12 @@ def _table_in(folder: Place) -> Callable[[], Parts] | None:
 
 def _export_in(folder: Place) -> Callable[[], Parts] | None:
     names = {one.name for one in folders_in(folder)}
-    if not names <= {*IMAGE_FOLDERS, ANNOTATIONS}:
+    if not names <= {*IMAGE_FOLDERS, _ANNOTATIONS}:
         return None
-    if names & set(IMAGE_FOLDERS) and ANNOTATIONS in names:
-        tables = [entry for entry in entries(folder.joinpath(ANNOTATIONS)) if entry.suffix in JSON]
+    if names & set(IMAGE_FOLDERS) and _ANNOTATIONS in names:
+        tables = [entry for entry in entries(folder.joinpath(_ANNOTATIONS)) if entry.suffix in JSON]
         return (lambda: _annotated(tables, folder)) if tables else None
-    table = next((one for name in EXPORTS if (one := folder.joinpath(name)).is_file()), None)
+    table = next((one for name in _EXPORTS if (one := folder.joinpath(name)).is_file()), None)
     return (lambda: list_export(table)) if table else None
 
 
@@ -264,7 +264,7 @@ def _annotated(tables: list[Place], folder: Place) -> Parts:
                 f"{shown(table)} is one of several, and not named for train, val or test: give "
                 "the one file that is meant"
             )
-        refuse_two(parts, name, table, folder)
+        _refuse_two(parts, name, table, folder)
         inner = list_export(table, root=folder, subset=_subset(table))
         parts[name] = _unsplit(inner, table)
     return parts

@@ -25,7 +25,7 @@ MAX_MEMBERS = 1_000_000
 MAX_UNPACKED_BYTES = 1 << 38
 MAX_FILE_BYTES = 1 << 27
 """Bytes of one image or table. An image of the most pixels that are read has fewer."""
-MAX_ONE_READ = 1 << 27
+_MAX_ONE_READ = 1 << 27
 """Bytes that a reader of archives may ask for at once: more is a forged length."""
 MAX_ROW_BYTES = 1 << 20
 """Characters of one row of CSV."""
@@ -103,7 +103,7 @@ class BoundedReader(io.BufferedReader):
     """A file that refuses to read a length that only a forged header asks for."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is not None and size > MAX_ONE_READ:
+        if size is not None and size > _MAX_ONE_READ:
             raise ValueError(f"a header asks for {size} bytes at once")
         return super().read(size)
 

@@ -35,13 +35,13 @@ from trainer.data.sources.rows import (
 
 MAX_HEADER_BYTES = 1 << 16
 """Bytes of the header of a page. Statistics of large values are the most of it."""
-UNPACKED, PACKED = 2, 3
-STOP, TRUE, FALSE, BYTE, DOUBLE, BINARY, STRUCT = 0, 1, 2, 3, 7, 8, 12
-WHOLE_NUMBERS = (4, 5, 6)
-MAX_NESTED = 8
+_UNPACKED, _PACKED = 2, 3
+_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 0, 1, 2, 3, 7, 8, 12
+_WHOLE_NUMBERS = (4, 5, 6)
+_MAX_NESTED = 8
 
 
-def largest_page(stored: StoredBytes, metadata: Any, *, columns: set[str]) -> int:
+def _largest_page(stored: StoredBytes, metadata: Any, *, columns: set[str]) -> int:
     """Return the unpacked bytes of the largest page. Raise ValueError where a page is too large, or
     where pages are not where the metadata says."""
     chunks = [
@@ -65,7 +65,7 @@ def _page_sizes(stored: StoredBytes, chunk: Any) -> Iterator[int]:
     while at < end:
         header = _Header(stored.read(at, MAX_HEADER_BYTES))
         fields = header.whole_numbers()
-        unpacked, packed = fields.get(UNPACKED, -1), fields.get(PACKED, -1)
+        unpacked, packed = fields.get(_UNPACKED, -1), fields.get(_PACKED, -1)
         if unpacked < 0 or packed < 0:
             raise ValueError("a page has no size")
         if max(unpacked, packed) > limits.MAX_PAGE_BYTES:
@@ -88,7 +88,7 @@ class _Header:
         """Read the struct to its end, and return its own whole numbers by their fields."""
         found: dict[int, int] = {}
         for field, kind in self._fields():
-            if kind in WHOLE_NUMBERS:
+            if kind in _WHOLE_NUMBERS:
                 found[field] = self._zigzag()
             else:
                 self._skip(kind, nested=0)
@@ -96,22 +96,22 @@ class _Header:
 
     def _fields(self) -> Iterator[tuple[int, int]]:
         field = 0
-        while (first := self._byte()) & 0x0F != STOP:
+        while (first := self._byte()) & 0x0F != _STOP:
             field = field + (first >> 4) if first >> 4 else self._zigzag()
             yield field, first & 0x0F
 
     def _skip(self, kind: int, *, nested: int) -> None:
-        if nested > MAX_NESTED:
+        if nested > _MAX_NESTED:
             raise ValueError("the header of a page is nested too deeply")
-        if kind in (TRUE, FALSE):
+        if kind in (_TRUE, _FALSE):
             return
-        if kind in WHOLE_NUMBERS:
+        if kind in _WHOLE_NUMBERS:
             self._varint()
-        elif kind == STRUCT:
+        elif kind == _STRUCT:
             for _, inner in self._fields():
                 self._skip(inner, nested=nested + 1)
-        elif kind in (BYTE, DOUBLE, BINARY):
-            self._pass({BYTE: 1, DOUBLE: 8}.get(kind) or self._varint())
+        elif kind in (_BYTE, _DOUBLE, _BINARY):
+            self._pass({_BYTE: 1, _DOUBLE: 8}.get(kind) or self._varint())
         else:
             raise ValueError("the header of a page has a field that no page has")
 
@@ -140,14 +140,14 @@ class _Header:
             raise ValueError("the header of a page does not end")
 
 
-ROWS_A_BATCH = 64
-BATCH_BYTES = 1 << 27
+_ROWS_A_BATCH = 64
+_BATCH_BYTES = 1 << 27
 """Bytes of a batch. Rows may share one value, so each may be as large as the largest page."""
 IMAGES, LABELS = ("image", "img"), ("label", "labels")
 
 
 @dataclass(frozen=True, slots=True)
-class RowPicture:
+class _RowPicture:
     """The image of one row."""
 
     shown_as: str
@@ -161,7 +161,7 @@ class RowPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class _Schema:
     """The columns of images and labels, and the names of labels that are numbers."""
 
     image: str
@@ -205,11 +205,11 @@ def _rows(
                 problems.add(f"row {number} of {shown(file.name)}", "", str(error))
                 continue
             unpacking.count(len(image))
-            picture = RowPicture(f"{file.name}: row {number}", stored.append(image))
+            picture = _RowPicture(f"{file.name}: row {number}", stored.append(image))
             yield Labelled((file.name, number), label, WHOLE, picture)
 
 
-def _leaves(table: Any, schema: Schema, file: Place) -> list[str]:
+def _leaves(table: Any, schema: _Schema, file: Place) -> list[str]:
     """Name the columns of values that are read: one of images and one of labels."""
     flat = [column.path for column in table.schema if not column.max_repetition_level]
     image = next((one for one in (schema.image, f"{schema.image}.bytes") if one in flat), None)
@@ -227,8 +227,8 @@ def _records(
     import pyarrow
 
     try:
-        largest = largest_page(packed, table.metadata, columns=set(leaves))
-        rows = max(1, min(ROWS_A_BATCH, BATCH_BYTES // max(1, largest)))
+        largest = _largest_page(packed, table.metadata, columns=set(leaves))
+        rows = max(1, min(_ROWS_A_BATCH, _BATCH_BYTES // max(1, largest)))
         for batch in table.iter_batches(rows, columns=leaves, use_threads=False):
             batch.validate(full=True)
             for row in range(batch.num_rows):
@@ -270,7 +270,7 @@ def _on_disk(file: Place) -> StoredBytes:
     return stored
 
 
-def _schema(schema: Any, file: Place) -> Schema:
+def _schema(schema: Any, file: Place) -> _Schema:
     features = _features(schema.metadata or {})
     image = _chosen(schema, features, IMAGES, kind="Image")
     label = _chosen(schema, features, LABELS, kind="ClassLabel")
@@ -280,7 +280,7 @@ def _schema(schema: Any, file: Place) -> Schema:
             "one of images, named `image`, and one of classes, named `label`"
         )
     names = features.get(label, {}).get("names")
-    return Schema(image, label, tuple(map(str, names)) if isinstance(names, list) else None)
+    return _Schema(image, label, tuple(map(str, names)) if isinstance(names, list) else None)
 
 
 def _features(metadata: dict[bytes, bytes]) -> dict[str, dict[str, Any]]:
@@ -304,7 +304,7 @@ def _chosen(
     return named[0] if named else of_kind[0] if len(of_kind) == 1 else None
 
 
-def _label_and_image(record: dict[str, Any], schema: Schema) -> tuple[str, bytes]:
+def _label_and_image(record: dict[str, Any], schema: _Schema) -> tuple[str, bytes]:
     label = checked_label(_label(record[schema.label], schema))
     image = record[schema.image]
     data = image.get("bytes") if isinstance(image, dict) else image
@@ -315,7 +315,7 @@ def _label_and_image(record: dict[str, Any], schema: Schema) -> tuple[str, bytes
     return label, data
 
 
-def _label(value: Any, schema: Schema) -> str:
+def _label(value: Any, schema: _Schema) -> str:
     if value is None:
         return ""
     if isinstance(value, str):

@@ -16,7 +16,7 @@ from model_store.names import is_shown
 
 MAX_DEPTH = 32
 """Folders in folders that a name from outside may have."""
-DRIVE = re.compile(r"[A-Za-z]:/")
+_DRIVE = re.compile(r"[A-Za-z]:/")
 ZIPS = (".zip",)
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 ARCHIVES = (*ZIPS, *TARS)
@@ -24,7 +24,7 @@ CSV, JSONL, JSON, PARQUET = (".csv", ".tsv"), (".jsonl", ".ndjson"), (".json",),
 FILES = (*ARCHIVES, *CSV, *JSONL, *JSON, *PARQUET)
 """Endings of files that can hold data."""
 # The content decides whether a file is an image; the name only tells what was meant as one.
-IMAGE_SUFFIXES = frozenset(
+_IMAGE_SUFFIXES = frozenset(
     [
         ".apng",
         ".avif",
@@ -51,7 +51,7 @@ IMAGE_SUFFIXES = frozenset(
         ".webp",
     ]
 )
-SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
+_SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 
 class Sized(Protocol):
@@ -108,7 +108,7 @@ def inner_parts(name: str) -> tuple[str, ...]:
     text = name.replace("\\", "/")
     if "://" in text:
         raise ValueError("is an address; images are read from files only")
-    if text.startswith("/") or DRIVE.match(text):
+    if text.startswith("/") or _DRIVE.match(text):
         raise ValueError("is an absolute path; give paths relative to the file")
     parts = tuple(part for part in text.split("/") if part not in ("", "."))
     if ".." in parts:
@@ -138,7 +138,7 @@ def entries(folder: Place) -> list[Place]:
 
 
 def is_stray(entry: Place) -> bool:
-    return entry.name.startswith(".") or entry.name.lower() in SYSTEM_FILES
+    return entry.name.startswith(".") or entry.name.lower() in _SYSTEM_FILES
 
 
 def folders_in(folder: Place) -> list[Place]:
@@ -151,7 +151,7 @@ def images_in(folder: Place) -> tuple[tuple[Place, ...], list[Place]]:
     files: list[Place] = []
     ignored: list[Place] = []
     for entry in entries(folder):
-        meant_as_image = entry.suffix.lower() in IMAGE_SUFFIXES or not entry.suffix
+        meant_as_image = entry.suffix.lower() in _IMAGE_SUFFIXES or not entry.suffix
         # A link that leads nowhere was meant as an image: reading the link names the fault.
         readable = entry.is_file() or (entry.is_symlink() and not entry.exists())
         (files if meant_as_image and readable and not is_stray(entry) else ignored).append(entry)

@@ -19,9 +19,9 @@ from trainer.data.sources.rows import Parts, Row, list_rows, read_table
 
 FILE = ("file", "file_name", "filename", "path", "image")
 LABEL = ("label", "class", "category")
-SPLIT = ("split", "subset")
-GROUP = ("group",)
-DELIMITERS = ",;\t"
+_SPLIT = ("split", "subset")
+_GROUP = ("group",)
+_DELIMITERS = ",;\t"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Columns:
         by_name = {name.strip().lower(): name for name in names}
         file, label, split, group = (
             next((by_name[known_name] for known_name in known if known_name in by_name), None)
-            for known in (FILE, LABEL, SPLIT, GROUP)
+            for known in (FILE, LABEL, _SPLIT, _GROUP)
         )
         if file is None or label is None:
             return None
@@ -97,7 +97,7 @@ def _opened(table: Place) -> tuple[list[str], Iterable[tuple[str, Record]]]:
 
 def _csv(data: bytes, table: Place) -> tuple[list[str], Iterable[tuple[str, Record]]]:
     header = data.partition(b"\n")[0][: limits.MAX_ROW_BYTES].decode(errors="ignore")
-    delimiter = next((one for one in DELIMITERS if one in header), ",")
+    delimiter = next((one for one in _DELIMITERS if one in header), ",")
     text = _Lines(data)
     lines = csv.reader(text, delimiter=delimiter, strict=True)
     try:
