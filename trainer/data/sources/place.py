@@ -24,7 +24,7 @@ CSV, JSONL, JSON, PARQUET = (".csv", ".tsv"), (".jsonl", ".ndjson"), (".json",),
 FILES = (*ARCHIVES, *CSV, *JSONL, *JSON, *PARQUET)
 """Endings of files that can hold data."""
 # The content decides whether a file is an image; the name only tells what was meant as one.
-_IMAGE_SUFFIXES = frozenset(
+IMAGE_SUFFIXES = frozenset(
     [
         ".apng",
         ".avif",
@@ -151,7 +151,7 @@ def images_in(folder: Place) -> tuple[tuple[Place, ...], list[Place]]:
     files: list[Place] = []
     ignored: list[Place] = []
     for entry in entries(folder):
-        meant_as_image = entry.suffix.lower() in _IMAGE_SUFFIXES or not entry.suffix
+        meant_as_image = entry.suffix.lower() in IMAGE_SUFFIXES or not entry.suffix
         # A link that leads nowhere was meant as an image: reading the link names the fault.
         readable = entry.is_file() or (entry.is_symlink() and not entry.exists())
         (files if meant_as_image and readable and not is_stray(entry) else ignored).append(entry)
