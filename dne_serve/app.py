@@ -8,18 +8,15 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from dne_serve import reports
 from dne_serve.engines.base import Engine
 from dne_serve.errors import public_message
 from dne_serve.http import pages, problems, routes
 from dne_serve.http.bodies import Inflated, MemoryBudget
-from dne_serve.http.hosts import KnownHosts
-from dne_serve.http.middleware import BodyLimit, Observed, Packed
+from dne_serve.http.middleware import BodyLimit, KnownHosts, Observed, Packed
 from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
-from dne_serve.loop import job_routes
-from dne_serve.loop.label_studio_routes import backend
-from dne_serve.loop.routes import labelling
+from dne_serve.loop.label_studio import backend
+from dne_serve.loop.routes import asking_jobs, labelling, reading_jobs
 from dne_serve.protocol_v2 import infer, models
 from dne_serve.protocol_v2.openapi import ErrorForm
 from dne_serve.rollout.engine_switch import Auto
@@ -71,8 +68,8 @@ def create_app(settings: Settings, *, engine: Engine, auto: Auto | None = None) 
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
-    inbox = (labelling, job_routes.reading, job_routes.asking, backend)
-    for router in (*routes.ROUTERS, reports.page, reports.reading, *inbox, *PROTOCOL_V2):
+    inbox = (labelling, reading_jobs, asking_jobs, backend)
+    for router in (*routes.ROUTERS, pages.report_page, pages.reports, *inbox, *PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
     budget = MemoryBudget(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)

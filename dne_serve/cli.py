@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 from dne_serve.access.auth import check_exposure, check_tls
 from dne_serve.access.permission import new_token, read_tokens
 from dne_serve.log_lines import set_up_log
-from dne_serve.observe.tracer import check_extra
+from dne_serve.observe.tracing import check_extra
 from dne_serve.settings import Settings, load_settings
-from dne_serve.webhooks.post import read_secrets
+from dne_serve.webhooks.outbox import read_secrets
 from model_store.cli.command import (
     EXIT_OK,
     add_json_option,

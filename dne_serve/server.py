@@ -22,10 +22,8 @@ from dne_serve.loop.trainer_child import TrainerChild, worker_command, worker_en
 from dne_serve.loop.writer import CollectLimits, InboxWriter
 from dne_serve.observe.events import Events
 from dne_serve.observe.live import ActivityAnswer, Now, snapshot
-from dne_serve.observe.metrics import Metrics
-from dne_serve.observe.statistics import Statistics
-from dne_serve.observe.tracer import make_tracer
-from dne_serve.observe.traces import note_answered
+from dne_serve.observe.metrics import Metrics, Statistics
+from dne_serve.observe.tracing import make_tracer, note_answered
 from dne_serve.rollout.canary import CanaryAndShadow
 from dne_serve.rollout.channel import Moved, Mover, SameStore
 from dne_serve.rollout.engine_switch import Auto, EngineSwitch
@@ -40,8 +38,7 @@ from dne_serve.rollout.memory import MemoryCheck, pass_bytes
 from dne_serve.rollout.reloader import NEXT_POLLS, Reloader
 from dne_serve.setting_values import parse_canary, parse_collect, parse_guard, parse_webhook
 from dne_serve.settings import SECRETS, Settings, listed
-from dne_serve.webhooks.events import GUARD, NotLoaded
-from dne_serve.webhooks.news import RECENT_S, ChannelNews, InboxNews
+from dne_serve.webhooks.events import GUARD, RECENT_S, ChannelNews, InboxNews, NotLoaded
 from dne_serve.webhooks.outbox import Announcer
 from model_store.cli.command import current_actor
 from model_store.records.channel import ChannelRecord

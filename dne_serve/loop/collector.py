@@ -15,8 +15,14 @@ from dne_serve.engines.base import Resident
 from dne_serve.engines.scored import Scored
 from dne_serve.errors import QueueFull
 from dne_serve.inference.answers import Listed
-from dne_serve.loop.candidate import FEEDBACK, KEEP, GivenAnswer, KeepCandidate, broken_rules
-from dne_serve.loop.writer import InboxWriter
+from dne_serve.loop.writer import (
+    FEEDBACK,
+    KEEP,
+    GivenAnswer,
+    InboxWriter,
+    KeepCandidate,
+    broken_rules,
+)
 from dne_serve.setting_values import CollectRule
 from model_store.loop.item_names import new_id
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dne_serve.loop.candidate import unpack_direction
+from dne_serve.loop.writer import unpack_direction
 from model_store.loop.items import Item
 
 By = Literal["tokens", "labels"]

@@ -1,9 +1,13 @@
-"""Define the routes of the inbox, and of advice. All of them need the scope `label`."""
+"""Define the routes of the inbox, of advice and of jobs.
+
+Asking for a job and cancelling it need the scope `admin`; all others need `label`.
+"""
 
 from __future__ import annotations
 
 import base64
 from concurrent.futures import TimeoutError as FutureTimeout
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Query, Request
@@ -27,24 +31,31 @@ from dne_serve.loop.schemas import (
     InboxAnswer,
     ItemAnswer,
     ItemHistoryAnswer,
+    JobAnswer,
+    JobBody,
+    JobsAnswer,
     JudgementAnswer,
     LabelBody,
     LabelledAnswer,
     LabelText,
     ToldAdvice,
+    WaitingAnswer,
 )
 from dne_serve.server import Serving
 from model_store.codec import read_kept
-from model_store.errors import ImageRejected, KeptTooLarge, ShardForgotten
-from model_store.loop.describe import describe_item, describe_label
+from model_store.errors import ImageRejected, KeptTooLarge, NothingToLearn, ShardForgotten
+from model_store.loop.describe import describe_item, describe_job, describe_label, describe_waiting
 from model_store.loop.inbox import Judgement
 from model_store.loop.index import STATES, Order, State
 from model_store.loop.items import Item, read_items
+from model_store.loop.jobs import LEASE_S, Job, Jobs
+from model_store.loop.waiting import WaitingLabels
 from model_store.preprocess import Thumbnail
 from model_store.records.manifest import Manifest
 from model_store.records.sealing import MAX_VERSION
 from model_store.report.advice import Advice, lines, read_advice
 from model_store.store.store import Store
+from model_store.worth import proposal
 
 MAX_EXAMPLES = 4
 
@@ -249,3 +260,102 @@ def _judge(
 
 def _item_answer(item: Item) -> ItemAnswer:
     return ItemAnswer(**describe_item(item))
+
+
+DEFAULT_JOBS = 10
+MAX_JOBS = 100
+JobPath = Annotated[str, Path(max_length=100)]
+
+reading_jobs = APIRouter(
+    route_class=needing(Permission.LABEL),
+    dependencies=[Depends(json_only)],
+    responses=problems(400, 404, 503),
+    tags=["jobs"],
+)
+asking_jobs = APIRouter(
+    route_class=needing(Permission.ADMIN),
+    dependencies=[Depends(json_only)],
+    responses=problems(400, 404, 409, 415, 503),
+    tags=["jobs"],
+)
+
+
+@reading_jobs.get("/jobs")
+def list_jobs(
+    serving: Parts,
+    limit: Annotated[int, Query(ge=1, le=MAX_JOBS)] = DEFAULT_JOBS,
+) -> JobsAnswer:
+    """List the newest jobs of the served channel, and count the labels that wait."""
+    store = serving.open_store()
+    jobs = Jobs(store.objects, keys=store.keys)
+    newest = jobs.of_channel(serving.settings.channel, limit=limit)
+    waiting = describe_waiting(_labels_that_wait(serving, store))
+    head = store.head(serving.settings.channel)
+    return JobsAnswer(
+        jobs=[_job_answer(jobs, job, store) for job in newest],
+        waiting=WaitingAnswer(**waiting),
+        head=head.target if head else None,
+    )
+
+
+@reading_jobs.get("/jobs/{job}")
+def show_job(serving: Parts, job: JobPath) -> JobAnswer:
+    """Show a job: its progress while it runs, and its verdict at the end."""
+    store = serving.open_store()
+    jobs = Jobs(store.objects, keys=store.keys)
+    return _job_answer(jobs, jobs.job(job), store)
+
+
+@asking_jobs.post("/jobs")
+def ask_for_job(request: Request, serving: Parts, body: JobBody | None = None) -> JobAnswer:
+    """Ask a worker to learn from the labels that wait, or to adapt the version that the channel
+    names. `dne-train worker` takes the job."""
+    store, asked = serving.open_store(), body or JobBody()
+    _refuse_nothing_to_learn(serving, store, asked)
+    jobs, channel = Jobs(store.objects, keys=store.keys), serving.settings.channel
+    actor = actor_of(request)
+    made = jobs.ask(channel=channel, actor=actor, reason=asked.reason, kind=asked.kind)
+    request.scope[FACTS].update(job=made.id, kind=asked.kind, reason=asked.reason)
+    return _job_answer(jobs, jobs.job(made.id), store)
+
+
+@asking_jobs.post("/jobs/{job}/cancel")
+def cancel_job(request: Request, serving: Parts, job: JobPath) -> JobAnswer:
+    """Cancel a job. Its worker stops within seconds, and nothing is promoted."""
+    store = serving.open_store()
+    jobs = Jobs(store.objects, keys=store.keys)
+    jobs.cancel(job, actor=actor_of(request))
+    request.scope[FACTS].update(job=job)
+    return _job_answer(jobs, jobs.job(job), store)
+
+
+def _refuse_nothing_to_learn(serving: Serving, store: Store, asked: JobBody) -> None:
+    if asked.kind == "learn-from-inbox":
+        if not _labels_that_wait(serving, store).items:
+            raise NothingToLearn("no label waits that can be learnt from; label images first")
+        return
+    head = store.head(serving.settings.channel)
+    if head is None or proposal(store, store.resolve(head)) is None:
+        raise NothingToLearn(
+            "the version that the channel names has little to win by adapting, keeps too few "
+            "images, or was adapted before; `dne-train deepen` adapts it all the same"
+        )
+
+
+def _labels_that_wait(serving: Serving, store: Store) -> WaitingLabels:
+    return serving.inbox_handle.waiting_labels(store, channel=serving.settings.channel)
+
+
+def _job_answer(jobs: Jobs, job: Job, store: Store) -> JobAnswer:
+    is_dead = _seems_dead(job) and jobs.is_dead(job.state)
+    return JobAnswer(**describe_job(job, store, is_dead=is_dead))
+
+
+def _seems_dead(job: Job) -> bool:
+    """Return whether the job looks dead by our own clock, so that the store's clock is worth a
+    request."""
+    newest = job.heartbeat or job.claim
+    if job.end is not None or newest is None:
+        return False
+    age = datetime.now(UTC) - datetime.fromisoformat(newest.time)
+    return abs(age.total_seconds()) > LEASE_S

@@ -1,18 +1,27 @@
-"""Count answers by version and class, and their scores, for Prometheus.
+"""Count answers by version and class, and compare the last ones with the held-out images.
 
 The number of series is bounded. The classes after the first MAX_LABELS count as one, and beyond
 MAX_VERSIONS the version that answered longest ago loses its counts.
+
+The population stability index (PSI) of two mixes p and q is Σ (q − p) ln(q / p). By custom, 0.1 is
+a small shift and 0.25 a large one. Chance alone adds about (bins − 1) × (1 / images + 1 / held-out
+images), so the number of bins is limited by the number of held-out images, and a short window gives
+no index.
 """
 
 from __future__ import annotations
 
 import threading
+import time
+from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -23,8 +32,213 @@ from prometheus_client.registry import Collector
 
 from dne_serve.engines.base import Resident
 from dne_serve.observe.events import Answered
-from dne_serve.observe.recent import Drift, RecentAnswers, Reference
-from model_store.records.quality import SCORE_BOUNDS
+from model_store.records.quality import SCORE_BOUNDS, Metrics
+
+WINDOW = 2000
+"""Images that are remembered of a version: 12 KB."""
+UNSCORED = 255
+"""Stands for the bin of an image whose score was not computed."""
+FEWEST = 500
+"""Answers in the window before there is an index: chance then adds 0.04 at most."""
+IMAGES_A_BIN = 20
+"""Held-out images for each bin: chance then adds 0.05 at most."""
+MOST_BINS = 20
+SCORE_BINS = len(SCORE_BOUNDS) + 1
+EMPTY = 0.5
+"""Added to the count of every bin, so that an empty one has a logarithm."""
+KEPT = 4096
+"""Requests whose times are remembered."""
+RATE_S = 10.0
+"""The time over which the rate is taken."""
+TAIL_S = 60.0
+"""The time over which the percentiles are taken."""
+
+Counts = NDArray[np.int64]
+
+
+class RecentAnswers:
+    """The last WINDOW answers of a version, the oldest overwritten first. Adding one takes three
+    stores; counting is left to the reader."""
+
+    def __init__(self) -> None:
+        self._classes = array("I", bytes(4 * WINDOW))
+        self._bins = array("B", bytes(WINDOW))
+        self._unknown = array("B", bytes(WINDOW))
+        self._added = 0
+
+    def __len__(self) -> int:
+        return min(self._added, WINDOW)
+
+    def add(self, classes: Sequence[int], *, bins: Sequence[int], unknown: int) -> None:
+        """Add the images of one request. `bins` may be of the first images only. Which images of a
+        request are the `unknown` ones makes no difference to the share."""
+        for place, (index, bin_) in enumerate(zip_longest(classes, bins, fillvalue=UNSCORED)):
+            at = self._added % WINDOW
+            self._classes[at] = index
+            self._bins[at] = bin_
+            self._unknown[at] = place < unknown
+            self._added += 1
+
+    @property
+    def unknown(self) -> int:
+        """Count the images that were like no class."""
+        return sum(self._unknown[: len(self)])
+
+    def by_class(self, classes: int) -> Counts:
+        """Count the images by their best class."""
+        indexes = np.frombuffer(self._classes, dtype=np.uint32, count=len(self))
+        return np.bincount(indexes, minlength=classes)
+
+    def by_bin(self, bins: int) -> Counts:
+        """Count the images whose score was computed by the bin of the score."""
+        known = np.frombuffer(self._bins, dtype=np.uint8, count=len(self))
+        return np.bincount(known[known != UNSCORED], minlength=bins)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Population stability indexes; None where there is too little to compare."""
+
+    classes: float | None = None
+    scores: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mix:
+    """The mix of held-out answers over groups of bins."""
+
+    group_of: NDArray[np.intp]
+    """The group of each bin."""
+    counts: Counts
+    """Held-out answers of each group."""
+
+    @classmethod
+    def of(cls, counts: ArrayLike) -> Mix | None:
+        """Take the counts of the bins. None where they are too few to compare with."""
+        bins = np.asarray(counts, dtype=np.int64)
+        most = min(MOST_BINS, int(bins.sum()) // IMAGES_A_BIN)
+        if most < 2:
+            return None
+        group_of = grouped(bins, most=most)
+        return cls(group_of=group_of, counts=summed(bins, group_of)) if group_of[-1] else None
+
+    def drift(self, now: Counts) -> float | None:
+        """Compare with the counts of the bins in the window."""
+        if now.sum() < FEWEST:
+            return None
+        return stability_index(self.counts, summed(now, self.group_of))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """The answers of a version to its held-out images, as far as its manifest has them."""
+
+    classes: Mix | None
+    scores: Mix | None
+    size: int
+    """The number of classes."""
+
+    @classmethod
+    def of(cls, metrics: Metrics, *, classes: Sequence[str]) -> Reference:
+        """Sum up the confusion table by answer. Metrics without the table, or without counts of
+        scores, give no index. They are older, or a class was retired since."""
+        answered = dict.fromkeys(classes, 0)
+        for taken_for in metrics.confusion.values():
+            for name, count in taken_for.items():
+                if name in answered:
+                    answered[name] += count
+        return cls(
+            classes=Mix.of(list(answered.values())),
+            scores=Mix.of(metrics.scores) if metrics.scores else None,
+            size=len(classes),
+        )
+
+    def drift(self, recent: RecentAnswers) -> Drift:
+        return Drift(
+            classes=self.classes.drift(recent.by_class(self.size)) if self.classes else None,
+            scores=self.scores.drift(recent.by_bin(SCORE_BINS)) if self.scores else None,
+        )
+
+
+def stability_index(expected: ArrayLike, seen: ArrayLike) -> float:
+    """Compute the population stability index of two lists of counts."""
+    p, q = _shares(expected), _shares(seen)
+    return float(((q - p) * np.log(q / p)).sum())
+
+
+def grouped(counts: Counts, *, most: int) -> NDArray[np.intp]:
+    """Give each bin a group: itself where there are few bins, else neighbours together. A bin that
+    holds twice its share stands alone, so that a mix with one heavy bin has two groups."""
+    if len(counts) <= most:
+        return np.arange(len(counts))
+    enough = 2 * counts.sum() / most
+    groups, group, held = [], 0, 0
+    for place, count in enumerate(counts):
+        if place and (held >= enough or count >= enough):
+            group, held = group + 1, 0
+        groups.append(group)
+        held += count
+    return np.array(groups, dtype=np.intp)
+
+
+def summed(counts: Counts, group_of: NDArray[np.intp]) -> Counts:
+    """Sum the counts of the bins of each group."""
+    sums = np.zeros(int(group_of[-1]) + 1, dtype=np.int64)
+    np.add.at(sums, group_of, counts)
+    return sums
+
+
+def _shares(counts: ArrayLike) -> NDArray[np.float64]:
+    smoothed = np.asarray(counts, dtype=np.float64) + EMPTY
+    return np.asarray(smoothed / smoothed.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The rate and the latency of predictions. Times are None without an answer."""
+
+    requests_per_second: float
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    failed: float | None = None
+    """The share of requests that were answered with 5xx; None without a request."""
+
+
+class Latencies:
+    """The last KEPT predictions of all versions. Used on the event loop only."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ended = array("d", bytes(8 * KEPT))
+        self._took = array("d", bytes(8 * KEPT))
+        self._failed = array("B", bytes(KEPT))
+        self._added = 0
+
+    def add(self, seconds: float, *, failed: bool) -> None:
+        at = self._added % KEPT
+        self._ended[at] = self._clock()
+        self._took[at] = seconds
+        self._failed[at] = failed
+        self._added += 1
+
+    def pace(self) -> Pace:
+        """Sum up the last seconds. If more than KEPT requests came in this time, the rate is the
+        rate of the requests that are kept."""
+        count = min(self._added, KEPT)
+        ages = self._clock() - np.frombuffer(self._ended, count=count)
+        if not count or ages.min() > TAIL_S:
+            return Pace(requests_per_second=0.0)
+        span = min(RATE_S, float(ages.max())) if count == KEPT else RATE_S
+        failed = np.frombuffer(self._failed, dtype=np.bool_, count=count)[ages <= TAIL_S]
+        took_ms = 1000 * np.frombuffer(self._took, count=count)[ages <= TAIL_S][~failed]
+        p50, p99 = np.quantile(took_ms, (0.5, 0.99)).tolist() if len(took_ms) else (None, None)
+        return Pace(
+            requests_per_second=float((ages <= span).sum() / max(span, 1e-3)),
+            p50_ms=p50,
+            p99_ms=p99,
+            failed=float(failed.mean()),
+        )
+
 
 MAX_VERSIONS = 8
 MAX_LABELS = 100

@@ -14,8 +14,8 @@ from dne_serve.engines.base import Floats, Resident
 from dne_serve.engines.scored import Scored
 from dne_serve.errors import Malformed
 from dne_serve.inference.answers import best_of
+from dne_serve.protocol_v2.images import Output
 from dne_serve.protocol_v2.schemas import MAX_JSON_VALUES, Datatype, RequestOutput
-from dne_serve.protocol_v2.tensors import Output
 
 
 class Answers:

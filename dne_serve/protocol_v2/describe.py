@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from dne_serve.errors import NotInMemory, NotReady, public_message
-from dne_serve.observe.statistics import Duration
+from dne_serve.observe.metrics import Duration
 from dne_serve.protocol_v2.answers import OUTPUTS
 from dne_serve.protocol_v2.images import ANY, INPUTS
 from dne_serve.protocol_v2.schemas import (

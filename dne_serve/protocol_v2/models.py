@@ -16,7 +16,7 @@ from dne_serve.access.permission import Permission
 from dne_serve.errors import Malformed, NotOffered
 from dne_serve.http.scoped_route import Parts, actor_of
 from dne_serve.protocol_v2 import describe
-from dne_serve.protocol_v2.body import Model, parse
+from dne_serve.protocol_v2.infer import Model, parse
 from dne_serve.protocol_v2.openapi import (
     INDEX_BODY,
     LOAD_BODY,

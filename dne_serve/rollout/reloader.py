@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from dne_serve.engines.base import Resident
 from dne_serve.errors import public_message
 from dne_serve.observe.events import Times
-from dne_serve.observe.traces import SwapTraces
+from dne_serve.observe.tracing import SwapTraces
 from dne_serve.rollout.channel import (
     ChannelReader,
     check_onward,

@@ -21,7 +21,7 @@ from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.http.bodies import AT_ONCE_BYTES, IMAGES, SMALL_BODY, BodyKind
 from dne_serve.http.openapi import document
 from dne_serve.http.scoped_route import ScopedRoute, needing, taking
-from dne_serve.loop.label_studio_routes import CONFIG, EVENT, TASKS
+from dne_serve.loop.label_studio import CONFIG, EVENT, TASKS
 from dne_serve.settings import Settings
 from tests.dne_serve.every_route import HEADERS, path_of, reads_bodies, scoped_routes
 from tests.dne_serve.wire.test_limits import connect

@@ -30,9 +30,9 @@ from dne_serve.inference.answers import (
     prediction_json,
     work_of,
 )
-from dne_serve.protocol_v2.body import pack
+from dne_serve.protocol_v2.images import Encoded
+from dne_serve.protocol_v2.infer import pack
 from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
-from dne_serve.protocol_v2.tensors import Encoded
 from model_store.store.store import Store
 from tests.live_server import LONG_S, Live, assert_problem, live_server, png, wait_for
 from tests.tiny_versions import promote, publish_tiny

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dne_serve.loop.candidate import pack_direction, unpack_direction
 from dne_serve.loop.groups import group
+from dne_serve.loop.writer import pack_direction, unpack_direction
 from model_store.loop.items import Item
 from tests.model_store.loop.items import item_record
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dne_serve.loop.label_studio_routes import as_bearer
+from dne_serve.loop.label_studio import as_bearer
 from tests.dne_serve.loop.conftest import Backend, basic
 from tests.dne_serve.loop.requests_of_1_23 import predict_request, setup_request
 from tests.live_server import TOKEN, assert_problem, png

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dne_serve.loop.label_studio_backend import MAX_ANNOTATIONS
+from dne_serve.loop.label_studio import MAX_ANNOTATIONS
 from model_store.backends.local import LocalDirectory
 from model_store.loop.inbox import MAX_LABELS, Inbox, Judgement
 from model_store.records.inbox import ItemRecord, LabelRecord

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dne_serve.loop.candidate import GivenAnswer, KeepCandidate
 from dne_serve.loop.collector import MAX_AGE_S, RecentCandidates
+from dne_serve.loop.writer import GivenAnswer, KeepCandidate
 from model_store.loop.inbox import MARKED
 
 GIVEN = GivenAnswer(

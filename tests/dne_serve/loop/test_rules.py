@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dne_serve.cli import build_parser
-from dne_serve.loop.candidate import GivenAnswer, broken_rules
+from dne_serve.loop.writer import GivenAnswer, broken_rules
 from dne_serve.setting_values import parse_collect_rules
 from dne_serve.settings import Settings, listed, load_settings
 from model_store.errors import WrongUsage

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dne_serve.observe import recent as recent_answers
-from dne_serve.observe.recent import (
+from dne_serve.observe import answer_counts
+from dne_serve.observe.answer_counts import (
     FEWEST,
     SCORE_BINS,
     UNSCORED,
@@ -154,7 +154,7 @@ def test_a_server_tells_the_drift_of_a_trained_version_once_it_has_answered_enou
     trained_store: TrainedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only noise is sent, which no class looks like. The store was learnt from few images."""
-    monkeypatch.setattr(recent_answers, "IMAGES_A_BIN", 2)
+    monkeypatch.setattr(answer_counts, "IMAGES_A_BIN", 2)
     version = trained_store.third
     with live_server(trained_store.location, max_queue=64) as live:
         live.wait_until_ready()

@@ -19,8 +19,8 @@ from dne_serve.access.permission import new_token
 from dne_serve.app import create_app
 from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.errors import TooManyListeners
+from dne_serve.observe.answer_counts import KEPT, Latencies
 from dne_serve.observe.live import MOST_LISTENERS, SAME, Listener, Stream, event
-from dne_serve.observe.recent import KEPT, Latencies
 from dne_serve.settings import Settings
 from dne_serve.wire.server import DrainingServer, server_config
 from model_store.records.manifest import Manifest

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dne_serve.engines.batcher import Ticket
-from dne_serve.observe.statistics import Statistics, VersionStatistics
+from dne_serve.observe.metrics import Statistics, VersionStatistics
 from tests.dne_serve.observe.made_up import answered, failed, logits, resident
 
 

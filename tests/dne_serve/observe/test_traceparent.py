@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from dne_serve.observe.tracer import Parent, parent_of, parse_traceparent
+from dne_serve.observe.tracing import Parent, parent_of, parse_traceparent
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 VALID = f"00-{TRACE}-{SPAN}-01".encode()

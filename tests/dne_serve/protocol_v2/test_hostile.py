@@ -15,10 +15,9 @@ from tritonclient.http import InferResult
 
 from dne_serve.errors import Malformed, TooLarge
 from dne_serve.protocol_v2.answers import OUTPUTS, check_requested
-from dne_serve.protocol_v2.body import HEADER_LENGTH, pack, unpack
-from dne_serve.protocol_v2.images import INPUTS, pictures_of
+from dne_serve.protocol_v2.images import INPUTS, Output, encode, pictures_of
+from dne_serve.protocol_v2.infer import HEADER_LENGTH, pack, unpack
 from dne_serve.protocol_v2.schemas import InferenceAnswer, ResponseOutput
-from dne_serve.protocol_v2.tensors import Output, encode
 from model_store.errors import ImageRejected
 from model_store.preprocess import Pixels, fit_pixels, read_pixels
 from model_store.records.manifest import Preprocessing

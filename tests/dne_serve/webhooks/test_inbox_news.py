@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dne_serve.settings import load_settings
-from dne_serve.webhooks.events import Event
-from dne_serve.webhooks.news import LOOK_S, InboxNews
+from dne_serve.webhooks.events import LOOK_S, Event, InboxNews
 from model_store.errors import WrongUsage
 from model_store.loop.inbox import DISCARD, Inbox
 from model_store.loop.index import Index

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.webhooks import news as news_module
-from dne_serve.webhooks.events import GUARD, Event, NotLoaded
-from dne_serve.webhooks.news import ChannelNews
+from dne_serve.webhooks import events as events_module
+from dne_serve.webhooks.events import GUARD, ChannelNews, Event, NotLoaded
 from model_store.errors import StoreError
 from model_store.layout import record_name, version_name
 from model_store.records.channel import ChannelRecord
@@ -134,7 +133,7 @@ def test_a_restarted_server_tells_recent_records_again_and_no_old_ones(
     watched.news = watched.restarted()
     assert [event.id for event in watched.told()] == first
     assert [event.data["version"] for event in watched.events] == [1, 2]
-    monkeypatch.setattr(news_module, "RECENT_S", 0.0)
+    monkeypatch.setattr(events_module, "RECENT_S", 0.0)
     watched.news = watched.restarted()
     assert watched.told() == []
     roll_back(store)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dne_serve.webhooks.post import parse_secrets, sign
+from dne_serve.webhooks.outbox import parse_secrets, sign
 from tests.dne_serve.receiver import receiving
 from tests.dne_serve.webhooks.test_outbox import OTHER, SECRET, announcing, event
 from tests.packaging.project import ROOT
