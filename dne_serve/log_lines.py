@@ -29,7 +29,7 @@ log = logging.getLogger("dne_serve")
 
 
 def on_one_line(text: str) -> str:
-    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class OneLine(logging.Formatter):
@@ -62,7 +62,7 @@ FORMATTERS: dict[str, Callable[[], logging.Formatter]] = {
 }
 
 
-class Lines(logging.StreamHandler):  # type: ignore[type-arg]
+class StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Handler whose own faults take one line too."""
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -77,7 +77,7 @@ def set_up_log(setting: str) -> None:
     level, _, form = setting.partition(",")
     root = logging.getLogger()
     if not root.handlers:  # else the calling program has set up the log
-        handler = Lines(sys.stderr)
+        handler = StderrHandler(sys.stderr)
         handler.setFormatter(FORMATTERS[form or "text"]())
         root.addHandler(handler)
         _log_uncaught()
@@ -94,8 +94,8 @@ def _log_uncaught() -> None:
         name = ended.thread.name if ended.thread else "unknown"
         log.error("the thread %s has ended", name, exc_info=ended.exc_value)
 
-    def on_unraisable(found: sys.UnraisableHookArgs) -> None:
-        log.error("%s in %r", found.err_msg or "ignored", found.object, exc_info=found.exc_value)
+    def on_unraisable(raised: sys.UnraisableHookArgs) -> None:
+        log.error("%s in %r", raised.err_msg or "ignored", raised.object, exc_info=raised.exc_value)
 
     threading.excepthook = on_thread
     sys.unraisablehook = on_unraisable

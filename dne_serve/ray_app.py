@@ -30,7 +30,7 @@ from model_store.errors import DneError, WrongUsage
 NAME = "dne"
 """The name of the deployment, for `deployments:` in a file of Ray Serve."""
 START = "start_seconds"
-"""The argument that is no setting: how long a replica waits for its first version."""
+"""The argument that is not a setting: how long a replica waits for its first version."""
 START_S = 60.0
 LOOK_S = 0.05
 """Time between two looks for the first version."""
@@ -74,7 +74,7 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     """Read settings from arguments and the environment. WrongUsage for those that cannot hold."""
     unknown = sorted(given.keys() - Settings.model_fields.keys())
     if unknown:
-        raise WrongUsage(f"there is no setting {unknown[0]}: docs/configuration.md names them all")
+        raise WrongUsage(f"unknown setting {unknown[0]}: docs/configuration.md lists all of them")
     for name in sorted(given.keys() & SECRETS):
         raise WrongUsage(f"{name} would be shown by Ray: give DNE_{name.upper()} to its nodes")
     settings = load_settings(**{**given, "host": ANY_HOST})

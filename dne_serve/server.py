@@ -19,13 +19,14 @@ from dne_serve.inference.store_threads import StoreThreads
 from dne_serve.loop.collector import Collector
 from dne_serve.loop.inbox_handle import InboxHandle
 from dne_serve.loop.trainer_child import TrainerChild, worker_command, worker_environment
-from dne_serve.loop.writer import CollectLimits, InboxWriter
+from dne_serve.loop.writer import InboxWriter
 from dne_serve.observe.events import Events
-from dne_serve.observe.live import ActivityAnswer, Now, snapshot
-from dne_serve.observe.metrics import Metrics, Statistics
-from dne_serve.observe.tracing import make_tracer, note_answered
+from dne_serve.observe.live import ActivityAnswer, snapshot
+from dne_serve.observe.metrics import ServerMetrics, Statistics
+from dne_serve.observe.traces import note_answered
+from dne_serve.observe.tracing import make_tracer
 from dne_serve.rollout.canary import CanaryAndShadow
-from dne_serve.rollout.channel import Moved, Mover, SameStore
+from dne_serve.rollout.channel import ChannelMove, Mover, SameStore
 from dne_serve.rollout.engine_switch import Auto, EngineSwitch
 from dne_serve.rollout.guard import Guard
 from dne_serve.rollout.loaded_versions import (
@@ -67,7 +68,7 @@ class Serving:
         self.keys = settings.read_keys()
         self.open_store = SameStore(settings.store, keys=self.keys)
         self._observe()
-        self._guard_doors()
+        self._control_access()
         self._open_inbox()
         self._make_pools()
         self._hold_versions()
@@ -89,12 +90,12 @@ class Serving:
 
     def _observe(self) -> None:
         """Make what counts, times and traces."""
-        self.metrics = Metrics()
+        self.metrics = ServerMetrics()
         self.metrics.queue_limit.set(self.settings.max_queue)
         self.statistics = Statistics()
         self.tracer = make_tracer(self.settings, on_outcome=self.metrics.traced)
 
-    def _guard_doors(self) -> None:
+    def _control_access(self) -> None:
         """Make what decides who may ask, and what writes down who changed something."""
         settings = self.settings
         self.authorizer = Authorizer(
@@ -200,7 +201,7 @@ class Serving:
             inbox=self._inbox_news(),
         )
         self.metrics.watch(
-            queue=lambda: self.batcher.depth,
+            queue_images=lambda: self.batcher.depth,
             residents=lambda: self.loaded.count,
             model_bytes=lambda: self.loaded.bytes,
             following=lambda: self.loaded.served is not None and self.error is None,
@@ -306,7 +307,8 @@ class Serving:
     def activity(self) -> ActivityAnswer:
         """Sum up what the server does now."""
         served = self.loaded.served
-        now = Now(
+        return snapshot(
+            self.metrics,
             version=served.version if served else None,
             channel=self.settings.channel,
             queue=self.batcher.depth,
@@ -314,7 +316,6 @@ class Serving:
             canary=self.canary_and_shadow.ready("canary"),
             shadow=self.canary_and_shadow.ready("shadow"),
         )
-        return snapshot(self.metrics, now)
 
     def _inbox_news(self) -> InboxNews | None:
         webhook = self.settings.webhook
@@ -335,18 +336,11 @@ class Serving:
             max_pixels=self.settings.max_pixels,
             niceness=WRITER_NICENESS,
         )
-        asked = parse_collect(listed(self.settings.collect)).limits
-        limits = CollectLimits(
-            per_hour=asked.per_hour,
-            total=asked.total,
-            days=asked.days,
-            free_bytes=asked.free_bytes,
-        )
         return InboxWriter(
             self.inbox_handle,
             process=process,
             channel=self.settings.channel,
-            limits=limits,
+            limits=parse_collect(listed(self.settings.collect)).limits,
             on_outcome=self.metrics.settled,
         )
 
@@ -398,7 +392,7 @@ class Serving:
         self.reloader.poll()
 
     def _not_loaded(self) -> NotLoaded | None:
-        """Describe a head that failed to load twice: a single fault of the network is no news."""
+        """Describe a head that failed to load twice: a single network fault is not news."""
         failure, served = self.reloader.failure, self.loaded.served
         if failure is None or failure.record is None or failure.times < 2:
             return None
@@ -422,7 +416,7 @@ class Serving:
         self.reloader.withdraw()
         self.metrics.served_version.set(0)
 
-    def follow(self, moved: Moved) -> None:
+    def follow(self, moved: ChannelMove) -> None:
         """Take up the version that a new record of the channel names."""
         record = moved.record
         try:

@@ -63,7 +63,7 @@ def parse_collect(texts: Sequence[str]) -> Collecting:
             rules.append(text)
         else:
             limits[match[1].replace("-", "_")] = _limit(match[1], match[2])
-    return Collecting(rules=parse_collect_rules(rules), limits=CollectLimits(**limits))
+    return Collecting(rules=tuple(map(_collect_rule, rules)), limits=CollectLimits(**limits))
 
 
 def _limit(name: str, text: str) -> float:
@@ -78,10 +78,6 @@ def _whole(name: str, text: str) -> int:
     if not text.isdigit():
         raise WrongUsage(f"collect: {name}={text} is not a whole number")
     return int(text)
-
-
-def parse_collect_rules(texts: Sequence[str]) -> tuple[CollectRule, ...]:
-    return tuple(map(_collect_rule, texts))
 
 
 def _collect_rule(text: str) -> CollectRule:
@@ -134,11 +130,7 @@ def parse_guard(texts: Sequence[str]) -> Guarding:
         seconds = float(text) if re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,6})?", text) else 0.0
         if not 0 < seconds <= MAX_GUARD_S:
             raise WrongUsage(f"guard: seconds={text} is not above 0 and up to {MAX_GUARD_S}")
-    return Guarding(rules=parse_guard_rules(rules), seconds=seconds)
-
-
-def parse_guard_rules(texts: Sequence[str]) -> tuple[GuardRule, ...]:
-    return tuple(map(_guard_rule, texts))
+    return Guarding(rules=tuple(map(_guard_rule, rules)), seconds=seconds)
 
 
 def _guard_rule(text: str) -> GuardRule:

@@ -14,6 +14,7 @@ from pydantic import (
     PrivateAttr,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -68,7 +69,7 @@ class FixedLimits:
     decode_seconds: float = 5.0
     """Time to decode an image."""
     decode_threads: int = field(default_factory=lambda: max(2, usable_cores() // 4))
-    """Threads, and processes of each lane, that decode images."""
+    """Threads, and processes for each kind of image, that decode images."""
     idle_seconds: float = 600.0
     """Time after which a version that nobody asks for leaves the memory."""
     guard_least: int = 50
@@ -77,6 +78,14 @@ class FixedLimits:
     """Open connections; the slowest makes room for a new one."""
     max_resident: int = 4
     """Versions in memory besides the served one. They share their experts."""
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """Split a setting that holds several entries."""
+    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
+
+
+PARSERS = {"guard": parse_guard, "collect": parse_collect, "canary": parse_canary}
 
 
 class Settings(BaseSettings):
@@ -264,23 +273,11 @@ class Settings(BaseSettings):
             )
         return self
 
-    @field_validator("guard")
+    @field_validator(*PARSERS)
     @classmethod
-    def _guards_make_sense(cls, guard: str) -> str:
-        parse_guard(listed(guard))
-        return guard
-
-    @field_validator("collect")
-    @classmethod
-    def _rules_make_sense(cls, collect: str) -> str:
-        parse_collect(listed(collect))
-        return collect
-
-    @field_validator("canary")
-    @classmethod
-    def _versions_make_sense(cls, canary: str) -> str:
-        parse_canary(listed(canary))
-        return canary
+    def _can_be_parsed(cls, value: str, info: ValidationInfo) -> str:
+        PARSERS[str(info.field_name)](listed(value))
+        return value
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -318,11 +315,6 @@ class Settings(BaseSettings):
             raise WrongUsage(
                 f"the admin token file {self.admin_token_file} cannot be read"
             ) from error
-
-
-def listed(text: str) -> tuple[str, ...]:
-    """Split a setting that holds several entries."""
-    return tuple(entry.strip() for entry in text.split(",") if entry.strip())
 
 
 MOVED = {

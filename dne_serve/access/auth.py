@@ -41,10 +41,10 @@ class FailedAuthThrottle:
 
     def check(self, address: str, digest: bytes) -> None:
         """Raise RateExceeded for a token that is not to be judged."""
-        one = self._by_address.get(_network(address))
-        if one is None or digest in one.known:
+        attempts = self._by_address.get(_network(address))
+        if attempts is None or digest in attempts.known:
             return
-        left = self._left(one)
+        left = self._left(attempts)
         if left < 1:
             raise RateExceeded(
                 "too many wrong tokens have come from this address",
@@ -52,39 +52,39 @@ class FailedAuthThrottle:
             )
 
     def was_wrong(self, address: str) -> None:
-        one = self._of(address)
-        one.left, one.at = self._left(one) - 1, self._clock()
+        attempts = self._of(address)
+        attempts.left, attempts.at = self._left(attempts) - 1, self._clock()
 
     def was_right(self, address: str, digest: bytes) -> None:
-        one = self._of(address)
-        if digest not in one.known:
-            one.known = [*one.known[1 - MAX_KNOWN :], digest]
+        attempts = self._of(address)
+        if digest not in attempts.known:
+            attempts.known = [*attempts.known[1 - MAX_KNOWN :], digest]
 
-    def _left(self, one: _Attempts) -> float:
-        return min(float(MOST), one.left + (self._clock() - one.at) * MOST / WINDOW_S)
+    def _left(self, attempts: _Attempts) -> float:
+        return min(float(MOST), attempts.left + (self._clock() - attempts.at) * MOST / WINDOW_S)
 
     def _of(self, address: str) -> _Attempts:
         """Find or make the entry of an address. The entry not used for longest goes."""
         network = _network(address)
-        one = self._by_address.get(network)
-        if one is None:
-            one = self._by_address[network] = _Attempts(left=float(MOST), at=self._clock())
+        attempts = self._by_address.get(network)
+        if attempts is None:
+            attempts = self._by_address[network] = _Attempts(left=float(MOST), at=self._clock())
             if len(self._by_address) > MAX_ADDRESSES:
                 self._by_address.popitem(last=False)
         self._by_address.move_to_end(network)
-        return one
+        return attempts
 
 
 def _network(address: str) -> str:
     """Return the /64 network of an IPv6 address, as one host has all of it, or an IPv4 address."""
     try:
-        found = ipaddress.ip_address(address)
+        parsed = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, ipaddress.IPv4Address):
+    if isinstance(parsed, ipaddress.IPv4Address):
         return address
-    mapped = found.ipv4_mapped
-    return str(mapped) if mapped else str(int(found) >> 64)
+    mapped = parsed.ipv4_mapped
+    return str(mapped) if mapped else str(int(parsed) >> 64)
 
 
 class Authorizer:
@@ -110,9 +110,9 @@ class Authorizer:
             self._closed.add(Permission.LABEL)
 
     def is_closed(self, needed: Permission, *, is_direct: bool = True) -> bool:
-        """Return whether a token is needed. Requests through a proxy need one for `label`. A door
-        that was closed once stays closed while the server runs: a token file is empty for a moment
-        while it is rewritten, and must not open it."""
+        """Return whether a token is needed. Requests through a proxy need one for `label`. A permission
+        that once needed a token needs one while the server runs: a token file is empty for a moment
+        while it is rewritten, which must not open the route."""
         tokens = self._tokens()
         if needed is Permission.LABEL and tokens:  # who may only predict sees no pictures
             self._closed.add(needed)
@@ -121,7 +121,7 @@ class Authorizer:
         return needed in self._closed or (needed is Permission.LABEL and not is_direct)
 
     def why_closed(self, needed: Permission, *, is_direct: bool = True) -> str | None:
-        """Say why no client gets through the door, whatever it sends; None where one can."""
+        """Return why no client is permitted, whatever it sends; None where a client can be."""
         is_closed = self.is_closed(needed, is_direct=is_direct)
         if not is_closed or any(token.opens(needed) for token in self._tokens()):
             return None
@@ -135,7 +135,7 @@ class Authorizer:
         address: str = "",
         is_direct: bool = True,
     ) -> Token | None:
-        """Return the token that opens the door, or None if it stands open."""
+        """Return the token that permits the request, or None where no token is needed."""
         if not self.is_closed(needs, is_direct=is_direct):
             return None
         hopeless = self.why_closed(needs, is_direct=is_direct)
@@ -202,8 +202,10 @@ def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
             f"whoever reaches {settings.host or 'this machine'} could use this server: make a "
             "token (--new-token), or say that it is meant (--allow-open)"
         )
-    closed = {one for token in tokens for one in token.permissions}
-    still_open = [one.value for one in (Permission.PREDICT, Permission.READ) if one not in closed]
+    closed = {permission for token in tokens for permission in token.permissions}
+    still_open = [
+        named.value for named in (Permission.PREDICT, Permission.READ) if named not in closed
+    ]
     if still_open:
         log.warning(
             "the %s routes are open to whoever reaches %s", " and ".join(still_open), settings.host

@@ -65,11 +65,11 @@ def digest_of(token: str) -> bytes:
 
 def find(tokens: Sequence[Token], digest: bytes) -> Token | None:
     """Compare with every token, so that the time it takes says nothing about any of them."""
-    found = None
+    holder = None
     for token in tokens:
         if hmac.compare_digest(token.digest, digest):
-            found = token
-    return found
+            holder = token
+    return holder
 
 
 ADDED_BY_PROXIES = re.compile(
@@ -144,13 +144,13 @@ def parse_line(line: str) -> Token:
     name, scopes, digest = words[:3]
     if not NAME.fullmatch(name):
         raise WrongUsage("the name of a token is made of letters, digits, '.', '_' and '-'")
-    found = DIGEST.fullmatch(digest)
-    if found is None:
+    parsed = DIGEST.fullmatch(digest)
+    if parsed is None:
         raise WrongUsage("the token itself is not written down: sha256: and 64 hex digits are")
     return Token(
         name=name,
         permissions=_permissions(scopes),
-        digest=bytes.fromhex(found[1]),
+        digest=bytes.fromhex(parsed[1]),
         rate=_rate(words[3]) if len(words) == 4 else None,
     )
 
@@ -167,7 +167,7 @@ def parse_lines(text: str, *, source: str) -> list[Token]:
 
 
 def _permissions(text: str) -> frozenset[Permission]:
-    granted = {one.value: one for one in GRANTED}
+    granted = {permission.value: permission for permission in GRANTED}
     names = text.split(",")
     if unknown := [name for name in names if name not in granted]:
         raise WrongUsage(f"{unknown[0]!r} is not one of the scopes {', '.join(granted)}")
@@ -175,10 +175,10 @@ def _permissions(text: str) -> frozenset[Permission]:
 
 
 def _rate(word: str) -> float:
-    found = RATE.fullmatch(word)
-    if found is None or float(found[1]) <= 0:
+    rate = RATE.fullmatch(word)
+    if rate is None or float(rate[1]) <= 0:
         raise WrongUsage("a rate is written as rate=N, in requests a second")
-    return float(found[1])
+    return float(rate[1])
 
 
 def read_tokens(settings: Settings) -> list[Token]:
@@ -236,8 +236,8 @@ def _stamps(files: Sequence[Path]) -> list[tuple[int, int, int]]:
     stamps = []
     for path in files:
         with suppress(OSError):
-            found = path.stat()
-            stamps.append((found.st_ino, found.st_mtime_ns, found.st_size))
+            status = path.stat()
+            stamps.append((status.st_ino, status.st_mtime_ns, status.st_size))
     return stamps
 
 

@@ -64,8 +64,8 @@ def check_json(text: bytes, *, max_values: int) -> None:
     if sum(map(text.count, (b",", b"[", b"{"))) > max_values:
         raise TooLarge(f"the JSON holds more than {max_values} values")
     # A run of twice as many digits has a digit at one of these places, and as many after it.
-    for found in DIGIT.finditer(text[::DIGITS]):
-        if text[found.start() * DIGITS : (found.start() + 1) * DIGITS].isdigit():
+    for digit in DIGIT.finditer(text[::DIGITS]):
+        if text[digit.start() * DIGITS : (digit.start() + 1) * DIGITS].isdigit():
             raise Malformed(f"a number is too large: it has more than {DIGITS} digits")
 
 
@@ -140,13 +140,12 @@ class MemoryBudget:
         A client that is slow without malice stays while another one holds more.
         """
         before = self._clock() - STALLED_S
-        stalled = [
-            one for one in self._reservations if one.has_stalled(before) and one is not besides
-        ]
+        others = (body for body in self._reservations if body is not besides)
+        stalled = [body for body in others if body.has_stalled(before)]
         held: Counter[str] = Counter()
-        for one in stalled:
-            held[one.address] += one.held
-        return max(stalled, key=lambda one: (held[one.address], -one.moved_at), default=None)
+        for body in stalled:
+            held[body.address] += body.held
+        return max(stalled, key=lambda body: (held[body.address], -body.moved_at), default=None)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

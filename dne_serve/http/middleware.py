@@ -33,8 +33,9 @@ from dne_serve.http.bodies import (
 )
 from dne_serve.http.problems import NOTE, Note, problem_of
 from dne_serve.log_lines import FACTS
-from dne_serve.observe.metrics import Metrics
-from dne_serve.observe.tracing import CURRENT, RequestTrace, Tracer
+from dne_serve.observe.metrics import ServerMetrics
+from dne_serve.observe.traces import CURRENT, RequestTrace
+from dne_serve.observe.tracing import Tracer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
@@ -171,7 +172,7 @@ class Observed:
         self,
         app: ASGIApp,
         *,
-        metrics: Metrics,
+        metrics: ServerMetrics,
         tracer: Tracer | None = None,
         drains: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -362,12 +363,12 @@ class KnownHosts:
 
 def _name_in(host: str) -> str | None:
     """Take the name out of a Host: `::1` of `[::1]:8000`. Return None for any other form."""
-    found = HOST.fullmatch(host) if len(host) <= MAX_HOST else None
-    if found is None or int(found["port"] or 0) > 65535:
+    parts = HOST.fullmatch(host) if len(host) <= MAX_HOST else None
+    if parts is None or int(parts["port"] or 0) > 65535:
         return None
-    if found["ipv6"] is not None:
-        return found["ipv6"] if _is_address(found["ipv6"]) else None
-    return found["name"]
+    if parts["ipv6"] is not None:
+        return parts["ipv6"] if _is_address(parts["ipv6"]) else None
+    return parts["name"]
 
 
 def _is_address(name: str) -> bool:

@@ -64,8 +64,8 @@ def _drop_validation_errors(made: dict[str, Any]) -> None:
     """Remove the 422 that FastAPI documents: a malformed request is a 400 here."""
     for operations in made["paths"].values():
         for operation in operations.values():
-            found = operation["responses"].get("422", {})
-            if "HTTPValidationError" in str(found):
+            documented = operation["responses"].get("422", {})
+            if "HTTPValidationError" in str(documented):
                 del operation["responses"]["422"]
     for name in ("HTTPValidationError", "ValidationError"):
         made["components"]["schemas"].pop(name, None)

@@ -46,8 +46,8 @@ HEADERS = {
 class Files(StaticFiles):
     """Files of the pages, under the same policy as the pages."""
 
-    def file_response(self, *found: Any, **options: Any) -> Response:
-        answer = super().file_response(*found, **options)
+    def file_response(self, *place: Any, **options: Any) -> Response:
+        answer = super().file_response(*place, **options)
         answer.headers.update(HEADERS)
         return answer
 

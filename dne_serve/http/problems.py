@@ -25,7 +25,7 @@ MAX_DETAIL = 1000  # a client may send names of any length
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Handling:
     """Status of an error, whether the client may try again, and whether the server is at fault."""
 
     status: int
@@ -34,56 +34,56 @@ class Answer:
 
 
 # The nearest base class counts, so a new error has the status of its family until it is listed.
-ANSWERS: dict[type[DneError], Answer] = {
-    errors.Malformed: Answer(400),
-    errors.TokenMissing: Answer(401),
-    errors.TokenRefused: Answer(403),
-    errors.OriginRefused: Answer(403),
-    errors.NotOffered: Answer(404),
-    errors.NotInMemory: Answer(404),
-    errors.NotAcceptable: Answer(406),
-    errors.TooLarge: Answer(413),
-    errors.TypeNotAccepted: Answer(415),
-    errors.HostUnknown: Answer(421),
-    errors.RateExceeded: Answer(429, retry=True),
-    errors.WaitedTooLong: Answer(503, retry=True),
-    errors.QueueFull: Answer(503, retry=True),
-    errors.TooManyListeners: Answer(503, retry=True),
-    errors.StoreBusy: Answer(503, retry=True),
-    errors.Stopped: Answer(503, retry=True),
-    errors.DecoderUnavailable: Answer(503, retry=True),
-    errors.NotReady: Answer(503, retry=True),
-    errors.TooOld: Answer(503, retry=True),
-    errors.NotKept: Answer(503, retry=True),
-    errors.NotMoved: Answer(503, logged=True),
-    errors.NotServed: Answer(503, logged=True),
-    errors.NoRoom: Answer(503),
-    errors.NotEnoughMemory: Answer(503, retry=True, logged=True),
-    errors.StoreChanged: Answer(503, retry=True),
-    errors.ChannelWentBack: Answer(503, retry=True),
-    store_errors.WrongUsage: Answer(400),
-    store_errors.ImageRejected: Answer(422),
-    store_errors.ImageTooLarge: Answer(413),
-    store_errors.VersionNotFound: Answer(404),
-    store_errors.LabelInvalid: Answer(422),
-    store_errors.ItemNotFound: Answer(404),
-    store_errors.KeptTooLarge: Answer(404),
-    store_errors.LabelConflict: Answer(409),
-    store_errors.LabelsFull: Answer(409),
-    store_errors.JobNotFound: Answer(404),
-    store_errors.JobUnderWay: Answer(409),
-    store_errors.NothingToLearn: Answer(409),
-    store_errors.ChannelNotFound: Answer(404),
-    store_errors.ChannelMoved: Answer(409),
-    store_errors.NothingToRollBack: Answer(409),
-    store_errors.KeyMissing: Answer(409),
-    store_errors.StoreNotFound: Answer(503, retry=True),
-    store_errors.StoreError: Answer(503, logged=True),
+ANSWERS: dict[type[DneError], Handling] = {
+    errors.Malformed: Handling(400),
+    errors.TokenMissing: Handling(401),
+    errors.TokenRefused: Handling(403),
+    errors.OriginRefused: Handling(403),
+    errors.NotOffered: Handling(404),
+    errors.NotInMemory: Handling(404),
+    errors.NotAcceptable: Handling(406),
+    errors.TooLarge: Handling(413),
+    errors.TypeNotAccepted: Handling(415),
+    errors.HostUnknown: Handling(421),
+    errors.RateExceeded: Handling(429, retry=True),
+    errors.WaitedTooLong: Handling(503, retry=True),
+    errors.QueueFull: Handling(503, retry=True),
+    errors.TooManyListeners: Handling(503, retry=True),
+    errors.StoreBusy: Handling(503, retry=True),
+    errors.Stopped: Handling(503, retry=True),
+    errors.DecoderUnavailable: Handling(503, retry=True),
+    errors.NotReady: Handling(503, retry=True),
+    errors.TooOld: Handling(503, retry=True),
+    errors.NotKept: Handling(503, retry=True),
+    errors.NotMoved: Handling(503, logged=True),
+    errors.NotServed: Handling(503, logged=True),
+    errors.NoRoom: Handling(503),
+    errors.NotEnoughMemory: Handling(503, retry=True, logged=True),
+    errors.StoreChanged: Handling(503, retry=True),
+    errors.ChannelWentBack: Handling(503, retry=True),
+    store_errors.WrongUsage: Handling(400),
+    store_errors.ImageRejected: Handling(422),
+    store_errors.ImageTooLarge: Handling(413),
+    store_errors.VersionNotFound: Handling(404),
+    store_errors.LabelInvalid: Handling(422),
+    store_errors.ItemNotFound: Handling(404),
+    store_errors.KeptTooLarge: Handling(404),
+    store_errors.LabelConflict: Handling(409),
+    store_errors.LabelsFull: Handling(409),
+    store_errors.JobNotFound: Handling(404),
+    store_errors.JobUnderWay: Handling(409),
+    store_errors.NothingToLearn: Handling(409),
+    store_errors.ChannelNotFound: Handling(404),
+    store_errors.ChannelMoved: Handling(409),
+    store_errors.NothingToRollBack: Handling(409),
+    store_errors.KeyMissing: Handling(409),
+    store_errors.StoreNotFound: Handling(503, retry=True),
+    store_errors.StoreError: Handling(503, logged=True),
 }
-UNEXPECTED = Answer(500, logged=True)
+UNEXPECTED = Handling(500, logged=True)
 
 
-def answer_to(error: Exception) -> Answer:
+def answer_to(error: Exception) -> Handling:
     return next((ANSWERS[kind] for kind in type(error).__mro__ if kind in ANSWERS), UNEXPECTED)
 
 

@@ -44,7 +44,7 @@ from dne_serve.inference.answers import MAX_TOP_K, prediction_json, work_of
 from dne_serve.inference.predictor import AT_LEAST_PARAMETER, at_least_of
 from dne_serve.inference.store_threads import ARRIVED
 from dne_serve.observe.live import ActivityAnswer, Listener, Stream
-from dne_serve.rollout.channel import Moved
+from dne_serve.rollout.channel import ChannelMove
 from dne_serve.server import DRAINS, Serving
 from model_store.records.channel import ChannelRecord
 from model_store.records.sealing import MAX_VERSION
@@ -168,7 +168,7 @@ async def predict(
     return Response(await serving.answers.build(build, work=work), media_type=JSON)
 
 
-# A coroutine: the door is used on the event loop only.
+# A coroutine: the authorizer is used on the event loop only.
 async def why_no_moves(serving: Parts) -> str | None:
     closed = serving.authorizer.why_closed(Permission.ADMIN)
     if closed is None and not serving.keys.can_write:
@@ -221,7 +221,7 @@ def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
     return versions.classes(serving.loaded.served.manifest)
 
 
-async def _move(request: Request, serving: Serving, move: Callable[[], Moved]) -> Response:
+async def _move(request: Request, serving: Serving, move: Callable[[], ChannelMove]) -> Response:
     """Move the channel and take up the version on a thread for moves; wait for the moment on none,
     so that a rollback finds a free thread."""
 

@@ -159,8 +159,8 @@ class ScopedRoute(APIRoute):
 
     def _methods_here(self, scope: Scope) -> list[str]:
         """List the methods of all routes with this path: another method is another route."""
-        routes = every_route(scope["app"].routes)
-        here = [one for one in routes if isinstance(one, APIRoute) and one.path == self.path]
+        every = (route for route in every_route(scope["app"].routes) if isinstance(route, APIRoute))
+        here = [route for route in every if route.path == self.path]
         return sorted({method for route in here for method in route.methods or ()})
 
 
@@ -203,8 +203,8 @@ async def _parse(body: bytes, adapter: TypeAdapter[Any], *, kind: BodyKind) -> o
         try:
             return adapter.validate_json(body)
         except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False, include_context=False)
-            said = [{**one, "loc": ("body", *one["loc"])} for one in found]
+            invalid = error.errors(include_url=False, include_input=False, include_context=False)
+            said = [{**fault, "loc": ("body", *fault["loc"])} for fault in invalid]
             raise RequestValidationError(said) from None
 
     return parse() if len(body) <= AT_ONCE_BYTES else await run_in_threadpool(parse)

@@ -32,7 +32,7 @@ REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload:
+class UploadedImage:
     """An image file, still encoded."""
 
     filename: str | None
@@ -42,7 +42,7 @@ class Upload:
         return await decoder.read(self.data, preprocessing)
 
 
-async def read_uploads(request: Request, *, max_images: int) -> list[Upload]:
+async def read_uploads(request: Request, *, max_images: int) -> list[UploadedImage]:
     """Read at least one image file, in the order sent. `BodyLimit` limits the bytes of the body."""
     check_accept(request.headers.get("accept", ""))
     kind, options = parse_options_header(request.headers.get("content-type"))
@@ -53,7 +53,7 @@ async def read_uploads(request: Request, *, max_images: int) -> list[Upload]:
         uploads = await _read_json(pieces, max_images=max_images)
     elif kind in (b"", b"application/octet-stream") or kind.startswith(b"image/"):
         body = await _whole(request)
-        uploads = [Upload(filename=None, data=body)] if body else []
+        uploads = [UploadedImage(filename=None, data=body)] if body else []
     else:
         raise TypeNotAccepted(
             f"Content-Type {kind.decode('latin-1')[:100]!r} is not accepted: send "
@@ -79,13 +79,13 @@ async def _whole(request: Request) -> bytes:
     return b"".join([chunk async for chunk in request.stream()])
 
 
-async def _read_json(pieces: list[bytes], *, max_images: int) -> list[Upload]:
+async def _read_json(pieces: list[bytes], *, max_images: int) -> list[UploadedImage]:
     if sum(map(len, pieces)) <= AT_ONCE_BYTES:
         return _from_json(pieces, max_images=max_images)
     return await run_in_threadpool(_from_json, pieces, max_images=max_images)
 
 
-def _from_json(pieces: list[bytes], *, max_images: int) -> list[Upload]:
+def _from_json(pieces: list[bytes], *, max_images: int) -> list[UploadedImage]:
     """Empty `pieces`, so that a large body does not stay in memory beside its images."""
     body = b"".join(pieces)
     pieces.clear()
@@ -107,7 +107,7 @@ def _from_json(pieces: list[bytes], *, max_images: int) -> list[Upload]:
     return [_from_base64(image, place=place) for place, image in enumerate(images, start=1)]
 
 
-def _from_base64(image: JsonImage | str, *, place: int) -> Upload:
+def _from_base64(image: JsonImage | str, *, place: int) -> UploadedImage:
     """Decode base64, also with line breaks or after the beginning of a data URL."""
     given = JsonImage(data=image) if isinstance(image, str) else image
     head, comma, encoded = given.data.partition(",")
@@ -117,7 +117,7 @@ def _from_base64(image: JsonImage | str, *, place: int) -> Upload:
         data = binascii.a2b_base64(_without_spaces(encoded if comma else head), strict_mode=True)
     except ValueError as error:
         raise Malformed(f"image {place} is not base64") from error
-    return Upload(filename=given.filename, data=data)
+    return UploadedImage(filename=given.filename, data=data)
 
 
 def _without_spaces(text: str) -> str | bytes:
@@ -130,7 +130,7 @@ def _without_spaces(text: str) -> str | bytes:
 
 async def _read_form(
     chunks: AsyncIterator[bytes], options: dict[bytes, bytes], *, max_images: int
-) -> list[Upload]:
+) -> list[UploadedImage]:
     form = _Form(max_images=max_images)
     try:
         parser = MultipartParser(options.get(b"boundary", b""), form.callbacks())
@@ -158,7 +158,7 @@ class _Form:
     """Collects the parts of a form from the parser's callbacks."""
 
     def __init__(self, *, max_images: int) -> None:
-        self.uploads: list[Upload] = []
+        self.uploads: list[UploadedImage] = []
         self.ended = False
         self._max_images = max_images
         self._part = _Part()
@@ -203,7 +203,9 @@ class _Form:
         self._part.data += data[start:end]
 
     def _on_part_end(self) -> None:
-        self.uploads.append(Upload(filename=self._part.filename, data=bytes(self._part.data)))
+        self.uploads.append(
+            UploadedImage(filename=self._part.filename, data=bytes(self._part.data))
+        )
 
     def _on_end(self) -> None:
         self.ended = True

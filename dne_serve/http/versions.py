@@ -48,16 +48,16 @@ class Overviews:
         limit: int,
     ) -> VersionsAnswer:
         """Build one page. An unreadable manifest or record does not hide the others."""
-        found = read_page(store, describe=_row, keep=self._rows, before=before, limit=limit)
+        page = read_page(store, describe=_row, keep=self._rows, before=before, limit=limit)
         history, problems = self._history(store, channel)
         return VersionsAnswer(
             served=served,
             channel=channel,
             mode=mode,
             moves_refused=moves_refused,
-            versions=[_summary(number, row) for number, row in found.rows],
-            total=found.total,
-            next_before=found.next_before,
+            versions=[_summary(number, row) for number, row in page.rows],
+            total=page.total,
+            next_before=page.next_before,
             history=history,
             problems=problems,
             growth=_growth(store, dict(found.rows), history),
@@ -138,9 +138,9 @@ def _summary(number: int, row: Row | StoreError) -> VersionSummary:
 
 def describe(store: Store, version: int) -> VersionAnswer:
     manifest = store.manifest(version)
-    found = details(manifest, parent=store.parent_of(manifest))
+    described = details(manifest, parent=store.parent_of(manifest))
     return VersionAnswer(
-        **{**found, **_records(manifest)}, temperature=manifest.calibration.temperature
+        **{**described, **_records(manifest)}, temperature=manifest.calibration.temperature
     )
 
 

@@ -17,7 +17,7 @@ from dne_serve.errors import Malformed, NotReady, TooOld
 from dne_serve.inference.decoding import Decoder, Picture
 from dne_serve.inference.store_threads import Deadline, Loads
 from dne_serve.observe.events import Answered, Compared, Events, Times
-from dne_serve.observe.tracing import CURRENT
+from dne_serve.observe.traces import CURRENT
 from dne_serve.rollout.canary import CanaryAndShadow, Chosen
 from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedVersions
 from model_store.errors import DneError, ImageRejected

@@ -33,7 +33,7 @@ from dne_serve.errors import NotKept, Refused, Stopped
 from dne_serve.inference.answers import Listed, best_of
 from dne_serve.inference.reencoding import Reencoded
 from dne_serve.loop.inbox_handle import InboxHandle, Retention
-from dne_serve.setting_values import CollectRule
+from dne_serve.setting_values import CollectLimits, CollectRule
 from model_store.errors import DneError, ImageRejected, ItemNotFound, StoreError
 from model_store.loop.item_names import picture_name, short_of, timestamp_of
 from model_store.records.inbox import ItemRecord, KeptPicture, TopClass
@@ -198,17 +198,6 @@ class Reencodes(Protocol):
 
     def reencode(self, data: bytes) -> Reencoded: ...
     def stop(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectLimits:
-    """Limits on the number of kept pictures, on their age, and on the disk of the store."""
-
-    per_hour: int
-    total: int
-    days: float
-    free_bytes: int = 0
-    """Free bytes that the disk of the store must have."""
 
 
 class InboxWriter:

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from dne_serve.errors import TooManyListeners
 from dne_serve.observe.answer_counts import OTHER, Recently
-from dne_serve.observe.metrics import Agreement, Metrics
+from dne_serve.observe.metrics import Agreement, ServerMetrics
 
 MOST_CLASSES = 8
 LONGEST_NAME = 60
@@ -96,35 +96,32 @@ class ActivityAnswer(BaseModel):
     shadow: Beside | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Now:
-    """The state of the server that no metric keeps."""
-
-    version: int | None
-    channel: str
-    queue: int
-    queue_limit: int
-    canary: int | None
-    shadow: int | None
-
-
-def snapshot(metrics: Metrics, now: Now) -> ActivityAnswer:
-    """Sum up the server at this moment."""
-    recently = None if now.version is None else metrics.answers.look(now.version)
+def snapshot(
+    metrics: ServerMetrics,
+    *,
+    version: int | None,
+    channel: str,
+    queue: int,
+    queue_limit: int,
+    canary: int | None,
+    shadow: int | None,
+) -> ActivityAnswer:
+    """Sum up the server at this moment, from its metrics and from what no metric keeps."""
+    recently = None if version is None else metrics.answers.look(version)
     pace = metrics.latencies.pace()
     return ActivityAnswer(
-        version=now.version,
-        channel=now.channel,
+        version=version,
+        channel=channel,
         requests_per_second=_rounded(pace.requests_per_second),
         p50_ms=None if pace.p50_ms is None else _rounded(pace.p50_ms),
         p99_ms=None if pace.p99_ms is None else _rounded(pace.p99_ms),
         failed=None if pace.failed is None else round(pace.failed, 4),
-        queue=now.queue,
-        queue_limit=now.queue_limit,
+        queue=queue,
+        queue_limit=queue_limit,
         answers=_classes(recently) if recently else None,
         swap=_swap(metrics),
-        canary=_beside(now.canary, metrics.canary),
-        shadow=_beside(now.shadow, metrics.shadow),
+        canary=_beside(canary, metrics.canary),
+        shadow=_beside(shadow, metrics.shadow),
     )
 
 
@@ -150,7 +147,7 @@ def _short(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
-def _swap(metrics: Metrics) -> Swap | None:
+def _swap(metrics: ServerMetrics) -> Swap | None:
     last = metrics.last_swap
     if last is None:
         return None

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from prometheus_client import (
@@ -55,14 +56,15 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-class Metrics:
+class ServerMetrics:
     """The metrics of one server, in a registry of its own: two servers in one process share no
     counts."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series
-        self.registry = CollectorRegistry()
-        new = self.registry
+        self.registry = new = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=new), partial(Gauge, registry=new)
+        times = partial(Histogram, buckets=SECONDS, registry=new)
         ProcessCollector(registry=new)
         self.build = Info("dne_build", "The software, and what computes the network.", registry=new)
         self.answers = AnswerCounts()
@@ -70,119 +72,80 @@ class Metrics:
         self.canary, self.shadow = Agreement(), Agreement()
         self.last_swap: LastSwap | None = None
         new.register(self.answers)
-        self.requests = Counter(
-            "dne_requests", "Requests answered.", ("method", "route", "status"), registry=new
-        )
-        self.under_way = Gauge(
-            "dne_requests_under_way", "Requests that wait for their answer.", registry=new
-        )
-        self.seconds = Histogram(
-            "dne_request_seconds",
-            "From request to answer.",
-            ("route",),
-            buckets=SECONDS,
-            registry=new,
-        )
-        self.images = Counter("dne_images", "Images run through the network.", registry=new)
+        self.requests = counter("dne_requests", "Requests answered.", ("method", "route", "status"))
+        self.under_way = gauge("dne_requests_under_way", "Requests that wait for their answer.")
+        self.seconds = times("dne_request_seconds", "From request to answer.", ("route",))
+        self.images = counter("dne_images", "Images run through the network.")
         self.batch_images = Histogram(
             "dne_batch_images", "Images in a batch.", buckets=BATCHES, registry=new
         )
-        self.decode_seconds = Histogram(
-            "dne_decode_seconds", "Decoding of a request's images.", buckets=SECONDS, registry=new
-        )
-        self.wait_seconds = Histogram(
-            "dne_wait_seconds", "From decoded image to its batch.", buckets=SECONDS, registry=new
-        )
-        self.compute_seconds = Histogram(
-            "dne_compute_seconds", "Run of a batch.", buckets=SECONDS, registry=new
-        )
-        self.answered_images = Counter(
+        self.decode_seconds = times("dne_decode_seconds", "Decoding of a request's images.")
+        self.wait_seconds = times("dne_wait_seconds", "From decoded image to its batch.")
+        self.compute_seconds = times("dne_compute_seconds", "Run of a batch.")
+        self.answered_images = counter(
             "dne_answered_images",
             "Images answered, by the served version, the canary, or one that was asked for.",
             ("by",),
-            registry=new,
         )
-        self.shadow_images = Counter(
+        self.shadow_images = counter(
             "dne_shadow_images",
             "Images on which the shadow would have given the same label, or another.",
             ("label",),
-            registry=new,
         )
-        self.canary_images = Counter(
+        self.canary_images = counter(
             "dne_canary_images",
             "Images of the canary on which the served version would have given the same label, or "
             "another.",
             ("label",),
-            registry=new,
         )
-        self.queue_images = Gauge(
-            "dne_queue_images", "Images that wait for the engine.", registry=new
+        self.queue_images = gauge("dne_queue_images", "Images that wait for the engine.")
+        self.queue_limit = gauge(
+            "dne_queue_limit_images", "Images that may wait; more are answered 503."
         )
-        self.queue_limit = Gauge(
-            "dne_queue_limit_images", "Images that may wait; more are answered 503.", registry=new
-        )
-        self.served_version = Gauge(
-            "dne_served_version", "The version that is served; 0 for none.", registry=new
-        )
-        self.residents = Gauge("dne_resident_versions", "Versions in memory.", registry=new)
-        self.model_bytes = Gauge(
+        self.served_version = gauge("dne_served_version", "The version that is served; 0 for none.")
+        self.residents = gauge("dne_resident_versions", "Versions in memory.")
+        self.model_bytes = gauge(
             "dne_model_bytes",
             "Experts and classifiers in memory; what versions share counts once.",
-            registry=new,
         )
-        self.following = Gauge(
-            "dne_following", "1 while what the channel names is what is served.", registry=new
-        )
-        self.fallback = Gauge(
+        self.following = gauge("dne_following", "1 while what the channel names is what is served.")
+        self.fallback = gauge(
             "dne_fallback",
             "1 while an earlier version is served because the head could not be loaded.",
-            registry=new,
         )
-        self.channel_version = Gauge(
+        self.channel_version = gauge(
             "dne_channel_version",
             "The version that the channel named when it was read last; 0 for none.",
-            registry=new,
         )
-        self.followed = Gauge(
+        self.followed = gauge(
             "dne_followed_timestamp_seconds",
             "When the channel was read last and its version was the served one; 0 for never.",
-            registry=new,
         )
-        self.swaps = Counter("dne_swaps", "Changes of the served version.", registry=new)
-        self.swapped_at = Gauge(
-            "dne_swap_timestamp_seconds",
-            "When the served version changed last; 0 for never.",
-            registry=new,
+        self.swaps = counter("dne_swaps", "Changes of the served version.")
+        self.swapped_at = gauge(
+            "dne_swap_timestamp_seconds", "When the served version changed last; 0 for never."
         )
-        self.failed_loads = Counter(
-            "dne_failed_loads", "Versions that could not be loaded.", registry=new
-        )
-        self.guard_returns = Counter(
-            "dne_guard_returns", "Promotions that the guard took back.", registry=new
-        )
-        self.webhook = Counter(
+        self.failed_loads = counter("dne_failed_loads", "Versions that could not be loaded.")
+        self.guard_returns = counter("dne_guard_returns", "Promotions that the guard took back.")
+        self.webhook = counter(
             "dne_webhook",
             "Events for webhooks: delivered, retried (each try), failed (given up), or dropped.",
             ("outcome",),
-            registry=new,
         )
-
-        self.traces = Counter(
+        self.traces = counter(
             "dne_traces",
             "Traces of requests and swaps: sent, failed (refused by the collector), or dropped "
             "(it was away for too long).",
             ("outcome",),
-            registry=new,
         )
-        self.collected = Counter(
-            "dne_collected_images", "Pictures kept in the inbox by this server.", registry=new
+        self.collected = counter(
+            "dne_collected_images", "Pictures kept in the inbox by this server."
         )
-        self.not_collected = Counter(
+        self.not_collected = counter(
             "dne_collect_dropped_images",
             "Pictures that a rule would keep and that were not kept: no room in the queue, the cap "
             "of the hour or of all, a near-duplicate, a bad image, the store.",
             ("reason",),
-            registry=new,
         )
 
     def settled(self, outcome: str) -> None:
@@ -192,23 +155,11 @@ class Metrics:
         elif outcome != "known":
             self.not_collected.labels(outcome).inc()
 
-    def watch(
-        self,
-        *,
-        queue: Callable[[], int],
-        residents: Callable[[], int],
-        model_bytes: Callable[[], int],
-        following: Callable[[], bool],
-        fallback: Callable[[], bool],
-        channel_version: Callable[[], int],
-    ) -> None:
-        """Set the gauges that are read when Prometheus asks."""
-        self.queue_images.set_function(queue)
-        self.residents.set_function(residents)
-        self.model_bytes.set_function(model_bytes)
-        self.following.set_function(following)
-        self.fallback.set_function(fallback)
-        self.channel_version.set_function(channel_version)
+    def watch(self, **values: Callable[[], float]) -> None:
+        """Set the gauges, by their attributes, that are read when Prometheus asks."""
+        for name, value in values.items():
+            gauge: Gauge = getattr(self, name)
+            gauge.set_function(value)
 
     def built(self, *, backend: str, device: str, engine: str) -> None:
         """Name the software and what computes the network."""

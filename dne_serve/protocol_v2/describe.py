@@ -75,12 +75,12 @@ def model(serving: Serving, manifest: Manifest) -> ModelAnswer:
         platform=_platform(serving),
         inputs=[
             TensorAnswer(
-                name=one.name,
-                datatype=one.datatype,
-                shape=list(one.shape(preprocessing)),
-                parameters={"content": one.content(preprocessing)},
+                name=input.name,
+                datatype=input.datatype,
+                shape=list(input.shape(preprocessing)),
+                parameters={"content": input.content(preprocessing)},
             )
-            for one in INPUTS.values()
+            for input in INPUTS.values()
         ],
         outputs=[
             TensorAnswer(
@@ -113,12 +113,12 @@ def config(serving: Serving, manifest: Manifest) -> ConfigAnswer:
         max_batch_size=0,
         input=[
             ConfigInput(
-                name=one.name,
-                data_type=CONFIG_TYPES[one.datatype],
-                dims=list(one.shape(preprocessing)),
+                name=input.name,
+                data_type=CONFIG_TYPES[input.datatype],
+                dims=list(input.shape(preprocessing)),
                 optional=True,
             )
-            for one in INPUTS.values()
+            for input in INPUTS.values()
         ],
         output=[
             ConfigOutput(
@@ -136,7 +136,7 @@ def index(serving: Serving, *, only_ready: bool) -> list[IndexRow]:
     """List the newest versions in the store. An unreadable one does not hide the others."""
     store = serving.open_store()
     rows = [_row(serving, store, number) for number in store.versions()[-MAX_INDEXED:]]
-    return [one for one in rows if one.state == "READY" or not only_ready]
+    return [row for row in rows if row.state == "READY" or not only_ready]
 
 
 def _row(serving: Serving, store: Store, version: int) -> IndexRow:
@@ -160,7 +160,7 @@ def check_ready(serving: Serving, version: int | None) -> None:
         raise NotReady(DRAINS)
     if serving.reloader.withdrawn or (version is None and serving.loaded.served is None):
         raise why_not_ready(serving)
-    if version is None or any(one.version == version for one in serving.loaded.manifests):
+    if version is None or any(manifest.version == version for manifest in serving.loaded.manifests):
         return
     _check_not_failed(serving, version)
     raise NotInMemory(
@@ -184,20 +184,20 @@ def _check_not_failed(serving: Serving, version: int) -> None:
 
 
 def statistics(serving: Serving, version: int) -> ModelStatistics:
-    found = serving.statistics.of(version)
+    counts = serving.statistics.of(version)
     nothing = DurationAnswer(count=0, ns=0)
     return ModelStatistics(
         name=serving.settings.model_name,
         version=str(version),
-        last_inference=found.last_answer_ms,
-        inference_count=found.images,
-        execution_count=sum(batch.count for batch in found.batches.values()),
+        last_inference=counts.last_answer_ms,
+        inference_count=counts.images,
+        execution_count=sum(batch.count for batch in counts.batches.values()),
         inference_stats=InferenceStatistics(
-            success=_duration(found.success),
-            fail=_duration(found.fail),
-            queue=_duration(found.queue),
-            compute_input=_duration(found.decode),
-            compute_infer=_duration(found.run),
+            success=_duration(counts.success),
+            fail=_duration(counts.fail),
+            queue=_duration(counts.queue),
+            compute_input=_duration(counts.decode),
+            compute_infer=_duration(counts.run),
             compute_output=nothing,
             cache_hit=nothing,
             cache_miss=nothing,
@@ -209,7 +209,7 @@ def statistics(serving: Serving, version: int) -> ModelStatistics:
                 compute_infer=_duration(batch),
                 compute_output=nothing,
             )
-            for size, batch in sorted(found.batches.items())
+            for size, batch in sorted(counts.batches.items())
         ],
     )
 
@@ -224,8 +224,8 @@ def log(serving: Serving) -> LogAnswer:
     )
 
 
-def _duration(found: Duration) -> DurationAnswer:
-    return DurationAnswer(count=found.count, ns=found.ns)
+def _duration(duration: Duration) -> DurationAnswer:
+    return DurationAnswer(count=duration.count, ns=duration.ns)
 
 
 def _labels(manifest: Manifest) -> Sequence[str]:

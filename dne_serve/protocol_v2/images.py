@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.errors import Malformed, TooLarge
-from dne_serve.http.uploads import Upload
+from dne_serve.http.uploads import UploadedImage
 from dne_serve.inference.decoding import Decoder, Picture
 from dne_serve.protocol_v2.schemas import Datatype
 from model_store.preprocess import FORMATS, Pixels
@@ -67,9 +67,9 @@ class Encoded:
 def check_size(tensor: Tensor) -> None:
     """Refuse values that cannot fill the shape, before they are decoded."""
     if tensor.binary is None:
-        found = len(tensor.data or [])
-        if found != tensor.shape[0]:  # else it may be nested, and is counted when it is flattened
-            _check_count(tensor, found)
+        sent = len(tensor.data or [])
+        if sent != tensor.shape[0]:  # else it may be nested, and is counted when it is flattened
+            _check_count(tensor, sent)
         return
     each = ITEM_BYTES[tensor.datatype]
     needed, sent = tensor.count * each, len(tensor.binary)
@@ -143,7 +143,7 @@ def _flat(tensor: Tensor) -> list[Any]:
         return data
     lists: list[Any] = [data]
     for size in tensor.shape:
-        if not all(isinstance(one, list) and len(one) == size for one in lists):
+        if not all(isinstance(part, list) and len(part) == size for part in lists):
             raise Malformed(
                 f"input {tensor.name!r}: data is neither flat nor nested like {list(tensor.shape)}"
             )
@@ -165,10 +165,10 @@ def _split(tensor: Tensor, binary: memoryview) -> list[bytes]:
     return elements
 
 
-def _check_count(tensor: Tensor, found: int) -> None:
-    if found != tensor.count:
+def _check_count(tensor: Tensor, sent: int) -> None:
+    if sent != tensor.count:
         raise Malformed(
-            f"input {tensor.name!r}: {list(tensor.shape)} takes {tensor.count} values, and {found} "
+            f"input {tensor.name!r}: {list(tensor.shape)} takes {tensor.count} values, and {sent} "
             "were sent"
         )
 
@@ -231,8 +231,8 @@ class EncodedImages(Input):
 
     def pictures(self, tensor: Tensor, preprocessing: Preprocessing) -> list[Picture]:
         return [
-            Upload(filename=None, data=_decoded(one) if isinstance(one, str) else one)
-            for one in elements_of(tensor)
+            UploadedImage(filename=None, data=_decoded(sent) if isinstance(sent, str) else sent)
+            for sent in elements_of(tensor)
         ]
 
 
@@ -289,7 +289,7 @@ class NormalisedPixels(Input):
 
 
 INPUTS: dict[str, Input] = {
-    one.name: one for one in (EncodedImages(), UInt8Pixels(), FloatPixels(), NormalisedPixels())
+    kind.name: kind for kind in (EncodedImages(), UInt8Pixels(), FloatPixels(), NormalisedPixels())
 }
 
 
@@ -322,7 +322,7 @@ def _decoded(text: str) -> bytes:
 
 
 def _images(pixels_NHWC: Pixels) -> list[Picture]:
-    return [PixelImage(filename=None, pixels=one) for one in pixels_NHWC]
+    return [PixelImage(filename=None, pixels=pixels_HWC) for pixels_HWC in pixels_NHWC]
 
 
 def _levels(

@@ -61,11 +61,11 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 MOST_LIKELY_SHORT = 64
 """Characters of a client's own text that an error repeats."""
 
-Model = TypeVar("Model", bound=BaseModel)
+Parsed = TypeVar("Parsed", bound=BaseModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ParsedRequest:
     """An inference request: its tensors, and the outputs that it asks for."""
 
     id: str | None
@@ -75,13 +75,13 @@ class Asked:
     """True if outputs travel as binary unless they say otherwise."""
 
 
-def unpack(body: bytes, *, header_length: str | None) -> Asked:
+def unpack(body: bytes, *, header_length: str | None) -> ParsedRequest:
     """Parse a body. The JSON ends after `header_length` bytes; 0 says that all is one image."""
     length = _length(header_length, of=body)
     if header_length is not None and length == 0:
-        return Asked(id=None, tensors=(_one_image(body),), outputs=(), binary=False)
+        return ParsedRequest(id=None, tensors=(_one_image(body),), outputs=(), binary=False)
     request = parse(body[:length], InferenceRequest)
-    return Asked(
+    return ParsedRequest(
         id=request.id,
         tensors=_tensors(request.inputs, memoryview(body)[length:]),
         outputs=tuple(request.outputs),
@@ -89,7 +89,7 @@ def unpack(body: bytes, *, header_length: str | None) -> Asked:
     )
 
 
-def parse(text: bytes, model: type[Model]) -> Model:
+def parse(text: bytes, model: type[Parsed]) -> Parsed:
     """Parse a JSON text. Refuse one that is too much before it is parsed."""
     try:
         check_json(text, max_values=MAX_JSON_VALUES)
@@ -208,31 +208,11 @@ async def infer_by_version(request: Request, serving: Parts, version: Version) -
     return await _infer(request, serving, version=version)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
-    """Bytes of a request, and the header that divides them."""
-
-    data: bytes
-    header_length: str | None
-
-    def read(self, preprocessing: Preprocessing, *, max_images: int) -> tuple[Asked, list[Picture]]:
-        """Parse the bytes. Raise every fault before an image is decoded."""
-        asked = unpack(self.data, header_length=self.header_length)
-        check_requested(asked.outputs)
-        asked = replace(asked, outputs=asked.outputs or EVERY_OUTPUT)
-        pictures = pictures_of(asked.tensors, preprocessing=preprocessing, max_images=max_images)
-        return asked, pictures
-
-
 async def _infer(request: Request, serving: Serving, *, version: int | None) -> Response:
     serving.predictor.expect_room()
     chosen = await _resolve(serving, version, at_least=at_least_of(request))
     resident = chosen.resident
-    body = _Body(
-        data=b"".join([chunk async for chunk in request.stream()]),
-        header_length=request.headers.get(HEADER_LENGTH),
-    )
-    asked, pictures = await _read(body, serving, resident.manifest.preprocessing)
+    asked, pictures = await _read(request, serving, resident.manifest.preprocessing)
     classes = len(resident.labels)
     values = count_json_values(
         asked.outputs, images=len(pictures), classes=classes, binary=asked.binary
@@ -251,16 +231,23 @@ async def _resolve(serving: Serving, version: int | None, *, at_least: int | Non
 
 
 async def _read(
-    body: _Body, serving: Serving, preprocessing: Preprocessing
-) -> tuple[Asked, list[Picture]]:
-    def read() -> tuple[Asked, list[Picture]]:
-        return body.read(preprocessing, max_images=serving.settings.max_images)
+    request: Request, serving: Serving, preprocessing: Preprocessing
+) -> tuple[ParsedRequest, list[Picture]]:
+    """Parse the body. Raise every fault before an image is decoded."""
+    body = b"".join([chunk async for chunk in request.stream()])
 
-    return read() if len(body.data) <= AT_ONCE_BYTES else await run_in_threadpool(read)
+    def read() -> tuple[ParsedRequest, list[Picture]]:
+        asked = unpack(body, header_length=request.headers.get(HEADER_LENGTH))
+        check_requested(asked.outputs)
+        asked = replace(asked, outputs=asked.outputs or EVERY_OUTPUT)
+        most = serving.settings.max_images
+        return asked, pictures_of(asked.tensors, preprocessing=preprocessing, max_images=most)
+
+    return read() if len(body) <= AT_ONCE_BYTES else await run_in_threadpool(read)
 
 
 def _answer(
-    asked: Asked, resident: Resident, scored: Sequence[Scored], *, model_name: str
+    asked: ParsedRequest, resident: Resident, scored: Sequence[Scored], *, model_name: str
 ) -> Response:
     answers = Answers(resident, scored)
     heads, encoded = [], []

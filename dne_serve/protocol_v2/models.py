@@ -16,7 +16,7 @@ from dne_serve.access.permission import Permission
 from dne_serve.errors import Malformed, NotOffered
 from dne_serve.http.scoped_route import Parts, actor_of
 from dne_serve.protocol_v2 import describe
-from dne_serve.protocol_v2.infer import Model, parse
+from dne_serve.protocol_v2.infer import Parsed, parse
 from dne_serve.protocol_v2.openapi import (
     INDEX_BODY,
     LOAD_BODY,
@@ -199,7 +199,7 @@ async def unload(request: Request, serving: Parts) -> StateAnswer:
     )
 
 
-async def _read(request: Request, model: type[Model]) -> Model:
+async def _read(request: Request, model: type[Parsed]) -> Parsed:
     """Parse a body of any Content-Type, as clients send none. An empty body is an empty object."""
     body = await request.body()
     return parse(body or b"{}", model)

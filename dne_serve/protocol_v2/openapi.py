@@ -61,7 +61,7 @@ def _whole(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_nulls(node: dict[str, Any]) -> dict[str, Any]:
-    """Allow null for every optional property, as `schemas.Asked` does."""
+    """Allow null for every optional property, as `schemas.RequestPart` does."""
     for name, schema in node.get("properties", {}).items():
         if name not in node.get("required", ()):
             schema["nullable"] = True

@@ -20,7 +20,7 @@ MAX_DIMENSIONS = 8
 MAX_ID = 1000
 
 
-class Asked(BaseModel):
+class RequestPart(BaseModel):
     """A part of a request. `null` counts as left out, as some clients write it."""
 
     @model_validator(mode="before")
@@ -31,12 +31,12 @@ class Asked(BaseModel):
         return {name: value for name, value in given.items() if value is not None}
 
 
-class InputParameters(Asked):
+class InputParameters(RequestPart):
     binary_data_size: Size | None = None
     shared_memory_region: Any = None
 
 
-class RequestInput(Asked):
+class RequestInput(RequestPart):
     """A tensor. `data` is in row-major order, nested like `shape` or flat; without it the values
     are binary."""
 
@@ -47,22 +47,22 @@ class RequestInput(Asked):
     data: list[Any] | None = None
 
 
-class OutputParameters(Asked):
+class OutputParameters(RequestPart):
     binary_data: Flag | None = None
     classification: Annotated[int, Field(strict=True, ge=0, le=MAX_TOP_K)] = 0
     shared_memory_region: Any = None
 
 
-class RequestOutput(Asked):
+class RequestOutput(RequestPart):
     name: str
     parameters: OutputParameters = OutputParameters()
 
 
-class RequestParameters(Asked):
+class RequestParameters(RequestPart):
     binary_data_output: Flag = False
 
 
-class InferenceRequest(Asked):
+class InferenceRequest(RequestPart):
     """An inference request. Its `id` comes back with the answer. Without `outputs`, the answer has
     all of them."""
 
@@ -160,7 +160,7 @@ class ConfigAnswer(BaseModel):
     parameters: dict[str, ConfigValue]
 
 
-class IndexRequest(Asked):
+class IndexRequest(RequestPart):
     ready: Flag = False
 
 
@@ -177,7 +177,7 @@ class StateAnswer(BaseModel):
     reason: str
 
 
-class LoadRequest(Asked):
+class LoadRequest(RequestPart):
     parameters: dict[str, Any] = {}
 
 

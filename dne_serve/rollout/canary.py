@@ -20,7 +20,7 @@ from model_store.records.manifest import Manifest, ShardRef
 
 RETRY_S = 30.0
 
-log = logging.getLogger("dne_serve.companions")
+log = logging.getLogger("dne_serve.canary")
 
 
 class VersionReader(Protocol):
@@ -69,19 +69,19 @@ class CanaryAndShadow:
         self._shadow = _Beside("shadow", self.shadow) if self.shadow is not None else None
 
     def load(self, open_store: Callable[[], VersionReader]) -> None:
-        """Load the companions that are not in memory; blocks. A failure is logged, and tried again
-        after RETRY_S: the served version needs no companion."""
-        for one in (self._canary, self._shadow):
-            if one is None or one.resident is not None or self.clock() < one.retry_at:
+        """Load the canary and the shadow unless they are in memory; blocks. Log a failure, and try
+        again after RETRY_S: the served version does not depend on them."""
+        for trial in (self._canary, self._shadow):
+            if trial is None or trial.resident is not None or self.clock() < trial.retry_at:
                 continue
             try:
                 store = open_store()
-                one.resident = self.loaded.load(store.read_manifest(one.version), shards=store)
+                trial.resident = self.loaded.load(store.read_manifest(trial.version), shards=store)
                 self.loaded.stand_beside(self._loaded())
-                log.info("version %s stands by as %s", one.version, one.name)
+                log.info("version %s stands by as %s", trial.version, trial.name)
             except Exception as error:
-                one.retry_at = self.clock() + RETRY_S
-                log.error("cannot load version %s as %s: %s", one.version, one.name, error)
+                trial.retry_at = self.clock() + RETRY_S
+                log.error("cannot load version %s as %s: %s", trial.version, trial.name, error)
 
     def choose(self, served: Resident, *, at_least: int = 0) -> Chosen:
         """Choose the version for a request that names none. The canary's share is counted, not
@@ -101,8 +101,8 @@ class CanaryAndShadow:
 
     def ready(self, name: Literal["canary", "shadow"]) -> int | None:
         """Return the version that is in memory under this name."""
-        one = self._canary if name == "canary" else self._shadow
-        return one.version if one is not None and one.resident is not None else None
+        trial = self._canary if name == "canary" else self._shadow
+        return trial.version if trial is not None and trial.resident is not None else None
 
     def _is_due(self) -> bool:
         self._due += self.canary.share if self.canary else 0.0
@@ -113,4 +113,4 @@ class CanaryAndShadow:
 
     def _loaded(self) -> list[Resident]:
         both = (self._canary, self._shadow)
-        return [one.resident for one in both if one is not None and one.resident is not None]
+        return [trial.resident for trial in both if trial and trial.resident]

@@ -63,16 +63,16 @@ class SameStore:
 
 def _check_unchanged(store: Store) -> None:
     try:
-        found = store.read_id()
+        store_id = store.read_id()
     except StoreNotFound as error:
         raise StoreChanged(
             "the store has vanished: its store.json is not there; bring the store back, or restart "
             "this server to wait for another one"
         ) from error
-    if found != store.id:
+    if store_id != store.id:
         raise StoreChanged(
-            f"another store (id {found[:8]}…) is in the place of the one that this server follows "
-            f"(id {store.id[:8]}…); bring that one back, or restart this server to follow the other"
+            f"another store (id {store_id[:8]}…) has replaced the one that this server follows (id "
+            f"{store.id[:8]}…); bring that one back, or restart this server to follow the other"
         )
 
 
@@ -123,7 +123,7 @@ def earlier_targets(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class ChannelMove:
     """The record that was appended, and the version that it names, in memory."""
 
     record: ChannelRecord
@@ -140,19 +140,21 @@ class Mover:
         self._loaded = loaded
         self._channel = channel
 
-    def promote(self, to: int, *, actor: str, reason: str) -> Moved:
+    def promote(self, to: int, *, actor: str, reason: str) -> ChannelMove:
         return self._move(partial(Channel.promote, version=to), actor=actor, reason=reason)
 
     def rollback(
         self, *, to: int | None, actor: str, reason: str, after: int | None = None
-    ) -> Moved:
+    ) -> ChannelMove:
         move = partial(Channel.rollback, to=to, after=after)
         return self._move(move, actor=actor, reason=reason)
 
-    def resume(self, *, actor: str, reason: str) -> Moved:
+    def resume(self, *, actor: str, reason: str) -> ChannelMove:
         return self._move(Channel.resume, actor=actor, reason=reason)
 
-    def _move(self, append: Callable[..., ChannelRecord], *, actor: str, reason: str) -> Moved:
+    def _move(
+        self, append: Callable[..., ChannelRecord], *, actor: str, reason: str
+    ) -> ChannelMove:
         store, loaded = self._open_store(), list[Resident]()
         record = append(
             store.channel(self._channel),
@@ -161,7 +163,7 @@ class Mover:
             # The list keeps the version, which may leave the loaded versions meanwhile.
             check=lambda manifest: loaded.append(self._load(manifest, store)),
         )
-        return Moved(record=record, resident=loaded[-1])
+        return ChannelMove(record=record, resident=loaded[-1])
 
     def _load(self, manifest: Manifest, store: Store) -> Resident:
         try:

@@ -86,7 +86,7 @@ class ScheduledCutover:
 
     def until_served(self, record: ChannelRecord) -> Future[None] | None:
         """Return the end of the record's waiting, or None if the record does not wait."""
-        return next((one.over for one in self._waiting if one.record == record), None)
+        return next((waiting.over for waiting in self._waiting if waiting.record == record), None)
 
     def wait_s(self, record: ChannelRecord) -> float:
         """Compute the time until the record's moment: never more than the setting, so that a wrong
@@ -100,9 +100,9 @@ class ScheduledCutover:
         with self._turn:
             wait_s = 0.0 if at_once else self.wait_s(record)
             if wait_s:
-                one = Waiting(record=record, resident=resident, due=self._clock() + wait_s)
+                waiting = Waiting(record=record, resident=resident, due=self._clock() + wait_s)
                 earlier = (old for old in self._waiting if old.record.number < record.number)
-                self._keep((*earlier, one)[-MAX_WAITING:])
+                self._keep((*earlier, waiting)[-MAX_WAITING:])
                 self._turn.notify_all()
                 log.info("version %s waits %.2f s for its moment", resident.version, wait_s)
                 return
@@ -117,14 +117,14 @@ class ScheduledCutover:
         """Serve the newest version whose moment has come. Those before it are passed over."""
         with self._turn:
             now = self._clock()
-            due = [one for one in self._waiting if one.due <= now]
+            due = [waiting for waiting in self._waiting if waiting.due <= now]
             if not due:
                 return
             try:
                 self._serve(due[-1].resident, due[-1].record)
             finally:
                 last = due[-1].record.number
-                self._keep(tuple(one for one in self._waiting if one.record.number > last))
+                self._keep(tuple(later for later in self._waiting if later.record.number > last))
 
     def clear(self) -> None:
         """Let no version wait any more."""
@@ -132,11 +132,11 @@ class ScheduledCutover:
             self._keep(())
 
     def _keep(self, stay: tuple[Waiting, ...]) -> None:
-        gone = [one for one in self._waiting if one not in stay]
+        gone = [waiting for waiting in self._waiting if waiting not in stay]
         self._waiting = stay
-        self._keeper.hold(one.resident for one in stay)
-        for one in gone:
-            one.over.set_result(None)
+        self._keeper.hold(waiting.resident for waiting in stay)
+        for waiting in gone:
+            waiting.over.set_result(None)
 
     def _tell_if_late(self, record: ChannelRecord) -> None:
         late_s = age_s(record, now=self._wall()) - self._settle_s
@@ -151,7 +151,7 @@ class ScheduledCutover:
     def _loop(self) -> None:
         with self._turn:  # waiting lets go of it
             while not self._over:
-                first = min((one.due for one in self._waiting), default=None)
+                first = min((waiting.due for waiting in self._waiting), default=None)
                 self._turn.wait(None if first is None else max(0.0, first - self._clock()))
                 try:
                     self.switch()

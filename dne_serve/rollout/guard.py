@@ -15,7 +15,7 @@ from typing import Protocol
 
 from dne_serve.errors import ModelUnusable
 from dne_serve.observe.events import Answered
-from dne_serve.rollout.channel import Moved
+from dne_serve.rollout.channel import ChannelMove
 from dne_serve.rollout.cutover import age_s
 from dne_serve.setting_values import GuardRule
 from model_store.errors import ChannelMoved, DneError, KeyMissing, NothingToRollBack
@@ -31,7 +31,9 @@ log = logging.getLogger("dne_serve.guard")
 class RollsBack(Protocol):
     """The part of a `Mover` that the guard needs."""
 
-    def rollback(self, *, to: int | None, actor: str, reason: str, after: int | None) -> Moved: ...
+    def rollback(
+        self, *, to: int | None, actor: str, reason: str, after: int | None
+    ) -> ChannelMove: ...
 
 
 @dataclass(slots=True)

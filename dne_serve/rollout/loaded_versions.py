@@ -76,7 +76,7 @@ class _Table:
     ) -> bool:
         """Remove versions that the limits do not allow beside those coming, least recently used
         first."""
-        stay = {one.manifest.digest for one in needed}
+        stay = {resident.manifest.digest for resident in needed}
         spare = [digest for digest in self.entries if digest not in stay]
         gone = False
         for place, digest in enumerate(spare):
@@ -88,7 +88,7 @@ class _Table:
         return gone
 
     def _too_large(self, limits: LoadedLimits, coming: Sequence[Manifest]) -> bool:
-        held = bytes_of([*(one.manifest for one in self.residents()), *coming])
+        held = bytes_of([*(resident.manifest for resident in self.residents()), *coming])
         return limits.max_bytes is not None and held > limits.max_bytes
 
 
@@ -142,7 +142,7 @@ class LoadedVersions:
     @property
     def manifests(self) -> list[Manifest]:
         with self._table:
-            return [one.manifest for one in self._residents.residents()]
+            return [resident.manifest for resident in self._residents.residents()]
 
     def find(self, digest: str) -> Resident | None:
         """Return the version if it is in memory, without waiting for a load under way."""
@@ -152,9 +152,9 @@ class LoadedVersions:
     def find_version(self, version: int) -> Resident | None:
         """Return a version by its number: the served one first, then the one used last."""
         with self._table:
-            candidates = [self._served, *reversed(self._residents.residents())]
-        found = next((one for one in candidates if one and one.version == version), None)
-        return found and self.find(found.manifest.digest)
+            loaded = [self._served, *reversed(self._residents.residents())]
+        resident = next((held for held in loaded if held and held.version == version), None)
+        return resident and self.find(resident.manifest.digest)
 
     def load(self, manifest: Manifest, *, shards: ShardReader, needed: bool = False) -> Resident:
         """Return the version, loaded if it is not in memory. Blocks; never call it on the event
@@ -249,7 +249,7 @@ class LoadedVersions:
         limit = self._limits.max_bytes
         if limit is None:
             return
-        stay = [one.manifest for one in self._needed()]
+        stay = [resident.manifest for resident in self._needed()]
         wanted = bytes_of([*stay, manifest])
         if wanted > limit:
             raise NoRoom(
@@ -280,4 +280,4 @@ def _step(steps: Steps[Result]) -> _Done[Result] | None:
 
 def bytes_of(manifests: Iterable[Manifest]) -> int:
     """Count the bytes of experts and classifiers, shared ones once."""
-    return total_bytes(tuple(ref for one in manifests for ref in one.model_shards))
+    return total_bytes(tuple(ref for manifest in manifests for ref in manifest.model_shards))

@@ -36,10 +36,10 @@ class MemoryCheck:
 
     def check(self, manifest: Manifest) -> None:
         residents = tuple(self._resident())
-        there = {ref.sha256 for one in residents for ref in one.model_shards}
+        there = {ref.sha256 for manifest in residents for ref in manifest.model_shards}
         new = {ref.sha256: ref.bytes for ref in manifest.model_shards if ref.sha256 not in there}
         weights, available = COPIES * sum(new.values()), self._available()
-        held = max((self._pass_bytes(one.spec) for one in residents), default=0)
+        held = max((self._pass_bytes(manifest.spec) for manifest in residents), default=0)
         passing = max(0, self._pass_bytes(manifest.spec) - held)
         if available is not None and weights + passing > available:
             raise NotEnoughMemory(
@@ -51,7 +51,7 @@ class MemoryCheck:
 
 def available_bytes() -> int | None:
     """Return the free bytes of this machine or its container; None if neither is known."""
-    left = [found for found in (_of_machine(), _of_cgroup()) if found is not None]
+    left = [free_bytes for free_bytes in (_of_machine(), _of_cgroup()) if free_bytes is not None]
     return min(left, default=None)
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from dne_serve.engines.base import Resident
 from dne_serve.errors import public_message
 from dne_serve.observe.events import Times
-from dne_serve.observe.tracing import SwapTraces
+from dne_serve.observe.traces import SwapTraces
 from dne_serve.rollout.channel import (
     ChannelReader,
     check_onward,
@@ -201,7 +201,7 @@ class Reloader:
             return
         try:
             past = earlier_records(store, self._channel, head)
-            before = next((one for one in past if not self.cutover.wait_s(one)), None)
+            before = next((record for record in past if not self.cutover.wait_s(record)), None)
             if before is not None:
                 self._serve(self._load(before, store), before)
         except Exception as error:
@@ -233,9 +233,9 @@ class Reloader:
     ) -> Resident:
         if in_memory is not None and in_memory.manifest.digest == record.target_digest:
             return in_memory
-        found = self._loaded.find(record.target_digest)
-        if found is not None:
-            return found
+        resident = self._loaded.find(record.target_digest)
+        if resident is not None:
+            return resident
         return self._loaded.load(store.resolve(record), shards=store, needed=True)
 
     def _serve(self, resident: Resident, record: ChannelRecord, *, fallback: bool = False) -> None:

@@ -96,14 +96,14 @@ def moved(
     )
 
 
-def not_loaded(found: NotLoaded, *, store_id: str) -> Event:
+def not_loaded(failure: NotLoaded, *, store_id: str) -> Event:
     """Make the event of a version that the channel names and a server cannot load."""
     return _of_channel(
-        found.record,
+        failure.record,
         store_id=store_id,
         type=EventType.NOT_LOADED,
         time=timestamp(),
-        data={"error": found.error, "serving": found.serving},
+        data={"error": failure.error, "serving": failure.serving},
         about="/not_loaded",
     )
 
@@ -324,10 +324,10 @@ class ChannelNews:
         past = islice(_back_from(store, head), MOST_AT_ONCE)
         told = self._told
         if told is None:
-            found = takewhile(lambda record: _is_recent(record.time), past)
+            untold = takewhile(lambda record: _is_recent(record.time), past)
         else:
-            found = takewhile(lambda record: record.number > told, past)
-        return [*found][::-1]
+            untold = takewhile(lambda record: record.number > told, past)
+        return [*untold][::-1]
 
     def _tell_failed(self) -> None:
         failed = self._failed()
@@ -354,7 +354,7 @@ def _moved(store: NewsSource, record: ChannelRecord) -> Event:
     before = next(past, None)
     resumed = False
     if record.mode == "follow" and before is not None and before.mode == "pin":
-        followed = next((one for one in past if one.mode == "follow"), None)
+        followed = next((older for older in past if older.mode == "follow"), None)
         resumed = followed is not None and followed.target == record.target
     return moved(record, store_id=store.id, before=before, resumed=resumed)
 

@@ -59,7 +59,7 @@ def sign(secrets: Sequence[bytes], *, id: str, timestamp: int, body: bytes) -> s
     """Return the value of `webhook-signature`: a signature by each secret."""
     signed = f"{id}.{timestamp}.".encode() + body
     made = (base64.b64encode(hmac.digest(secret, signed, "sha256")).decode() for secret in secrets)
-    return " ".join(f"v1,{one}" for one in made)
+    return " ".join(f"v1,{signature}" for signature in made)
 
 
 def _parse(word: str) -> bytes:
@@ -133,9 +133,9 @@ def _read_status(connection: socket.socket, *, ends: float) -> int:
             break
         answer += piece
         interim = INTERIM.match(answer)
-        found = STATUS.match(answer, interim.end() if interim else 0)
-        if found is not None:
-            return int(found[1])
+        status = STATUS.match(answer, interim.end() if interim else 0)
+        if status is not None:
+            return int(status[1])
     raise NotPosted(
         "the answer is not HTTP" if answer else "the connection ended without an answer"
     )
@@ -167,7 +167,7 @@ GONE = 410
 log = logging.getLogger("dne_serve.webhooks")
 
 
-class Outcome(StrEnum):
+class PostOutcome(StrEnum):
     """The label of `dne_webhook_total`."""
 
     DELIVERED = "delivered"
@@ -177,7 +177,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class RetryPlan:
     """Limits of a delivery. An event takes at most ten tries and six minutes."""
 
     try_s: float = 10.0
@@ -194,14 +194,14 @@ class Outbox:
         url: WebhookUrl,
         *,
         secrets: Sequence[bytes],
-        on_outcome: Callable[[Outcome], None],
-        patience: Patience,
+        on_outcome: Callable[[PostOutcome], None],
+        plan: RetryPlan,
     ) -> None:
         self._url = url
         self._poster = Poster(url)
         self._secrets = secrets
         self._on_outcome = on_outcome
-        self._patience = patience
+        self._plan = plan
         self._waiting: deque[Event] = deque()
         self._changed = threading.Condition()
         self._stopping = threading.Event()
@@ -237,7 +237,7 @@ class Outbox:
                 self._deliver(event)
             except Exception as error:  # the thread must not end: later events need it
                 log.error("webhook %s: %s failed", self._url, event.type, exc_info=error)
-                self._on_outcome(Outcome.FAILED)
+                self._on_outcome(PostOutcome.FAILED)
 
     def _next(self) -> Event | None:
         """Wait for the next event. Return None when there is none and the server stops."""
@@ -249,25 +249,25 @@ class Outbox:
 
     def _deliver(self, event: Event) -> None:
         told = f"{event.type} ({event.id})"
-        for tried, wait_s in enumerate((*self._patience.waits_s, None), start=1):
+        for tried, wait_s in enumerate((*self._plan.waits_s, None), start=1):
             stopping, fault = self._stopping.is_set(), self._try(event)
             if fault is None:
                 log.info("webhook %s: %s is delivered", self._url, told)
-                self._on_outcome(Outcome.DELIVERED)
+                self._on_outcome(PostOutcome.DELIVERED)
                 return
             if fault.is_final or wait_s is None or stopping or self._left() <= 0:
                 log.error("webhook %s: %s is given up: %s", self._url, told, fault.reason)
-                self._on_outcome(Outcome.FAILED)
+                self._on_outcome(PostOutcome.FAILED)
                 return
             level = logging.WARNING if tried == 1 else logging.DEBUG
             log.log(level, "webhook %s: %s is tried again: %s", self._url, told, fault.reason)
-            self._on_outcome(Outcome.RETRIED)
+            self._on_outcome(PostOutcome.RETRIED)
             self._stopping.wait(wait_s * random.uniform(LEAST_WAIT, 1))
 
     def _try(self, event: Event) -> _Fault | None:
         """Post once. Return None if the receiver has the event, else the fault."""
         body = event.body()
-        within_s = max(0.001, min(self._patience.try_s, self._left()))
+        within_s = max(0.001, min(self._plan.try_s, self._left()))
         try:
             status = self._poster.post(body, headers=self._headers(event, body), within_s=within_s)
         except NotPosted as error:
@@ -297,7 +297,7 @@ class Outbox:
 
     def _drop(self, event: Event) -> None:
         log.warning("webhook %s: %s (%s) is dropped", self._url, event.type, event.id)
-        self._on_outcome(Outcome.DROPPED)
+        self._on_outcome(PostOutcome.DROPPED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +308,7 @@ class _Fault:
     is_final: bool = False
 
 
-PATIENCE = Patience()
+RETRY_PLAN = RetryPlan()
 FLUSH_S = 2.0
 """Time that events get at the end of the server, or the grace time if this is shorter."""
 
@@ -320,14 +320,14 @@ class Announcer:
         self,
         settings: Settings,
         *,
-        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
-        patience: Patience = PATIENCE,
+        on_outcome: Callable[[PostOutcome], None] = lambda outcome: None,
+        plan: RetryPlan = RETRY_PLAN,
     ) -> None:
         urls = parse_webhook(settings.webhook).urls if settings.webhook is not None else ()
         secrets = read_secrets(settings) if urls else ()
         self._flush_s = min(FLUSH_S, settings.grace_seconds)
         self._outboxes = [
-            Outbox(url, secrets=secrets, on_outcome=on_outcome, patience=patience) for url in urls
+            Outbox(url, secrets=secrets, on_outcome=on_outcome, plan=plan) for url in urls
         ]
         if urls and not secrets:
             log.warning(

@@ -35,10 +35,10 @@ def origin_form(target: bytes, *, host: bytes) -> bytes | None:
     """
     if target.startswith(b"/") or target == b"*":
         return target
-    found = ABSOLUTE.fullmatch(target.partition(b"#")[0])
-    if found is None or found[1].lower() != host.lower():
+    absolute = ABSOLUTE.fullmatch(target.partition(b"#")[0])
+    if absolute is None or absolute[1].lower() != host.lower():
         return None
-    return found[2] if found[2].startswith(b"/") else b"/" + found[2]
+    return absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
 
 
 def head_without_upgrade(
@@ -196,7 +196,7 @@ class Connection(HttpToolsProtocol):
         if size > self.limits.header_bytes:
             self._refuse_headers()
         elif self.parser.get_method() == b"CONNECT":
-            self._refuse(501, detail="this server is no proxy", kind="not-implemented")
+            self._refuse(501, detail="this server is not a proxy", kind="not-implemented")
         elif len(length) > MOST_DIGITS:
             self._refuse(400, detail="the Content-Length has too many digits", kind="malformed")
         elif self.parser.should_upgrade():
@@ -348,8 +348,8 @@ class Connection(HttpToolsProtocol):
 
     def _make_room(self) -> None:
         """End the connection that has owed a request for longest, or this one if none does."""
-        slow = [(one.owes, one) for one in self.connections if isinstance(one, Connection)]
-        owing = [(since, one) for since, one in slow if since is not None and one is not self]
+        others = [other for other in self.connections if isinstance(other, Connection)]
+        owing = [(other.owes, other) for other in others if other.owes and other is not self]
         since, slowest = min(owing, key=lambda pair: pair[0], default=(self.loop.time(), self))
         if self.loop.time() - since < YOUNG_S:
             self._refuse(503, detail="there are too many connections", kind="too-many-connections")

@@ -100,14 +100,14 @@ class DrainingServer(uvicorn.Server):
         """Close the port, and answer requests on connections that clients have opened before. To
         close an idle connection at once would reset a request that is on its way."""
         self._on_drain()
-        listeners = [one.dup() for one in sockets or []]
+        listeners = [listener.dup() for listener in sockets or []]
         for server in self.servers:
             server.close()
-        for one in sockets or []:
-            one.close()
+        for listener in sockets or []:
+            listener.close()
         await asyncio.sleep(0)  # the event loop lets go of the port, and our copy holds it
-        for one in listeners:
-            self._take_last(one)
+        for listener in listeners:
+            self._take_last(listener)
         await self._linger()
         await super().shutdown(sockets)
 
@@ -115,7 +115,7 @@ class DrainingServer(uvicorn.Server):
         ends_at = time.monotonic() + LINGER_S
         while not self.force_exit and time.monotonic() < ends_at:
             await asyncio.sleep(LOOK_S)
-            if not self.server_state.connections and all(one.done() for one in self._opening):
+            if not self.server_state.connections and all(task.done() for task in self._opening):
                 return
 
     def _take_last(self, listener: socket.socket) -> None:
@@ -124,8 +124,8 @@ class DrainingServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         with listener:
             taken = list(_pending(listener))
-        for one in taken:
-            opening = loop.connect_accepted_socket(self._protocol, one, ssl=self.config.ssl)
+        for client in taken:
+            opening = loop.connect_accepted_socket(self._protocol, client, ssl=self.config.ssl)
             self._opening.append(loop.create_task(opening))
 
     def _protocol(self) -> asyncio.Protocol:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from dne_serve.log_lines import FORMAT, JsonLine, Lines, OneLine, on_one_line
+from dne_serve.log_lines import FORMAT, JsonLine, OneLine, StderrHandler, on_one_line
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.test_cli import running
@@ -33,7 +33,7 @@ def written(
     formatter: logging.Formatter | None = None,
 ) -> str:
     stream = io.StringIO()
-    handler = Lines(stream)
+    handler = StderrHandler(stream)
     handler.setFormatter(formatter or OneLine(FORMAT))
     logger = logging.Logger("a.test")
     logger.addHandler(handler)

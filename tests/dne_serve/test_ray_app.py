@@ -146,7 +146,7 @@ def test_a_certificate_in_the_environment_is_refused(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"stroe": "x"}, "there is no setting stroe"),
+        ({"stroe": "x"}, "unknown setting stroe"),
         ({"admin_token": "x" * 20}, "give DNE_ADMIN_TOKEN to its nodes"),
         ({"webhook_secret": "x" * 40}, "give DNE_WEBHOOK_SECRET to its nodes"),
         ({"poll_seconds": "often"}, "poll_seconds"),

@@ -4,7 +4,7 @@ import pytest
 
 from dne_serve.cli import build_parser
 from dne_serve.loop.writer import GivenAnswer, broken_rules
-from dne_serve.setting_values import parse_collect_rules
+from dne_serve.setting_values import parse_collect
 from dne_serve.settings import Settings, listed, load_settings
 from model_store.errors import WrongUsage
 
@@ -15,7 +15,7 @@ def given(score: float = 0.9, *, margin: float = 0.8, unknown: bool = False) -> 
 
 
 def kept_by(rules: str, answer: GivenAnswer, *, draw: float = 0.5) -> tuple[str, ...]:
-    return broken_rules(parse_collect_rules(listed(rules)), answer, draw=draw)
+    return broken_rules(parse_collect(listed(rules)).rules, answer, draw=draw)
 
 
 def test_each_rule_keeps_what_it_says() -> None:
@@ -36,7 +36,7 @@ def test_each_rule_keeps_what_it_says() -> None:
 )
 def test_anything_else_is_wrong_usage(rule: str) -> None:
     with pytest.raises(WrongUsage, match="is not a rule for collecting"):
-        parse_collect_rules([rule])
+        parse_collect([rule])
 
 
 def test_nothing_is_collected_unless_it_is_asked_for() -> None:

@@ -15,7 +15,8 @@ import pytest
 from dne_serve.errors import NotKept, Stopped
 from dne_serve.loop import writer as writer_module
 from dne_serve.loop.inbox_handle import InboxHandle
-from dne_serve.loop.writer import FEEDBACK, CollectLimits, GivenAnswer, InboxWriter, KeepCandidate
+from dne_serve.loop.writer import FEEDBACK, GivenAnswer, InboxWriter, KeepCandidate
+from dne_serve.setting_values import CollectLimits
 from model_store.backends.base import Objects
 from model_store.backends.local import LocalDirectory
 from model_store.errors import StoreError, WriteFailed

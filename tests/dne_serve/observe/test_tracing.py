@@ -18,7 +18,7 @@ from dne_serve.log_lines import JsonLine
 from dne_serve.observe import otlp
 from dne_serve.observe.events import Times
 from dne_serve.observe.otlp import OtlpSender
-from dne_serve.observe.tracing import Span as MadeSpan
+from dne_serve.observe.traces import Span as MadeSpan
 from dne_serve.observe.tracing import check_extra
 from dne_serve.setting_values import parse_url
 from dne_serve.settings import load_settings

@@ -21,9 +21,9 @@ from dne_serve.errors import (
     QueueFull,
     WaitedTooLong,
 )
-from dne_serve.rollout.channel import Moved
+from dne_serve.rollout.channel import ChannelMove
 from dne_serve.rollout.guard import Guard
-from dne_serve.setting_values import parse_guard_rules
+from dne_serve.setting_values import parse_guard
 from dne_serve.settings import load_settings
 from model_store.errors import (
     ChannelMoved,
@@ -56,12 +56,14 @@ class FakeMover:
         self.asked: list[tuple[str, int | None]] = []
         self.faults = list(faults)
 
-    def rollback(self, *, to: int | None, actor: str, reason: str, after: int | None) -> Moved:
+    def rollback(
+        self, *, to: int | None, actor: str, reason: str, after: int | None
+    ) -> ChannelMove:
         if self.faults:
             raise self.faults.pop(0)
         self.asked.append((reason, after))
         moved = record(target=1, number=(after or 0) + 1, mode="pin")
-        return Moved(record=moved, resident=resident(1))
+        return ChannelMove(record=moved, resident=resident(1))
 
 
 def record(*, target: int = 2, number: int = 5, mode: Mode = "follow") -> ChannelRecord:
@@ -81,7 +83,7 @@ def record(*, target: int = 2, number: int = 5, mode: Mode = "follow") -> Channe
 def guard_of(store: FakeMover, clock: Clock, *rules: str, least: int = 10) -> Guard:
     guard = Guard(
         store,
-        rules=parse_guard_rules(rules),
+        rules=parse_guard(rules).rules,
         channel="production",
         actor="guard",
         window_s=60,
@@ -106,7 +108,7 @@ def settled(guard: Guard) -> None:
 
 @pytest.mark.parametrize("text", ["errors>1%", "unknown > 30 %", "errors>0.05%", "errors>0%"])
 def test_a_rule_is_what_is_bad_and_its_share(text: str) -> None:
-    [rule] = parse_guard_rules([text])
+    [rule] = parse_guard([text]).rules
     assert rule.what in text
     assert f"{100 * rule.share:g}" in text
 

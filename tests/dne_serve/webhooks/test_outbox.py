@@ -15,7 +15,7 @@ import pytest
 
 from dne_serve.settings import load_settings
 from dne_serve.webhooks.events import Event
-from dne_serve.webhooks.outbox import MOST_WAITING, Announcer, Patience
+from dne_serve.webhooks.outbox import MOST_WAITING, Announcer, RetryPlan
 from tests.dne_serve.access.test_exposure import certificate
 from tests.dne_serve.receiver import (
     CLOSE,
@@ -30,7 +30,7 @@ from tests.live_server import wait_for
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789" * 3).decode()
 OTHER = "whsec_" + base64.b64encode(b"9876543210" * 3).decode()
-BRISK = Patience(try_s=0.25, waits_s=(0.01, 0.01))
+BRISK = RetryPlan(try_s=0.25, waits_s=(0.01, 0.01))
 
 
 def event(number: int = 1) -> Event:
@@ -53,11 +53,11 @@ class Outcomes(list[str]):
 
 @contextmanager
 def announcing(
-    *urls: str, patience: Patience = BRISK, **settings: Any
+    *urls: str, plan: RetryPlan = BRISK, **settings: Any
 ) -> Iterator[tuple[Announcer, Outcomes]]:
     outcomes = Outcomes()
     given = {"webhook": ",".join(urls), "webhook_secret": SECRET, **settings}
-    announcer = Announcer(load_settings(**given), on_outcome=outcomes.append, patience=patience)
+    announcer = Announcer(load_settings(**given), on_outcome=outcomes.append, plan=plan)
     announcer.start()
     yield announcer, outcomes
     announcer.stop()
@@ -110,10 +110,10 @@ def test_tries_come_to_an_end_and_the_next_event_has_its_turn() -> None:
 
 
 def test_the_tries_of_an_event_end_within_minutes() -> None:
-    patience = Patience()
-    tries = 1 + len(patience.waits_s)
+    plan = RetryPlan()
+    tries = 1 + len(plan.waits_s)
     assert tries == 10
-    assert sum(patience.waits_s) + tries * patience.try_s < 6 * 60
+    assert sum(plan.waits_s) + tries * plan.try_s < 6 * 60
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 410])
@@ -129,11 +129,11 @@ def test_a_redirect_is_not_followed_and_not_tried_again(
 
 
 def test_a_dead_receiver_does_not_hold_up_the_others() -> None:
-    patience = Patience(try_s=20, waits_s=())
+    plan = RetryPlan(try_s=20, waits_s=())
     with (
         receiving(HANG) as dead,
         receiving() as alive,
-        announcing(dead.url, alive.url, patience=patience) as (announcer, outcomes),
+        announcing(dead.url, alive.url, plan=plan) as (announcer, outcomes),
     ):
         announcer.announce(event(1))
         dead.wait_for(1)
@@ -145,10 +145,10 @@ def test_a_dead_receiver_does_not_hold_up_the_others() -> None:
 
 
 def test_a_full_queue_drops_the_oldest_event() -> None:
-    patience = Patience(try_s=20, waits_s=())
+    plan = RetryPlan(try_s=20, waits_s=())
     with (
         receiving(HANG) as receiver,
-        announcing(receiver.url, patience=patience) as (one, outcomes),
+        announcing(receiver.url, plan=plan) as (one, outcomes),
     ):
         one.announce(event(0))
         receiver.wait_for(1)
@@ -163,8 +163,8 @@ def test_a_full_queue_drops_the_oldest_event() -> None:
 
 def test_what_waits_is_posted_before_the_end() -> None:
     with receiving(500) as receiver:
-        slow = Patience(waits_s=(60, 60))
-        with announcing(receiver.url, patience=slow) as (announcer, outcomes):
+        slow = RetryPlan(waits_s=(60, 60))
+        with announcing(receiver.url, plan=slow) as (announcer, outcomes):
             announcer.announce(event(1))
             announcer.announce(event(2))
             outcomes.wait_for("retried")
@@ -176,9 +176,9 @@ def test_a_receiver_that_hangs_does_not_keep_the_server_from_stopping(
     answer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dne_serve.webhooks.outbox.FLUSH_S", 0.1)
-    patience = Patience(try_s=20, waits_s=(60,))
+    plan = RetryPlan(try_s=20, waits_s=(60,))
     with receiving(answer) as receiver:
-        with announcing(receiver.url, patience=patience) as (announcer, _):
+        with announcing(receiver.url, plan=plan) as (announcer, _):
             announcer.announce(event(1))
             announcer.announce(event(2))
             receiver.wait_for(1)
