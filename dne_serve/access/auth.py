@@ -110,9 +110,11 @@ class Authorizer:
             self._closed.add(Permission.LABEL)
 
     def is_closed(self, needed: Permission, *, is_direct: bool = True) -> bool:
-        """Return whether a token is needed. Requests through a proxy need one for `label`. A permission
-        that once needed a token needs one while the server runs: a token file is empty for a moment
-        while it is rewritten, which must not open the route."""
+        """Return whether a token is needed. Requests through a proxy need one for `label`.
+
+        A permission that needed a token once needs one while the server runs: a token file is empty
+        for a moment while it is rewritten, which must not open the route.
+        """
         tokens = self._tokens()
         if needed is Permission.LABEL and tokens:  # who may only predict sees no pictures
             self._closed.add(needed)
