@@ -10,24 +10,17 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from dne_serve.engines.base import Resident, joined
 from dne_serve.observe.events import By
 from dne_serve.rollout.loaded_versions import LoadedVersions
 from dne_serve.setting_values import Canary
-from model_store.records.manifest import Manifest, ShardRef
+from model_store.store.store import Store
 
 RETRY_S = 30.0
 
 log = logging.getLogger("dne_serve.canary")
-
-
-class VersionReader(Protocol):
-    """The part of a store that loading a version by its number needs."""
-
-    def read_manifest(self, version: int) -> Manifest: ...
-    def read_shard(self, ref: ShardRef) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +61,7 @@ class CanaryAndShadow:
         self._canary = _Beside("canary", self.canary.version) if self.canary else None
         self._shadow = _Beside("shadow", self.shadow) if self.shadow is not None else None
 
-    def load(self, open_store: Callable[[], VersionReader]) -> None:
+    def load(self, open_store: Callable[[], Store]) -> None:
         """Load the canary and the shadow unless they are in memory; blocks. Log a failure, and try
         again after RETRY_S: the served version does not depend on them."""
         for trial in (self._canary, self._shadow):

@@ -11,14 +11,13 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from dne_serve.engines.base import Resident
 from dne_serve.errors import ChannelWentBack, NotMoved, StoreChanged, public_message
 from dne_serve.rollout.loaded_versions import LoadedVersions
 from model_store.errors import RecordInvalid, StoreNotFound
 from model_store.records.channel import ChannelRecord
-from model_store.records.manifest import Manifest, ShardRef
+from model_store.records.manifest import Manifest
 from model_store.records.signing import NO_KEYS, Keys
 from model_store.store.channel import Channel
 from model_store.store.store import Store
@@ -29,17 +28,6 @@ MAX_RECORDS_BACK = 200
 """Records read to find fallbacks: most of a long history names versions tried already."""
 
 log = logging.getLogger("dne_serve.reloader")
-
-
-class ChannelReader(Protocol):
-    """The part of a store that following a channel needs."""
-
-    def head(self, channel: str, *, since: int = 1) -> ChannelRecord | None: ...
-    def has_record(self, channel: str, number: int) -> bool: ...
-    def record_numbers(self, channel: str) -> list[int]: ...
-    def record(self, channel: str, number: int) -> ChannelRecord: ...
-    def resolve(self, record: ChannelRecord) -> Manifest: ...
-    def read_shard(self, ref: ShardRef) -> bytes: ...
 
 
 class SameStore:
@@ -96,7 +84,7 @@ def check_onward(
 
 
 def earlier_records(
-    store: ChannelReader, channel: str, head: ChannelRecord | None
+    store: Store, channel: str, head: ChannelRecord | None
 ) -> Iterator[ChannelRecord]:
     """Yield the records before `head`, newest first. Unreadable records are passed over."""
     numbers = [n for n in store.record_numbers(channel) if head is None or n < head.number]
@@ -108,7 +96,7 @@ def earlier_records(
 
 
 def earlier_targets(
-    store: ChannelReader, channel: str, head: ChannelRecord | None
+    store: Store, channel: str, head: ChannelRecord | None
 ) -> Iterator[ChannelRecord]:
     """Yield one record for each version named before `head`, newest first; all records if `head`
     is None. Unreadable records are passed over."""

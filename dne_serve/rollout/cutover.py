@@ -10,25 +10,19 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
 
 from dne_serve.engines.base import Resident
+from dne_serve.rollout.loaded_versions import LoadedVersions
 from model_store.records.channel import ChannelRecord
 
 MAX_WAITING = 8
 """Versions that wait at a time. The oldest of more is passed over."""
 
 log = logging.getLogger("dne_serve.reloader")
-
-
-class Keeper(Protocol):
-    """The part of `LoadedVersions` that waiting needs."""
-
-    def hold(self, residents: Iterable[Resident]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +45,7 @@ class ScheduledCutover:
         self,
         serve: Callable[[Resident, ChannelRecord], None],
         *,
-        keeper: Keeper,
+        keeper: LoadedVersions,
         settle_s: float,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,

@@ -11,11 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from dne_serve.errors import ModelUnusable
 from dne_serve.observe.events import Answered
-from dne_serve.rollout.channel import ChannelMove
+from dne_serve.rollout.channel import Mover
 from dne_serve.rollout.cutover import age_s
 from dne_serve.setting_values import GuardRule
 from model_store.errors import ChannelMoved, DneError, KeyMissing, NothingToRollBack
@@ -26,14 +25,6 @@ RETRY_S = 1.0
 MAX_RETRY_S = 60.0
 
 log = logging.getLogger("dne_serve.guard")
-
-
-class RollsBack(Protocol):
-    """The part of a `Mover` that the guard needs."""
-
-    def rollback(
-        self, *, to: int | None, actor: str, reason: str, after: int | None
-    ) -> ChannelMove: ...
 
 
 @dataclass(slots=True)
@@ -61,7 +52,7 @@ class Guard:
 
     def __init__(
         self,
-        mover: RollsBack,
+        mover: Mover,
         *,
         rules: Sequence[GuardRule],
         channel: str,

@@ -11,21 +11,18 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol
+from typing import Generic
 from weakref import WeakSet
 
 from dne_serve.engines.base import Answers, Engine, Query, Resident, Result, Steps
 from dne_serve.engines.batcher import Batcher, Ticket
 from dne_serve.errors import NoRoom
 from dne_serve.rollout.memory import give_back
-from model_store.records.manifest import Manifest, ShardRef, total_bytes
+from model_store.records.manifest import Manifest, total_bytes
+from model_store.store.store import Store
 
 ImageBatcher = Batcher[Resident, Query, Answers]
 ImageTicket = Ticket[Resident, Query, Answers]
-
-
-class ShardReader(Protocol):
-    def read_shard(self, ref: ShardRef) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +153,7 @@ class LoadedVersions:
         resident = next((held for held in loaded if held and held.version == version), None)
         return resident and self.find(resident.manifest.digest)
 
-    def load(self, manifest: Manifest, *, shards: ShardReader, needed: bool = False) -> Resident:
+    def load(self, manifest: Manifest, *, shards: Store, needed: bool = False) -> Resident:
         """Return the version, loaded if it is not in memory. Blocks; never call it on the event
         loop. Raise NoRoom if it does not fit beside the versions that stay. A version that is
         `needed` is loaded all the same, and others leave."""

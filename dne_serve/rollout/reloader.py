@@ -21,7 +21,6 @@ from dne_serve.errors import public_message
 from dne_serve.observe.events import Times
 from dne_serve.observe.traces import SwapTraces
 from dne_serve.rollout.channel import (
-    ChannelReader,
     check_onward,
     earlier_records,
     earlier_targets,
@@ -30,6 +29,7 @@ from dne_serve.rollout.cutover import ScheduledCutover
 from dne_serve.rollout.loaded_versions import LoadedVersions
 from model_store.errors import DneError, StoreError, StoreNotFound
 from model_store.records.channel import ChannelRecord
+from model_store.store.store import Store
 
 MAX_BACKOFF_S = 30.0
 NEXT_POLLS = 30
@@ -58,7 +58,7 @@ class Reloader:
 
     def __init__(
         self,
-        open_store: Callable[[], ChannelReader],
+        open_store: Callable[[], Store],
         *,
         loaded: LoadedVersions,
         channel: str,
@@ -85,7 +85,7 @@ class Reloader:
             self._serve, keeper=loaded, settle_s=settle_s, clock=clock, wall=wall
         )
         self._fall_back_at = 0.0
-        self._followed: ChannelReader | None = None
+        self._followed: Store | None = None
         self._next_polls_left = 0
         self._jitter = random.Random()
         self._following = threading.Lock()
@@ -169,7 +169,7 @@ class Reloader:
             return False  # the look that follows says what is wrong
 
     def _follow(self, *, asked: bool, in_memory: Resident | None = None) -> None:
-        store: ChannelReader | None = None
+        store: Store | None = None
         head: ChannelRecord | None = None
         try:
             store = self._open_store()
@@ -194,7 +194,7 @@ class Reloader:
         """The newest record that was taken up: its version is served, or waits for its moment."""
         return self.cutover.newest or self.record
 
-    def _serve_before(self, head: ChannelRecord, store: ChannelReader) -> None:
+    def _serve_before(self, head: ChannelRecord, store: Store) -> None:
         """At the start, serve as other servers do until the head's moment comes. If that cannot be
         done, the head is served at once."""
         if self._loaded.served is not None or not self.cutover.wait_s(head):
@@ -207,7 +207,7 @@ class Reloader:
         except Exception as error:
             log.warning("version %s does not wait for its moment: %s", head.target, error)
 
-    def _poll_all(self, store: ChannelReader, *, asked: bool) -> ChannelRecord | None:
+    def _poll_all(self, store: Store, *, asked: bool) -> ChannelRecord | None:
         seen = self.head or self.record
         head = store.head(self._channel, since=seen.number if seen else 1)
         check_onward(self._channel, seen=seen, head=head, asked=asked)
@@ -215,7 +215,7 @@ class Reloader:
         return head
 
     def _traced_load(
-        self, record: ChannelRecord, store: ChannelReader, *, in_memory: Resident | None
+        self, record: ChannelRecord, store: Store, *, in_memory: Resident | None
     ) -> Resident:
         began_ns = time.perf_counter_ns()
         try:
@@ -229,7 +229,7 @@ class Reloader:
         return resident
 
     def _load(
-        self, record: ChannelRecord, store: ChannelReader, *, in_memory: Resident | None = None
+        self, record: ChannelRecord, store: Store, *, in_memory: Resident | None = None
     ) -> Resident:
         if in_memory is not None and in_memory.manifest.digest == record.target_digest:
             return in_memory
@@ -250,7 +250,7 @@ class Reloader:
                 "serving version %s (%s, record %s)", resident.version, self._channel, record.number
             )
 
-    def _fall_back(self, store: ChannelReader, failure: Failure) -> None:
+    def _fall_back(self, store: Store, failure: Failure) -> None:
         """Serve the newest version that the channel named before its head and that loads. If there
         is none, nothing changes, and the search is repeated with backoff."""
         if self._clock() < self._fall_back_at:

@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import islice, takewhile
-from typing import Protocol
 
-from model_store.backends.base import Entry
 from model_store.errors import RecordInvalid, StoreUnsupported, VersionNotFound
 from model_store.loop.index import Index
 from model_store.loop.item_names import time_of
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest
 from model_store.records.sealing import timestamp
+from model_store.store.store import Store
 
 MEDIA_TYPE = "application/cloudevents+json"
 GUARD = "guard:"
@@ -232,22 +231,12 @@ UNREADABLE = (RecordInvalid, StoreUnsupported, VersionNotFound)
 log = logging.getLogger("dne_serve.webhooks")
 
 
-class NewsSource(Protocol):
-    """The part of a store that is read for events."""
-
-    @property
-    def id(self) -> str: ...
-    def record(self, channel: str, number: int) -> ChannelRecord: ...
-    def version_entries(self, *, since: int) -> Mapping[int, Entry]: ...
-    def read_manifest(self, version: int) -> Manifest: ...
-
-
 class ChannelNews:
     """A thread that makes events of one channel, and of the versions of its store."""
 
     def __init__(
         self,
-        open_store: Callable[[], NewsSource],
+        open_store: Callable[[], Store],
         *,
         head: Callable[[], ChannelRecord | None],
         failed: Callable[[], NotLoaded | None],
@@ -317,7 +306,7 @@ class ChannelNews:
             self._told = record.number
         self._told = head.number
 
-    def _untold(self, store: NewsSource, head: ChannelRecord) -> list[ChannelRecord]:
+    def _untold(self, store: Store, head: ChannelRecord) -> list[ChannelRecord]:
         """Read the records up to the head that were not told, oldest first."""
         if self._told is not None and head.number < self._told:
             return []  # the store was mended or brought back from a backup
@@ -349,7 +338,7 @@ class ChannelNews:
         self._newest = max(entries, default=self._newest or 0)
 
 
-def _moved(store: NewsSource, record: ChannelRecord) -> Event:
+def _moved(store: Store, record: ChannelRecord) -> Event:
     past = islice(_back_from(store, record), 1, None)
     before = next(past, None)
     resumed = False
@@ -359,7 +348,7 @@ def _moved(store: NewsSource, record: ChannelRecord) -> Event:
     return moved(record, store_id=store.id, before=before, resumed=resumed)
 
 
-def _back_from(store: NewsSource, record: ChannelRecord) -> Iterator[ChannelRecord]:
+def _back_from(store: Store, record: ChannelRecord) -> Iterator[ChannelRecord]:
     """Yield a record and those before it, newest first. Those that cannot be read are left out."""
     yield record
     for number in range(record.number - 1, max(0, record.number - 1 - MOST_BACK), -1):
@@ -369,7 +358,7 @@ def _back_from(store: NewsSource, record: ChannelRecord) -> Iterator[ChannelReco
             log.warning("a record is passed over: %s", error)
 
 
-def _manifests(store: NewsSource, versions: Iterable[int]) -> Iterator[Manifest]:
+def _manifests(store: Store, versions: Iterable[int]) -> Iterator[Manifest]:
     """Read manifests. Those that cannot be read are left out."""
     for version in versions:
         try:

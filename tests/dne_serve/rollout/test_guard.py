@@ -21,7 +21,7 @@ from dne_serve.errors import (
     QueueFull,
     WaitedTooLong,
 )
-from dne_serve.rollout.channel import ChannelMove
+from dne_serve.rollout.channel import ChannelMove, Mover
 from dne_serve.rollout.guard import Guard
 from dne_serve.setting_values import parse_guard
 from dne_serve.settings import load_settings
@@ -49,7 +49,7 @@ class Clock:
         return self.now
 
 
-class FakeMover:
+class FakeMover(Mover):
     """Remembers what it was asked; fails first with what is in `faults`."""
 
     def __init__(self, *faults: Exception) -> None:
@@ -57,7 +57,7 @@ class FakeMover:
         self.faults = list(faults)
 
     def rollback(
-        self, *, to: int | None, actor: str, reason: str, after: int | None
+        self, *, to: int | None, actor: str, reason: str, after: int | None = None
     ) -> ChannelMove:
         if self.faults:
             raise self.faults.pop(0)
