@@ -55,11 +55,11 @@ class FixedLimits:
     """Limits and intervals that no option changes. Tests run servers with others."""
 
     header_seconds: float = 10.0
-    """Time for a request's headers to arrive."""
+    """Time for a request's headers to arrive, from its first byte or from connecting."""
     body_seconds: float = 60.0
-    """Time for a request's body to arrive."""
+    """Time from the end of the headers to the end of the body."""
     send_seconds: float = 30.0
-    """Time for a client to take an answer."""
+    """Time that a client may leave an answer unread."""
     keep_alive_seconds: int = 75
     """Time that a connection may wait for its next request."""
     max_header_bytes: int = 32 << 10

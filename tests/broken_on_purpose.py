@@ -144,7 +144,7 @@ BREAKS = (
         "dne_serve/rollout/reloader.py",
         "                self._fall_back(store, failure)\n            raise\n",
         "                self._fall_back(store, failure)\n"
-        "            self._residents._served = None\n            raise\n",
+        "            self._loaded._served = None\n            raise\n",
         "tests/dne_serve/rollout/test_live_reload.py::"
         "test_a_flipped_bit_keeps_the_old_version_serving_and_says_so",
     ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from dne_serve.access.permission import Permission
 from dne_serve.errors import NotOffered, NotReady, WaitedTooLong
 from dne_serve.http.openapi import problems
+from dne_serve.http.pages import PICTURE
 from dne_serve.http.routes import JSON
 from dne_serve.http.scoped_route import FACTS, Parts, actor_of, json_only, needing
 from dne_serve.loop.groups import group
@@ -86,10 +87,6 @@ DEFAULT_LISTED = 100
 MAX_LISTED = 500
 MAX_GROUPED = 1000
 """Grouping this many items takes a second; the time grows with the square."""
-BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
-PICTURE: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The picture", "content": {"image/jpeg": BINARY, "image/png": BINARY}}
-}
 PICTURE_HEADERS = {
     "Cache-Control": "private, max-age=3600",
     "Content-Security-Policy": "default-src 'none'; sandbox",

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Literal
 
 from dne_serve.setting_values import WebhookUrl, parse_webhook
 from dne_serve.settings import Settings
@@ -167,13 +167,8 @@ GONE = 410
 log = logging.getLogger("dne_serve.webhooks")
 
 
-class PostOutcome(StrEnum):
-    """The label of `dne_webhook_total`."""
-
-    DELIVERED = "delivered"
-    RETRIED = "retried"
-    FAILED = "failed"
-    DROPPED = "dropped"
+PostOutcome = Literal["delivered", "retried", "failed", "dropped"]
+"""The label of `dne_webhook_total`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +232,7 @@ class Outbox:
                 self._deliver(event)
             except Exception as error:  # the thread must not end: later events need it
                 log.error("webhook %s: %s failed", self._url, event.type, exc_info=error)
-                self._on_outcome(PostOutcome.FAILED)
+                self._on_outcome("failed")
 
     def _next(self) -> Event | None:
         """Wait for the next event. Return None when there is none and the server stops."""
@@ -253,15 +248,15 @@ class Outbox:
             stopping, fault = self._stopping.is_set(), self._try(event)
             if fault is None:
                 log.info("webhook %s: %s is delivered", self._url, told)
-                self._on_outcome(PostOutcome.DELIVERED)
+                self._on_outcome("delivered")
                 return
             if fault.is_final or wait_s is None or stopping or self._left() <= 0:
                 log.error("webhook %s: %s is given up: %s", self._url, told, fault.reason)
-                self._on_outcome(PostOutcome.FAILED)
+                self._on_outcome("failed")
                 return
             level = logging.WARNING if tried == 1 else logging.DEBUG
             log.log(level, "webhook %s: %s is tried again: %s", self._url, told, fault.reason)
-            self._on_outcome(PostOutcome.RETRIED)
+            self._on_outcome("retried")
             self._stopping.wait(wait_s * random.uniform(LEAST_WAIT, 1))
 
     def _try(self, event: Event) -> _Fault | None:
@@ -297,7 +292,7 @@ class Outbox:
 
     def _drop(self, event: Event) -> None:
         log.warning("webhook %s: %s (%s) is dropped", self._url, event.type, event.id)
-        self._on_outcome(PostOutcome.DROPPED)
+        self._on_outcome("dropped")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

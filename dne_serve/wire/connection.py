@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dne_serve.http.bodies import DECLARED
 from dne_serve.http.problems import MEDIA_TYPE, document, new_instance
 from dne_serve.inference.store_threads import ARRIVED, IS_GONE
+from dne_serve.settings import FixedLimits
 
 ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 
@@ -127,32 +128,18 @@ than 4,300 digits."""
 log = logging.getLogger("dne_serve.wire")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """Limits on the connections of a server, and on each of them."""
-
-    connections: int
-    header_bytes: int
-    header_s: float
-    """From the first byte of a request, or from connecting, to the end of its headers."""
-    body_s: float
-    """From there to the end of the body."""
-    send_s: float
-    """Time that a client may leave an answer unread."""
-
-
 class Connection(HttpToolsProtocol):
     """Connection of one client. A request that is not complete has a deadline, and so has an answer
     that the client does not take."""
 
-    limits: ClassVar[ConnectionLimits]
+    limits: ClassVar[FixedLimits]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = self._flow = HeldFlow(transport)
         self._deadline: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
-        self._tally = Tally(self.limits.header_bytes)
+        self._tally = Tally(self.limits.max_header_bytes)
         self._unparsed = b""
         self._in_request = False
         self._in_headers = True
@@ -161,7 +148,7 @@ class Connection(HttpToolsProtocol):
         self._refused = False
         self._refusal: dict[str, Any] | None = None
         self._await_request()
-        if len(self.connections) > self.limits.connections:
+        if len(self.connections) > self.limits.max_connections:
             self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -193,7 +180,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         length = next((value for name, value in self.headers if name == b"content-length"), b"0")
-        if size > self.limits.header_bytes:
+        if size > self.limits.max_header_bytes:
             self._refuse_headers()
         elif self.parser.get_method() == b"CONNECT":
             self._refuse(501, detail="this server is not a proxy", kind="not-implemented")
@@ -211,7 +198,7 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_headers = False
         self._since = self.loop.time()
-        self._time(self.limits.body_s)
+        self._time(self.limits.body_seconds)
 
     def on_body(self, body: bytes) -> None:
         self._tally.add_body(len(body))
@@ -324,11 +311,11 @@ class Connection(HttpToolsProtocol):
             self._rest()
         elif self._deadline is None and (self._in_request or is_idle):
             self._since = self.loop.time()
-            self._time(self.limits.body_s if self._in_body else self.limits.header_s)
+            self._time(self.limits.body_seconds if self._in_body else self.limits.header_seconds)
 
     def _await_request(self) -> None:
         self._since = self.loop.time()
-        self._time(self.limits.header_s)
+        self._time(self.limits.header_seconds)
 
     def _time(self, seconds: float) -> None:
         self._rest()
@@ -358,7 +345,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse_headers(self) -> None:
         which = "headers" if self._in_headers else "headers, chunk sizes and trailers"
-        detail = f"the {which} have more than {self.limits.header_bytes} bytes"
+        detail = f"the {which} have more than {self.limits.max_header_bytes} bytes"
         self._refuse(431, detail=detail, kind="headers-too-large")
 
     def _refuse(self, status: int, *, detail: str, kind: str) -> None:
@@ -414,7 +401,7 @@ class Connection(HttpToolsProtocol):
     def _watch_sending(self) -> None:
         """Limit the time to send what is left: closing waits for it, perhaps for ever."""
         if self._stuck is None:
-            self._stuck = self.loop.call_later(self.limits.send_s, self._on_stuck)
+            self._stuck = self.loop.call_later(self.limits.send_seconds, self._on_stuck)
 
     def _on_stuck(self) -> None:
         self._stuck = None

@@ -18,7 +18,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from dne_serve.settings import Settings
-from dne_serve.wire.connection import Connection, ConnectionLimits
+from dne_serve.wire.connection import Connection
 
 OTHER_FILES = 256  # that a server has open besides its connections
 
@@ -26,17 +26,10 @@ log = logging.getLogger("dne_serve.wire")
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    limits = ConnectionLimits(
-        connections=settings.fixed.max_connections,
-        header_bytes=settings.fixed.max_header_bytes,
-        header_s=settings.fixed.header_seconds,
-        body_s=settings.fixed.body_seconds,
-        send_s=settings.fixed.send_seconds,
-    )
     _allow_files(settings.fixed.max_connections + OTHER_FILES)
     return uvicorn.Config(
         app,
-        http=type("LimitedConnection", (Connection,), {"limits": limits}),
+        http=type("LimitedConnection", (Connection,), {"limits": settings.fixed}),
         log_config=None,
         access_log=False,
         server_header=False,
