@@ -60,7 +60,7 @@ class Overviews:
             next_before=page.next_before,
             history=history,
             problems=problems,
-            growth=_growth(store, dict(found.rows), history),
+            growth=_growth(store, dict(page.rows), history),
         )
 
     def _history(self, store: Store, channel: str) -> tuple[list[ChannelRecord], list[str]]:
