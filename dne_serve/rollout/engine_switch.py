@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from dne_serve.engines.candidates import Candidate, Measurement, Request, remembered
 from dne_serve.engines.choose import Measured, Measuring, Wanted, make_candidate, request_for
 from dne_serve.errors import public_message
-from dne_serve.rollout.loaded_versions import LoadedVersions, ShardReader
+from dne_serve.rollout.loaded_versions import LoadedVersions
 from dne_serve.rollout.memory import available_bytes, pass_bytes
 from model_store.records.manifest import Manifest
+from model_store.store.store import Store
 
 LOOK_S = 0.5
 """Seconds between two looks at the served version."""
@@ -51,7 +52,7 @@ class EngineSwitch:
         *,
         location: str,
         loaded: LoadedVersions,
-        open_store: Callable[[], ShardReader],
+        open_store: Callable[[], Store],
         on_switch: Callable[[], None] = lambda: None,
     ) -> None:
         self._wanted, self._candidate = auto.wanted, auto.candidate

@@ -171,7 +171,7 @@ class LoadedVersions:
                 self._put(resident)
             return resident
 
-    def switch(self, engine: Engine, *, shards: ShardReader) -> None:
+    def switch(self, engine: Engine, *, shards: Store) -> None:
         """Compute all versions by another engine, from between two batches on. Blocks for as long
         as loading them takes; the old engine answers meanwhile, and stays if this fails."""
         with self._loading:
