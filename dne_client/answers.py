@@ -14,7 +14,7 @@ from dne_client.errors import ClientError, NotUnderstood
 Json = Mapping[str, Any]
 T = TypeVar("T")
 LARGEST = 1 << 63
-ROUNDED = 1e-6
+_ROUNDED = 1e-6
 Share = Annotated[float, "from 0 to 1"]
 """A probability. Sums of rounded numbers may be a little above 1."""
 
@@ -226,7 +226,7 @@ def _value(form: Any, sent: Any, name: str) -> Any:
     if form is Share or form is float:
         is_number = isinstance(sent, float) and math.isfinite(sent)
         value = sent if is_number else _value(int, sent, name)
-        if form is Share and not 0.0 <= value <= 1.0 + ROUNDED:
+        if form is Share and not 0.0 <= value <= 1.0 + _ROUNDED:
             raise TypeError(f"{name} is not from 0 to 1")
         return value
     if type(sent) is not form or (form is int and not -LARGEST < sent < LARGEST):

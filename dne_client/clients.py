@@ -34,7 +34,7 @@ from model_store.received import LEADS_NOWHERE, AnswerRefused, ExchangeDeadline,
 TIMEOUT_S = 60.0
 DEADLINE_S = 300.0
 MAX_ANSWER_BYTES = 32 << 20
-KEPT_HEADERS = ("content-type", "retry-after")
+_KEPT_HEADERS = ("content-type", "retry-after")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def exchange(http: httpx.Client, call: ApiCall[Any], *, patience: Waits) -> http
         raise AnswerRefused(LEADS_NOWHERE) from error
 
 
-async def exchange_async(
+async def _exchange_async(
     http: httpx.AsyncClient, call: ApiCall[Any], *, patience: Waits
 ) -> httpx.Response:
     """Do as `exchange` does, from a coroutine."""
@@ -104,7 +104,7 @@ def _received(answer: httpx.Response) -> Received:
 
 def _whole(answer: httpx.Response, received: Received) -> httpx.Response:
     """Write an answer that has arrived as a plain one."""
-    headers = {name: answer.headers[name] for name in KEPT_HEADERS if name in answer.headers}
+    headers = {name: answer.headers[name] for name in _KEPT_HEADERS if name in answer.headers}
     reason = answer.reason_phrase.encode("ascii", errors="ignore")
     return httpx.Response(
         answer.status_code,
@@ -116,7 +116,7 @@ def _whole(answer: httpx.Response, received: Received) -> httpx.Response:
 
 T = TypeVar("T")
 URL = "http://127.0.0.1:8000"
-RETRIES = Retries()
+_RETRIES = Retries()
 CONNECTIONS = 4
 """Requests under way at a time: two in the engine's queue behind the one that is computed, and one
 on the way."""
@@ -152,7 +152,7 @@ class Client:
         token: str | None = None,
         timeout_s: float = TIMEOUT_S,
         deadline_s: float = DEADLINE_S,
-        retries: Retries = RETRIES,
+        retries: Retries = _RETRIES,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
@@ -282,7 +282,7 @@ class AsyncClient:
         token: str | None = None,
         timeout_s: float = TIMEOUT_S,
         deadline_s: float = DEADLINE_S,
-        retries: Retries = RETRIES,
+        retries: Retries = _RETRIES,
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -401,6 +401,6 @@ class AsyncClient:
                 await asyncio.sleep(step.seconds)
                 continue
             try:
-                came = await exchange_async(self._http, step, patience=self._patience)
+                came = await _exchange_async(self._http, step, patience=self._patience)
             except (httpx.TransportError, AnswerRefused) as error:
                 came = error

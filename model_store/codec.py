@@ -90,15 +90,15 @@ def load_network(
     bank = {} if known is None else known
     for index, ref in enumerate(manifest.experts):
         if ref.sha256 not in bank:
-            weights = read_weights(read, manifest, ref)
+            weights = _read_weights(read, manifest, ref)
             bank[ref.sha256] = _build_expert(manifest, index, weights)
     experts = [bank[ref.sha256] for ref in manifest.experts]
-    heads = _build_heads(manifest, read_weights(read, manifest, manifest.classifier))
+    heads = _build_heads(manifest, _read_weights(read, manifest, manifest.classifier))
     network = Network.assemble(manifest.spec, experts, heads)
     return network.requires_grad_(False).eval()
 
 
-def read_weights(read: ReadShard, manifest: Draft, ref: ShardRef) -> dict[str, Tensor]:
+def _read_weights(read: ReadShard, manifest: Draft, ref: ShardRef) -> dict[str, Tensor]:
     """Read a model shard, check its digest and shapes, and give its tensors by full name."""
     data = read(ref)
     check_shard(ref, data, expected=expected_tensors(manifest, ref))

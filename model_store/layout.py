@@ -18,7 +18,7 @@ RESERVE = "reserve"
 TMP = "tmp"
 INBOX = "inbox"
 JOBS = "jobs"
-ADVICE = "advice"
+_ADVICE = "advice"
 ITEM_ID = r"[0-9]{8}t[0-9]{9}-[0-9a-f]{12}"
 """The form of an item's id; `model_store.loop.item_names` has the names of its objects."""
 
@@ -60,7 +60,7 @@ def run_name(transaction: str, number: int) -> str:
 
 
 def advice_name(version: int) -> str:
-    return f"{ADVICE}/{version:08d}.json"
+    return f"{_ADVICE}/{version:08d}.json"
 
 
 def mended_name(channel: str, number: int, attempt: int) -> str:

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable
 
 from model_store.errors import SpecInvalid
 
-MAX_NAME_LENGTH = 200
+_MAX_NAME_LENGTH = 200
 JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
-JOINED = frozenset({"Lo", "Lm", "Mn", "Mc", "So", "Sk", "Sm"})
+_JOINED = frozenset({"Lo", "Lm", "Mn", "Mc", "So", "Sk", "Sm"})
 """Categories of characters that joiners stand between: letters without case, marks and symbols.
 In scripts with case a joiner shows nothing, and would make two names look alike."""
 SEPARATORS = "/\\"
@@ -24,8 +24,8 @@ def check_name(name: str, *, what: str) -> str:
     """Refuse a name that is blank, too long, or not made of characters that are seen."""
     if not name or name != name.strip() or not is_shown(name):
         raise SpecInvalid(f"{what} {name!r} must be printable text without surrounding spaces")
-    if len(name) > MAX_NAME_LENGTH:
-        raise SpecInvalid(f"{what} {name[:40]!r}… is longer than {MAX_NAME_LENGTH} characters")
+    if len(name) > _MAX_NAME_LENGTH:
+        raise SpecInvalid(f"{what} {name[:40]!r}… is longer than {_MAX_NAME_LENGTH} characters")
     return name
 
 
@@ -88,4 +88,4 @@ def _look(name: str) -> str:
 
 def _joins(around: str) -> bool:
     """Return whether the joiner in the middle has characters on both sides that it can join."""
-    return len(around) == 3 and {unicodedata.category(char) for char in around[::2]} <= JOINED
+    return len(around) == 3 and {unicodedata.category(char) for char in around[::2]} <= _JOINED

@@ -28,8 +28,8 @@ from model_store.tables import percent
 Precision = Literal["fp32", "bf16", "int8"]
 Asked = Literal["auto", "fp32", "bf16", "int8"]
 
-MIN_AGREEMENT = 0.99
-TRIAL_S = 60.0
+_MIN_AGREEMENT = 0.99
+_TRIAL_S = 60.0
 TRIALS: Mapping[Reduced, str] = {
     "bf16": "model_store.inference.bf16_trial",
     "int8": "model_store.onnx.int8_trial",
@@ -99,10 +99,10 @@ def disagreement(precision: Reduced, agreement: Mapping[Reduced, float]) -> str 
         return f"{precision} was not compared with single precision when it was published"
     if not share:
         return f"{precision} was less accurate than single precision on held-out images"
-    if share < MIN_AGREEMENT:
+    if share < _MIN_AGREEMENT:
         return (
             f"{precision} agrees with single precision to {percent(share)} only on held-out "
-            f"images, and {percent(MIN_AGREEMENT)} are needed"
+            f"images, and {percent(_MIN_AGREEMENT)} are needed"
         )
     return None
 
@@ -151,7 +151,7 @@ def refuse_unless_it_runs(
         raise WrongUsage(f"precision {asked} was asked for, and does not run here: {trial.reason}")
 
 
-def try_in_child(command: Sequence[str], *, timeout_s: float = TRIAL_S) -> Trial:
+def try_in_child(command: Sequence[str], *, timeout_s: float = _TRIAL_S) -> Trial:
     """Run a command that prints the speed-up on its last line. Its death is a result."""
     try:
         ended = subprocess.run(

@@ -24,15 +24,15 @@ from model_store.records.manifest import Preprocessing
 PNG_LEVEL = 2
 """A quarter of the time of the usual 6, for a sixth more bytes."""
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-MAX_PIXELS = 40_000_000
+_MAX_PIXELS = 40_000_000
 ROWS_AT_ONCE = 64
 THUMBNAIL_SIDE = 96
-MAX_KEPT_PIXELS = 4096 * 4096
+_MAX_KEPT_PIXELS = 4096 * 4096
 """The largest image that a network takes; a store keeps images at the network's size."""
-LOSSLESS_SIDE = 64
+_LOSSLESS_SIDE = 64
 """The longest side of a thumbnail that is a PNG: JPEG would change it visibly and save nothing."""
 QUALITY = 85
-INTERPOLATION = {
+_INTERPOLATION = {
     "bilinear": Image.Resampling.BILINEAR,
     "bicubic": Image.Resampling.BICUBIC,
 }
@@ -49,7 +49,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 def read_pixels(
-    data: bytes, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS
+    data: bytes, preprocessing: Preprocessing, *, max_pixels: int = _MAX_PIXELS
 ) -> Pixels:
     """Decode an image to [S, S, 3]: upright, RGB, the middle square."""
     size = preprocessing.image_size
@@ -57,7 +57,7 @@ def read_pixels(
         return np.asarray(_middle_square(_rgb(_upright(image)), preprocessing))
 
 
-def read_picture(data: bytes, *, max_side: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def read_picture(data: bytes, *, max_side: int, max_pixels: int = _MAX_PIXELS) -> Image.Image:
     """Decode a whole image: upright, RGB, scaled down to at most `max_side` pixels a side."""
     with _opened(data, max_pixels=max_pixels, needed=max_side) as image:
         picture = _rgb(_upright(image))
@@ -77,9 +77,9 @@ class Thumbnail:
     @classmethod
     def of(cls, image: bytes) -> Thumbnail:
         """Scale an image down. Raise ImageRejected where it cannot be decoded."""
-        picture = read_picture(image, max_side=THUMBNAIL_SIDE, max_pixels=MAX_KEPT_PIXELS)
+        picture = read_picture(image, max_side=THUMBNAIL_SIDE, max_pixels=_MAX_KEPT_PIXELS)
         written = io.BytesIO()
-        if max(picture.size) <= LOSSLESS_SIDE:
+        if max(picture.size) <= _LOSSLESS_SIDE:
             picture.save(written, format="PNG")
             return cls(data=written.getvalue(), type="image/png")
         picture.save(written, format="JPEG", quality=QUALITY)
@@ -178,7 +178,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _middle_square(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
     size = preprocessing.image_size
-    return ImageOps.fit(image, (size, size), method=INTERPOLATION[preprocessing.interpolation])
+    return ImageOps.fit(image, (size, size), method=_INTERPOLATION[preprocessing.interpolation])
 
 
 def _rgb(image: Image.Image) -> Image.Image:

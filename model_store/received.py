@@ -11,15 +11,15 @@ import time
 import zlib
 from typing import Any, NoReturn
 
-GZIP_WINDOW = 16 + zlib.MAX_WBITS
-MAX_JSON_MEMORY = 1 << 28
+_GZIP_WINDOW = 16 + zlib.MAX_WBITS
+_MAX_JSON_MEMORY = 1 << 28
 """Bytes of memory that the JSON of an answer may take when it is parsed."""
 MAX_DEPTH = 100
-TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
+_TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 LEADS_NOWHERE = "the answer is a redirect to something else than an HTTP address"
 """httpx reads the target of a redirect, although nobody follows it, and fails on some of them."""
-NESTS = frozenset({list, dict})
-VALUE_BYTES = {b"[": 96, b"{": 160, b",": 72, b":": 160}
+_NESTS = frozenset({list, dict})
+_VALUE_BYTES = {b"[": 96, b"{": 160, b",": 72, b":": 160}
 """The most memory that Python takes for a list, an object, a value after a comma, and a key."""
 
 
@@ -75,7 +75,7 @@ class Received:
         named = encoding.strip().lower()
         if named not in ("", "identity", "gzip"):
             raise AnswerRefused(f"the answer is encoded as {named[:40]!r}; gzip alone is accepted")
-        self._inflater = zlib.decompressobj(GZIP_WINDOW) if named == "gzip" else None
+        self._inflater = zlib.decompressobj(_GZIP_WINDOW) if named == "gzip" else None
         self._most_bytes = most_bytes
         self.body = bytearray()
 
@@ -103,7 +103,7 @@ class Received:
         return made
 
 
-def parse_json(data: bytes, *, most_memory: int = MAX_JSON_MEMORY) -> Any:
+def parse_json(data: bytes, *, most_memory: int = _MAX_JSON_MEMORY) -> Any:
     """Parse JSON. Raise ValueError for JSON that takes too much memory or is nested too deeply, for
     NaN and Infinity, and for whole numbers of thousands of digits."""
     if memory_for_json(data) > most_memory:
@@ -113,7 +113,7 @@ def parse_json(data: bytes, *, most_memory: int = MAX_JSON_MEMORY) -> Any:
     except UnicodeDecodeError as error:
         raise ValueError("it is not UTF-8") from error
     except RecursionError as error:
-        raise ValueError(TOO_DEEP) from error
+        raise ValueError(_TOO_DEEP) from error
     _refuse_depth(value)
     return value
 
@@ -121,7 +121,7 @@ def parse_json(data: bytes, *, most_memory: int = MAX_JSON_MEMORY) -> Any:
 def memory_for_json(data: bytes) -> int:
     """Estimate from above the bytes of memory that parsing takes: 3 bytes of JSON may take 80."""
     a_byte = 3 if data.isascii() and b"\\u" not in data else 8
-    return a_byte * len(data) + sum(data.count(sign) * cost for sign, cost in VALUE_BYTES.items())
+    return a_byte * len(data) + sum(data.count(sign) * cost for sign, cost in _VALUE_BYTES.items())
 
 
 def _refuse_depth(whole: Any) -> None:
@@ -131,12 +131,12 @@ def _refuse_depth(whole: Any) -> None:
         inner = (
             value.values() if type(value) is dict else value
             for value in level
-            if type(value) in NESTS
+            if type(value) in _NESTS
         )
-        level = [value for values in inner for value in values if type(value) in NESTS]
+        level = [value for values in inner for value in values if type(value) in _NESTS]
         if not level:
             return
-    raise ValueError(TOO_DEEP)
+    raise ValueError(_TOO_DEEP)
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -28,13 +28,13 @@ Pooling = Literal["token", "mean", "token-and-mean", "attention"]
 its token and the mean of its patches side by side, both after the norm; or the answer of a learnt
 query to its patches, in a class-attention block without a norm after."""
 
-MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
+_MAX_SIZE = 1 << 16  # of any number in a spec: a hostile manifest must not ask for the moon
 MAX_DEPTH = 1024
-MAX_PATCHES = 1 << 16  # of an image: the time of a pass grows with their square
-MAX_REGISTERS = 1024
-MAX_GRID = 16  # cells a side of a readout
+_MAX_PATCHES = 1 << 16  # of an image: the time of a pass grows with their square
+_MAX_REGISTERS = 1024
+_MAX_GRID = 16  # cells a side of a readout
 MAX_TASKS = 1000
-MAX_PARAMETERS = 1 << 31  # of one network
+_MAX_PARAMETERS = 1 << 31  # of one network
 MAX_PLACES = 1 << 28  # of one network: the folded form keeps a weight for each pair of patches
 
 
@@ -60,8 +60,8 @@ class Backbone:
     pooling: Pooling = "token"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.registers <= MAX_REGISTERS:
-            raise SpecInvalid(f"registers must be between 0 and {MAX_REGISTERS}")
+        if not 0 <= self.registers <= _MAX_REGISTERS:
+            raise SpecInvalid(f"registers must be between 0 and {_MAX_REGISTERS}")
         if self.hidden_norm < 0:
             raise SpecInvalid("hidden_norm must be 0 or more")
         for what, value, known in (
@@ -107,8 +107,8 @@ class Readout:
             raise SpecInvalid("the blocks of a readout must be distinct numbers in rising order")
         if not self.blocks[0] >= 1 or self.blocks[-1] > MAX_DEPTH:
             raise SpecInvalid(f"a block of a readout must be between 1 and {MAX_DEPTH}")
-        if not 0 <= self.grid <= MAX_GRID:
-            raise SpecInvalid(f"the grid of a readout must be between 0 and {MAX_GRID}")
+        if not 0 <= self.grid <= _MAX_GRID:
+            raise SpecInvalid(f"the grid of a readout must be between 0 and {_MAX_GRID}")
         if bool(self.grid) != bool(self.grid_block):
             raise SpecInvalid("a readout has both grid and grid_block, or neither")
         if self.grid and self.grid_block not in self.blocks:
@@ -219,9 +219,9 @@ class NetworkSpec:
                 f"an image of {self.image_size} pixels "
                 f"cannot be cut into patches of {self.patch_size}"
             )
-        if self.patches > MAX_PATCHES:
+        if self.patches > _MAX_PATCHES:
             raise SpecInvalid(
-                f"an image of {self.patches} patches is too large: at most {MAX_PATCHES}; patches "
+                f"an image of {self.patches} patches is too large: at most {_MAX_PATCHES}; patches "
                 f"of {self.patch_size} pixels are too small for images of {self.image_size}"
             )
         if not 0 < self.layer_norm_eps < 1:
@@ -234,7 +234,7 @@ class NetworkSpec:
         self._check_readout()
         _check_distinct("class", self.classes)
         _check_distinct("task", (task.name for task in self.tasks))
-        if self.parameters > MAX_PARAMETERS:
+        if self.parameters > _MAX_PARAMETERS:
             raise SpecInvalid(f"a network of {self.parameters} parameters is too large")
 
     def _check_experts(self) -> None:
@@ -561,8 +561,8 @@ def _count(tensors: dict[str, Shape]) -> int:
 
 
 def _check_size(what: str, value: int) -> None:
-    if not 1 <= value <= MAX_SIZE:
-        raise SpecInvalid(f"{what} must be between 1 and {MAX_SIZE}, not {value}")
+    if not 1 <= value <= _MAX_SIZE:
+        raise SpecInvalid(f"{what} must be between 1 and {_MAX_SIZE}, not {value}")
 
 
 def _check_distinct(what: str, names: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ ENOUGH = {"narrow": 0.85, "wide": 0.95}
 """The cross-validated accuracy from which a classifier on frozen tokens is good enough. Where
 earlier blocks tell more than the last one, images are unlike those that the expert was trained on,
 and it has more to learn from them."""
-GAIN_SHARE = 0.5
+_GAIN_SHARE = 0.5
 """The share of the errors that an adaptation usually mends at least."""
 EPOCHS = 8
 FEWEST_PASSES: dict[Kind, int] = {"adapter": 1600, "dense": 10_000}
@@ -48,7 +48,7 @@ class Worth:
     @property
     def points(self) -> int:
         """The gain to expect, in points of 100."""
-        return round(100 * GAIN_SHARE * (1 - self.accuracy))
+        return round(100 * _GAIN_SHARE * (1 - self.accuracy))
 
     def __str__(self) -> str:
         takes = "" if self.minutes is None else f" takes about {self.minutes} min and"

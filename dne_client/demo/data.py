@@ -14,7 +14,7 @@ from sklearn.datasets import load_digits
 
 DIGIT_TASKS = {"digits-0-4": range(5), "digits-5-6": range(5, 7), "digits-7-9": range(7, 10)}
 SHAPES = ("cross", "triangle")
-SHAPES_EACH = 180
+_SHAPES_EACH = 180
 SIDE = 8  # pixels of a digit
 DRAWN_SIDE = 64  # shapes are drawn large, then shrunk: the grey edges look like the digits' ones
 
@@ -67,7 +67,7 @@ def _write_digits(data: DemoData) -> None:
 def _write_shapes(data: DemoData) -> None:
     chance = random.Random(0)
     for shape in SHAPES:
-        for index in range(SHAPES_EACH):
+        for index in range(_SHAPES_EACH):
             folder = data.shapes_test if index % 3 == 0 else data.shapes_train
             _save(_draw(shape, chance=chance), folder / shape, index)
 

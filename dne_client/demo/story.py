@@ -35,7 +35,7 @@ COMMANDS = Path(sys.executable).parent
 """The folder of the commands of this environment, whatever PATH says."""
 # Server and trainer share the cores. Threads that spin while they wait take them from each other:
 # on two busy cores, learning took 4 times as long in one try and 11 times in another.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
+_ENVIRONMENT = {"OMP_WAIT_POLICY": "passive", **os.environ}
 START_S = 60
 STOP_S = 20
 ONCE = Retries(attempts=1)
@@ -86,12 +86,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def running_server(store: Path, *, port: int, token: str, log: Path) -> Iterator[Server]:
+def _running_server(store: Path, *, port: int, token: str, log: Path) -> Iterator[Server]:
     options = ["--store", str(store), "--port", str(port)]
     with log.open("w") as stream:
         process = start(
             "dne-serve", *options,
-            stdout=stream, stderr=stream, env={**ENVIRONMENT, "DNE_ADMIN_TOKEN": token},
+            stdout=stream, stderr=stream, env={**_ENVIRONMENT, "DNE_ADMIN_TOKEN": token},
         )  # fmt: skip
     server = Server(url=f"http://127.0.0.1:{port}", process=process, log=log)
     with stopping(process, signal.SIGTERM):
@@ -109,7 +109,7 @@ def train(*arguments: str, store: Path, log: Path) -> dict[str, Any]:
         errors = None if shown else stream
         process = start(
             "dne-train", *arguments, "--store", str(store), "--json",
-            stdout=subprocess.PIPE, stderr=errors, env=ENVIRONMENT,
+            stdout=subprocess.PIPE, stderr=errors, env=_ENVIRONMENT,
         )  # fmt: skip
         with stopping(process, signal.SIGINT):
             out, _ = process.communicate()
@@ -120,11 +120,11 @@ def train(*arguments: str, store: Path, log: Path) -> dict[str, Any]:
     return answer
 
 
-def move_channel(*arguments: str, store: Path) -> None:
+def _move_channel(*arguments: str, store: Path) -> None:
     """Run `dne-store rollback`, `resume` or `promote`."""
     process = start(
         "dne-store", *arguments, "--store", str(store),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=ENVIRONMENT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=_ENVIRONMENT,
     )  # fmt: skip
     with stopping(process, signal.SIGTERM):
         out, _ = process.communicate()
@@ -138,7 +138,7 @@ def start(command: str, *arguments: str, **streams: Any) -> subprocess.Popen[byt
 
     It has a session of its own: Ctrl-C reaches the demo only, which then stops what it started.
     """
-    say_command([spelt(command), *arguments])
+    _say_command([spelt(command), *arguments])
     return subprocess.Popen([COMMANDS / command, *arguments], start_new_session=True, **streams)
 
 
@@ -179,7 +179,7 @@ def wait_for(happened: Callable[[], bool], *, within_s: float, otherwise: str) -
     return time.monotonic() - began
 
 
-def say_command(command: Sequence[str]) -> None:
+def _say_command(command: Sequence[str]) -> None:
     bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
     print(f"{bold}$ {shlex.join(command)}{plain}", flush=True)
 
@@ -192,12 +192,12 @@ MARK = ".dne-demo"
 LEARNING = (
     "--preset", "tiny", "--batch-size", "64", "--learning-rate", "0.002", "--augment", "none",
 )  # fmt: skip
-FIRST_TASK = ("--heads", "2", "--epochs", "30")
-LATER_TASKS = ("--epochs", "20")
+_FIRST_TASK = ("--heads", "2", "--epochs", "30")
+_LATER_TASKS = ("--epochs", "20")
 """Options for a short time: a narrow network suffices for images of 8×8 pixels (ADR 75)."""
-LEAST_ACCURACY = 0.90
-IMAGES_A_REQUEST = 64
-SERVED_S = 10
+_LEAST_ACCURACY = 0.90
+_IMAGES_A_REQUEST = 64
+_SERVED_S = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -244,23 +244,23 @@ def tell(place: DemoFolder, *, port: int) -> None:
     data = write_demo_data(place.data)
     print(f"Handwritten digits as PNG folders: {data.root}; a third of them is held out.")
     token = secrets.token_urlsafe(12)
-    with running_server(
+    with _running_server(
         place.store, port=free_port(port), token=token, log=place.server_log
     ) as server:
         for version, task in enumerate(DIGIT_TASKS, start=1):
             learn(task, place=place, server=server, data=data, version=version)
         measure(server, place=place, data=data)
-        roll_back_and_resume(server, place=place, data=data)
-        print(invitation(server.url, place=place, token=token, data=data), flush=True)
+        _roll_back_and_resume(server, place=place, data=data)
+        print(_invitation(server.url, place=place, token=token, data=data), flush=True)
         if sys.stdout.isatty():
-            serve_until_interrupted(server)
+            _serve_until_interrupted(server)
 
 
 def learn(task: str, *, place: DemoFolder, server: Server, data: DemoData, version: int) -> None:
     digits = DIGIT_TASKS[task]
     print(f"\nTask {version} of {len(DIGIT_TASKS)}: the digits {digits[0]} to {digits[-1]}")
     folder = str(data.train(task))
-    options = (*LEARNING, *(FIRST_TASK if version == 1 else LATER_TASKS))
+    options = (*LEARNING, *(_FIRST_TASK if version == 1 else _LATER_TASKS))
     learnt = place.train("add-task", "--data", folder, "--name", task, *options)
     new, all_ = (learnt[name] / 2**20 for name in ("delta_bytes", "total_bytes"))
     print(
@@ -277,8 +277,8 @@ def measure(server: Server, *, place: DemoFolder, data: DemoData) -> None:
     images = data.test_images()
     print(f"\nAll {len(images)} held-out digits, asked of the server and of dne-train evaluate")
     right = 0
-    for start in range(0, len(images), IMAGES_A_REQUEST):
-        some = images[start : start + IMAGES_A_REQUEST]
+    for start in range(0, len(images), _IMAGES_A_REQUEST):
+        some = images[start : start + _IMAGES_A_REQUEST]
         answers = server.predict(some).predictions
         right += sum(
             answer.label == image.parent.name for answer, image in zip(answers, some, strict=True)
@@ -290,24 +290,24 @@ def measure(server: Server, *, place: DemoFolder, data: DemoData) -> None:
         f"  right: {percent(served)} of the server's answers, {percent(evaluated)} by "
         "dne-train evaluate"
     )
-    if served < LEAST_ACCURACY:
-        raise DemoFailed(f"less than {LEAST_ACCURACY:.0%} of the held-out digits were right")
+    if served < _LEAST_ACCURACY:
+        raise DemoFailed(f"less than {_LEAST_ACCURACY:.0%} of the held-out digits were right")
     if abs(served - evaluated) > 1.5 / len(images):
         raise DemoFailed("the server and dne-train evaluate do not agree")
 
 
-def roll_back_and_resume(server: Server, *, place: DemoFolder, data: DemoData) -> None:
+def _roll_back_and_resume(server: Server, *, place: DemoFolder, data: DemoData) -> None:
     print("\nBack to the first version, and forward again; no weights move")
     images = [images_in(data.test / f"digit_{digit}")[1] for digit in (3, 6, 9)]
-    move_channel("rollback", "--to", "1", "--reason", "showing how", store=place.store)
+    _move_channel("rollback", "--to", "1", "--reason", "showing how", store=place.store)
     wait_until_served(1, server=server, data=data)
     show(server.predict(images), images=images)
-    move_channel("resume", "--reason", "shown", store=place.store)
+    _move_channel("resume", "--reason", "shown", store=place.store)
     wait_until_served(len(DIGIT_TASKS), server=server, data=data)
     show(server.predict(images), images=images)
 
 
-def invitation(url: str, *, place: DemoFolder, token: str, data: DemoData) -> str:
+def _invitation(url: str, *, place: DemoFolder, token: str, data: DemoData) -> str:
     """Write what to try next, ready to paste."""
     digit = data.test_images()[0]
     shape = images_in(data.shapes_test / SHAPES[0])[0]
@@ -333,7 +333,7 @@ def invitation(url: str, *, place: DemoFolder, token: str, data: DemoData) -> st
   all versions  {manage} list {store}"""
 
 
-def serve_until_interrupted(server: Server) -> None:
+def _serve_until_interrupted(server: Server) -> None:
     with contextlib.suppress(KeyboardInterrupt):
         server.process.wait()
         raise DemoFailed(f"the server ended by itself; see {server.log}")
@@ -344,8 +344,8 @@ def wait_until_served(version: int, *, server: Server, data: DemoData) -> float:
     image = data.test_images()[0]
     return wait_for(
         lambda: server.version(image) == version,
-        within_s=SERVED_S,
-        otherwise=f"the server does not serve version {version} after {SERVED_S} s",
+        within_s=_SERVED_S,
+        otherwise=f"the server does not serve version {version} after {_SERVED_S} s",
     )
 
 

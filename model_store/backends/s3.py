@@ -37,11 +37,11 @@ _TOOK = re.compile(r" in [0-9.]+(?:s|ms|µs|ns)\b(?:, after \d+ retries[^-]*(?= 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 SMALL_BYTES = 16 << 20  # every record is at most that large
-SMALL_TIMEOUT = timedelta(seconds=30)
-LARGE_TIMEOUT = timedelta(minutes=30)
+_SMALL_TIMEOUT = timedelta(seconds=30)
+_LARGE_TIMEOUT = timedelta(minutes=30)
 """The time for a whole request with its body: large objects need more of it."""
 
-CONFLICT_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+_CONFLICT_PAUSES_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Pauses between attempts to write where a conflict is reported and nothing is there (S3's 409)."""
 
 RETRY: RetryConfig = {
@@ -68,8 +68,8 @@ class ObjectStorage:
                 f"{location} is not the location of a store: "
                 "a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
             )
-        self._small = _connect(location, timeout=SMALL_TIMEOUT, retry=retry)
-        self._large = _connect(location, timeout=LARGE_TIMEOUT, retry=retry)
+        self._small = _connect(location, timeout=_SMALL_TIMEOUT, retry=retry)
+        self._large = _connect(location, timeout=_LARGE_TIMEOUT, retry=retry)
         self._proved = False
 
     def create(self, name: str, data: bytes) -> bool:
@@ -77,7 +77,7 @@ class ObjectStorage:
         random id of its write, and the writer of a shard does not matter."""
         check_object_name(name)
         self._prove()
-        for pause_s in CONFLICT_PAUSES_S:
+        for pause_s in _CONFLICT_PAUSES_S:
             time.sleep(pause_s)
             try:
                 obstore.put(self._for(len(data)), name, data, mode="create")

@@ -26,12 +26,12 @@ from model_store.store.store import Store
 from model_store.tables import columns, printable
 
 SHOWN = 30
-RECORD_TITLES = ("record", "time", "version", "mode", "who", "why", "key")
-SHOWN_OF_KEY = 12
+_RECORD_TITLES = ("record", "time", "version", "mode", "who", "why", "key")
+_SHOWN_OF_KEY = 12
 
 
 def add_channel_commands(add: Add) -> None:
-    promote = add("promote", promote_version, help="let a channel name a version and follow on")
+    promote = add("promote", _promote_version, help="let a channel name a version and follow on")
     add_version_argument(promote)
     promote.add_argument(
         "--no-verify",
@@ -46,12 +46,12 @@ def add_channel_commands(add: Add) -> None:
         type=version_number,
         help="the version to go back to (default: the one that the channel named before)",
     )
-    resume = add("resume", resume_channel, help="end a rollback: name the followed version again")
+    resume = add("resume", _resume_channel, help="end a rollback: name the followed version again")
     for subparser in (promote, rollback, resume):
         add_channel_option(subparser)
         add_key_options(subparser)
         add_reason_option(subparser, kept="in the channel's history")
-    history = add("history", show_history, help="list who moved a channel where, when and why")
+    history = add("history", _show_history, help="list who moved a channel where, when and why")
     add_channel_option(history)
     history.add_argument(
         "--limit",
@@ -61,7 +61,7 @@ def add_channel_commands(add: Add) -> None:
     )
 
 
-def promote_version(options: argparse.Namespace) -> int:
+def _promote_version(options: argparse.Namespace) -> int:
     store = Store.open(options.store, keys=read_keys(options))
     if options.verify:
         _check_servable(store, options.number)
@@ -87,12 +87,12 @@ def roll_back(options: argparse.Namespace) -> int:
     return _tell_move(store, store.rollback(to=options.to, **_move(options)), options)
 
 
-def resume_channel(options: argparse.Namespace) -> int:
+def _resume_channel(options: argparse.Namespace) -> int:
     store = Store.open(options.store, keys=read_keys(options))
     return _tell_move(store, store.resume(**_move(options)), options)
 
 
-def show_history(options: argparse.Namespace) -> int:
+def _show_history(options: argparse.Namespace) -> int:
     """List the records of a channel, newest last. A damaged record does not hide the others."""
     store = Store.open(options.store)
     numbers = store.record_numbers(options.channel)
@@ -119,7 +119,7 @@ def show_history(options: argparse.Namespace) -> int:
             }
         )
     else:
-        rows = [RECORD_TITLES, *map(_record_cells, records)]
+        rows = [_RECORD_TITLES, *map(_record_cells, records)]
         any_signed = any(record.signature for record in records)
         print(columns(rows if any_signed else [row[:-1] for row in rows]))
         if limit and len(numbers) > limit:
@@ -135,7 +135,7 @@ def _record_cells(record: ChannelRecord) -> tuple[str, ...]:
         record.mode,
         record.actor,
         record.reason or "-",
-        record.signature.key[:SHOWN_OF_KEY] if record.signature else "-",
+        record.signature.key[:_SHOWN_OF_KEY] if record.signature else "-",
     )
 
 

@@ -31,7 +31,7 @@ from model_store.tables import columns, counted, printable, size
 
 
 def add_housekeeping_commands(add: Add) -> None:
-    add("storage", show_storage, help="show what each version costs and what could go")
+    add("storage", _show_storage, help="show what each version costs and what could go")
     gc = add("gc", collect, help="find shards that no version names; with --sweep take them away")
     gc.add_argument(
         "--sweep",
@@ -46,7 +46,7 @@ def add_housekeeping_commands(add: Add) -> None:
         default=GRACE_S / 3600,
         help="how long a shard stays condemned before it is deleted (default: %(default)g)",
     )
-    copy = add("copy", copy_all, help="copy all versions and channels to another store")
+    copy = add("copy", _copy_all, help="copy all versions and channels to another store")
     copy.add_argument(
         "--to",
         metavar="STORE",
@@ -69,7 +69,7 @@ def add_housekeeping_commands(add: Add) -> None:
     )
 
 
-def show_storage(options: argparse.Namespace) -> int:
+def _show_storage(options: argparse.Namespace) -> int:
     report = report_storage(Store.open(options.store))
     if options.json:
         print_json(asdict(report))
@@ -121,7 +121,7 @@ def collect(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def copy_all(options: argparse.Namespace) -> int:
+def _copy_all(options: argparse.Namespace) -> int:
     keys = _copying_keys(options)
     source = Store.open(options.store)
     target = Store.create(options.to)
@@ -236,7 +236,7 @@ def _hours(text: str) -> float:
 def add_mend_command(add: Add) -> None:
     mend = add(
         "mend-channel",
-        mend_one,
+        _mend_one,
         help="find what stands in a channel's way and is not a record; with --yes set it aside",
     )
     add_channel_option(mend)
@@ -252,7 +252,7 @@ def add_mend_command(add: Add) -> None:
     add_reason_option(mend, kept="with what is set aside")
 
 
-def mend_one(options: argparse.Namespace) -> int:
+def _mend_one(options: argparse.Namespace) -> int:
     with Store.open(options.store).using_reserve() as store:
         report = mend_channel(
             store,

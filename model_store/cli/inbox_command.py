@@ -34,7 +34,7 @@ def add_inbox_command(commands: Subparsers) -> None:
     subparsers = inbox.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     add = adder(subparsers)
-    _add_list(add("list", list_items, help="list items, a page at a time"))
+    _add_list(add("list", _list_items, help="list items, a page at a time"))
     show = add("show", show_item, help="show an item, its answer and its labels")
     show.add_argument("id", metavar="ID", help="the item")
     label = add("label", label_items, help="say of which class pictures are")
@@ -46,14 +46,14 @@ def add_inbox_command(commands: Subparsers) -> None:
         ("discard", DISCARD, "say that pictures are of no use"),
         ("clear", CLEAR, "take the newest label, or discard, of items back"),
     ):
-        judging = add(name, judge_items, help=help)
+        judging = add(name, _judge_items, help=help)
         judging.add_argument("ids", metavar="ID", nargs="+", help="the items")
         judging.set_defaults(judgement=judgement)
     delete = add(
-        "delete", delete_all, help="delete items with their pictures; nothing of them stays"
+        "delete", _delete_all, help="delete items with their pictures; nothing of them stays"
     )
     delete.add_argument("ids", metavar="ID", nargs="+", help="the items")
-    export = add("export", export_items, help="write labelled pictures as one folder a class")
+    export = add("export", _export_items, help="write labelled pictures as one folder a class")
     export.add_argument(
         "--out", metavar="DIR", type=Path, required=True, help="a folder that is new or empty"
     )
@@ -85,7 +85,7 @@ def _add_list(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def list_items(options: argparse.Namespace) -> int:
+def _list_items(options: argparse.Namespace) -> int:
     inbox, index = _open(options)
     page = index.page(
         order=options.order,
@@ -152,12 +152,12 @@ def label_items(options: argparse.Namespace) -> int:
     return _judge(options, [(item, Judgement.of_class(label)) for item, label in pairs])
 
 
-def judge_items(options: argparse.Namespace) -> int:
+def _judge_items(options: argparse.Namespace) -> int:
     """Run `wrong`, `discard` and `clear`."""
     return _judge(options, [(item, options.judgement) for item in options.ids])
 
 
-def delete_all(options: argparse.Namespace) -> int:
+def _delete_all(options: argparse.Namespace) -> int:
     inbox = Inbox(Store.open(options.store).objects)
     for item in options.ids:
         inbox.item(item)
@@ -170,7 +170,7 @@ def delete_all(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def export_items(options: argparse.Namespace) -> int:
+def _export_items(options: argparse.Namespace) -> int:
     inbox, index = _open(options)
     exported = export_labelled(inbox, index, out=options.out)
     counts = {name: len(pictures) for name, pictures in exported.classes.items()}

@@ -38,32 +38,32 @@ def add_keys_command(commands: Subparsers) -> None:
     subparsers = keys.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     add = adder(subparsers, store=False)
-    new = add("new", make_key, help="make a private key in a new file and print its public key")
-    show = add("show", show_key, help="print the public key of a private key")
+    new = add("new", _make_key, help="make a private key in a new file and print its public key")
+    show = add("show", _show_key, help="print the public key of a private key")
     for subparser in (new, show):
         subparser.add_argument(
             "keyfile", metavar="KEYFILE", type=Path, help="the file of the private key"
         )
-    trust = add("trust", trust_key, help="let the owner of a key publish")
+    trust = add("trust", _trust_key, help="let the owner of a key publish")
     trust.add_argument("name", metavar="NAME", help="whose key it is; for people to read")
     trust.add_argument("key", metavar="KEY", help="the public key, 64 hexadecimal digits")
-    distrust = add("distrust", distrust_key, help="take a name and its key out of the trust file")
+    distrust = add("distrust", _distrust_key, help="take a name and its key out of the trust file")
     distrust.add_argument("name", metavar="NAME", help="the name in the trust file")
-    listing = add("list", list_keys, help="list the trusted keys and who signed which version")
+    listing = add("list", _list_keys, help="list the trusted keys and who signed which version")
     add_store_option(listing)
     for subparser in (trust, distrust, listing):
         add_trust_option(subparser)
 
 
-def make_key(options: argparse.Namespace) -> int:
+def _make_key(options: argparse.Namespace) -> int:
     return _tell_key(options, new_signer(options.keyfile).public)
 
 
-def show_key(options: argparse.Namespace) -> int:
+def _show_key(options: argparse.Namespace) -> int:
     return _tell_key(options, load_signer(options.keyfile).public)
 
 
-def trust_key(options: argparse.Namespace) -> int:
+def _trust_key(options: argparse.Namespace) -> int:
     known = _trust_or_none(options).keys
     if options.name in known:
         raise WrongUsage(f"{options.name!r} is trusted already; `dne-store keys distrust` it first")
@@ -71,14 +71,14 @@ def trust_key(options: argparse.Namespace) -> int:
     return _save(options, trust)
 
 
-def distrust_key(options: argparse.Namespace) -> int:
+def _distrust_key(options: argparse.Namespace) -> int:
     known = load_trust(options.trust).keys
     if options.name not in known:
         raise WrongUsage(f"{options.name!r} is not in the trust file {options.trust}")
     return _save(options, Trust({name: known[name] for name in known if name != options.name}))
 
 
-def list_keys(options: argparse.Namespace) -> int:
+def _list_keys(options: argparse.Namespace) -> int:
     trust = load_trust(options.trust) if options.trust else Trust({})
     versions: dict[str | None, list[int]] = {}
     problems: list[str] = []

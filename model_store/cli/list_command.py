@@ -77,7 +77,7 @@ class RowFile:
         return hashlib.sha256(self.stamp.encode() + b"\n" + content).hexdigest()
 
 
-def row_file(store: Store, *, stamp: str) -> RowFile:
+def _row_file(store: Store, *, stamp: str) -> RowFile:
     """Return the file for the rows of a store."""
     place = store.location if "://" in store.location else os.path.abspath(store.location)
     which = hashlib.sha256(f"{store.id} {place}".encode()).hexdigest()[:32]
@@ -100,11 +100,11 @@ def _make_room(folder: Path, *, besides: str) -> None:
 
 
 SHOWN = 30
-CHANGE_WIDTH = 32
-WORTH_A_FILE = 100
+_CHANGE_WIDTH = 32
+_WORTH_A_FILE = 100
 """The number of versions from which rows are kept on disk: fewer are read in no time."""
 
-TITLES = (
+_TITLES = (
     *("version", "parent", "created", "what", "tasks", "classes", "accuracy", "gate", "delta"),
     "served as",
 )
@@ -162,12 +162,12 @@ def _limit(options: argparse.Namespace) -> int | None:
 
 def _read(store: Store, *, before: int | None, limit: int | None) -> Page:
     keep = Keep()
-    kept = _kept(store) if limit is None or limit >= WORTH_A_FILE else None
+    kept = _kept(store) if limit is None or limit >= _WORTH_A_FILE else None
     if kept is not None:
         kept.load(keep)
     known = len(keep)
     page = read_page(store, describe=_row, keep=keep, before=before, limit=limit)
-    if kept is not None and len(keep) - known >= WORTH_A_FILE:
+    if kept is not None and len(keep) - known >= _WORTH_A_FILE:
         kept.save(keep)
     return page
 
@@ -184,7 +184,7 @@ def _kept(store: Store) -> RowFile | None:
     except OSError:
         return None
     stamp = hashlib.sha256(b"".join(code)).hexdigest()
-    return row_file(store, stamp=f"{__version__} {stamp}")
+    return _row_file(store, stamp=f"{__version__} {stamp}")
 
 
 def _heads(store: Store, problems: list[str]) -> dict[str, ChannelRecord]:
@@ -199,7 +199,7 @@ def _heads(store: Store, problems: list[str]) -> dict[str, ChannelRecord]:
 
 def _print_versions(rows: Sequence[Row], heads: dict[str, ChannelRecord]) -> None:
     if rows:
-        print(columns([TITLES, *(_cells(row, heads) for row in rows)]))
+        print(columns([_TITLES, *(_cells(row, heads) for row in rows)]))
 
 
 def _print_rest(page: Page) -> None:
@@ -232,7 +232,7 @@ def _cells(row: Row, heads: dict[str, ChannelRecord]) -> tuple[str, ...]:
 
 
 def _shortened(change: str) -> str:
-    return change if len(change) <= CHANGE_WIDTH else f"{change[: CHANGE_WIDTH - 1]}…"
+    return change if len(change) <= _CHANGE_WIDTH else f"{change[: _CHANGE_WIDTH - 1]}…"
 
 
 def _mark(row: dict[str, Any]) -> str:

@@ -36,9 +36,9 @@ from model_store.tables import counted, printable, size
 
 
 def add_class_care_commands(add: Add) -> None:
-    retire = add("retire-class", retire_one, help="publish a version that never answers a class")
+    retire = add("retire-class", _retire_one, help="publish a version that never answers a class")
     retire.add_argument("class_name", metavar="NAME", help="the class to retire")
-    rename = add("rename-class", rename_one, help="publish a version with another class name")
+    rename = add("rename-class", _rename_one, help="publish a version with another class name")
     rename.add_argument("class_name", metavar="OLD", help="the class as it is called now")
     rename.add_argument("new_name", metavar="NEW", help="what it is to be called")
     for subparser in (retire, rename):
@@ -50,13 +50,13 @@ def add_class_care_commands(add: Add) -> None:
         add_reason_option(subparser, kept="in the channel's history")
 
 
-def retire_one(options: argparse.Namespace) -> int:
+def _retire_one(options: argparse.Namespace) -> int:
     outcome = retire_class(options.class_name, care=_care(options))
     told = {"retired_class": options.class_name}
     return _tell(outcome, f"class {printable(options.class_name)} is retired", told, options)
 
 
-def rename_one(options: argparse.Namespace) -> int:
+def _rename_one(options: argparse.Namespace) -> int:
     outcome = rename_class(options.class_name, options.new_name, care=_care(options))
     told = {"renamed_class": options.class_name, "new_name": options.new_name}
     done = f"class {printable(options.class_name)} is called {printable(options.new_name)}"
@@ -107,9 +107,9 @@ def _as_json(outcome: CareOutcome) -> dict[str, Any]:
 
 
 def add_removal_commands(add: Add) -> None:
-    delete = add("delete", delete_one, help="delete a version that no channel names")
+    delete = add("delete", _delete_one, help="delete a version that no channel names")
     add_version_argument(delete)
-    forget = add("forget", forget_one, help="remove the kept images of a class from every version")
+    forget = add("forget", _forget_one, help="remove the kept images of a class from every version")
     forget.add_argument(
         "--class", dest="class_name", metavar="NAME", required=True, help="the class to forget"
     )
@@ -123,7 +123,7 @@ def add_removal_commands(add: Add) -> None:
         )
 
 
-def delete_one(options: argparse.Namespace) -> int:
+def _delete_one(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     manifest = check_deletable(store, options.number)
     what = f"version {manifest.version} ({printable(change(manifest, store.parent_of(manifest)))})"
@@ -142,7 +142,7 @@ def delete_one(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def forget_one(options: argparse.Namespace) -> int:
+def _forget_one(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     name = printable(options.class_name)
     if options.dry_run or _asks(options):

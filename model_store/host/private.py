@@ -17,9 +17,9 @@ from pathlib import Path
 
 from model_store.errors import NotPrivate
 
-OTHERS_MAY_WRITE = 0o022
+_OTHERS_MAY_WRITE = 0o022
 SEAL_BYTES = 32
-KEY_BYTES = 32
+_KEY_BYTES = 32
 KEY_NAME = "cache.key"
 
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -34,20 +34,20 @@ def private_folder(path: Path) -> Path:
     """
     for missing in reversed([folder for folder in (path, *path.parents) if not folder.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
-    check_private(path)
+    _check_private(path)
     if path.stat().st_mode & 0o077:
         path.chmod(0o700)
     return path
 
 
-def check_private(path: Path) -> None:
+def _check_private(path: Path) -> None:
     """Raise NotPrivate for a folder that others own or may write."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise NotPrivate(path, "it is not a folder", f"remove {path}")
     if status.st_uid != os.geteuid():
         raise NotPrivate(path, "another user owns it", f"remove {path}, or choose another folder")
-    if status.st_mode & OTHERS_MAY_WRITE:
+    if status.st_mode & _OTHERS_MAY_WRITE:
         raise NotPrivate(
             path, "others may write it", f"remove its files and run `chmod 700 {path}`"
         )
@@ -58,7 +58,7 @@ def read_private(path: Path, *, max_bytes: int) -> bytes:
     with open(path, "rb", opener=lambda name, _: os.open(name, READ_FLAGS)) as file:
         status = os.fstat(file.fileno())
         own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-        if not own or status.st_mode & OTHERS_MAY_WRITE:
+        if not own or status.st_mode & _OTHERS_MAY_WRITE:
             raise NotPrivate(path, "others may have written it", f"remove {path}")
         if status.st_size > max_bytes:
             raise NotPrivate(path, f"it has more than {max_bytes} bytes", f"remove {path}")
@@ -80,7 +80,7 @@ def replace_file(path: Path, data: bytes) -> None:
             os.unlink(unfinished)
 
 
-def state_folder() -> Path:
+def _state_folder() -> Path:
     """Return the folder for what this software cannot make again."""
     if given := os.environ.get("DNE_STATE"):
         return Path(given)
@@ -100,13 +100,13 @@ def is_sealed(name: str, data: bytes, *, by: bytes) -> bool:
 
 def _key() -> bytes:
     """Read the key of this user, or make it."""
-    path = private_folder(state_folder()) / KEY_NAME
+    path = private_folder(_state_folder()) / KEY_NAME
     with suppress(FileNotFoundError):
         return _checked(path)
     made = path.with_name(f"tmp-{uuid.uuid4().hex}")
     try:
         with open(os.open(made, _WRITE_FLAGS, 0o600), "wb") as writer:
-            writer.write(secrets.token_bytes(KEY_BYTES))
+            writer.write(secrets.token_bytes(_KEY_BYTES))
             writer.flush()
             os.fsync(writer.fileno())
         with suppress(FileExistsError):
@@ -117,7 +117,7 @@ def _key() -> bytes:
 
 
 def _checked(path: Path) -> bytes:
-    key = read_private(path, max_bytes=KEY_BYTES)
-    if len(key) != KEY_BYTES:
-        raise NotPrivate(path, f"it has {len(key)} bytes and not {KEY_BYTES}", f"remove {path}")
+    key = read_private(path, max_bytes=_KEY_BYTES)
+    if len(key) != _KEY_BYTES:
+        raise NotPrivate(path, f"it has {len(key)} bytes and not {_KEY_BYTES}", f"remove {path}")
     return key

@@ -45,7 +45,7 @@ def describe_label(record: LabelRecord) -> dict[str, Any]:
 def describe_job(job: Job, store: Store, *, is_dead: bool = False) -> dict[str, Any]:
     """Describe a job: its progress, and the verdict on its versions at the end."""
     record, end, heartbeat = job.record, job.end, job.heartbeat
-    versions = [describe_version(made, store) for made in (end.versions if end else ())]
+    versions = [_describe_version(made, store) for made in (end.versions if end else ())]
     return {
         **record.model_dump(include={"id", "kind", "channel", "reason", "actor", "time"}),
         "state": state_of(job, is_dead=is_dead),
@@ -73,7 +73,7 @@ def state_of(job: Job, *, is_dead: bool = False) -> str:
     return "lost" if is_dead else "running"
 
 
-def describe_version(made: MadeVersion, store: Store) -> dict[str, Any]:
+def _describe_version(made: MadeVersion, store: Store) -> dict[str, Any]:
     """Describe a version of a job: accuracy before and after, with 95 % ranges."""
     facts = {"version": made.version, "promoted": made.promoted, "refused": made.refused}
     try:

@@ -50,13 +50,13 @@ STATE_OF: dict[str, State] = {
 NOT_READ = len(STATES)
 """The state of an item with a label record that nobody has read yet."""
 READERS = 16
-READ_S = 0.3
+_READ_S = 0.3
 """Time that one refresh may take to read label records. The next refresh reads the rest."""
-LATE = timedelta(minutes=15)
+_LATE = timedelta(minutes=15)
 """An item may be written this long after the time in its id."""
 LOOK_S = 2.0
 WHOLE_S = 15.0
-WHOLE_SHARE = 20
+_WHOLE_SHARE = 20
 """A whole listing is made again after this many times the time that it took."""
 ID_LENGTH = 31
 SCORE, UNKNOWN, FLAGS, HASH = slice(32, 36), slice(37, 41), 42, slice(-20, -4)
@@ -113,7 +113,7 @@ class Index:
             now = self._clock()
             if whole or now >= self._list_at:
                 self._list_all()
-                self._list_at = now + max(WHOLE_S, WHOLE_SHARE * (self._clock() - now))
+                self._list_at = now + max(WHOLE_S, _WHOLE_SHARE * (self._clock() - now))
                 self._look_at = self._clock() + LOOK_S
             elif now >= self._look_at:
                 self._list_new()
@@ -237,7 +237,7 @@ class Index:
 
     def _list_new(self) -> None:
         now = datetime.now(UTC)
-        since = ids_before(now - LATE)
+        since = ids_before(now - _LATE)
         new: list[str] = []
         for day in days_since(since, now=now):
             folder = f"{PICTURES}/{day}"
@@ -278,7 +278,7 @@ class Index:
 
     def _read_states(self) -> None:
         """Read label records that were not read yet, as many as the time allows."""
-        until = self._clock() + READ_S
+        until = self._clock() + _READ_S
         with self._lock:
             if NOT_READ not in self._states:
                 return

@@ -131,9 +131,9 @@ def _refuse_doctype(*_: object) -> None:
 
 ITEM = "dne_item"
 SHA256 = "dne_sha256"
-MAX_ADDRESS = 2000
+_MAX_ADDRESS = 2000
 MODEL = "dne-serve-"
-IN_ADDRESS = re.compile(rf"(?<![0-9a-z]){ITEM_ID}(?![0-9a-z])")
+_IN_ADDRESS = re.compile(rf"(?<![0-9a-z]){ITEM_ID}(?![0-9a-z])")
 
 
 def task_data(item: ItemRecord, *, image: str, classes: Sequence[str]) -> dict[str, Any]:
@@ -159,9 +159,9 @@ def item_of(data: object, *, image_key: str = IMAGE) -> str | None:
     if isinstance(named, str) and is_id(named):
         return named
     address = data.get(image_key)
-    if not isinstance(address, str) or len(address) > MAX_ADDRESS:
+    if not isinstance(address, str) or len(address) > _MAX_ADDRESS:
         return None
-    ids = IN_ADDRESS.findall(address)
+    ids = _IN_ADDRESS.findall(address)
     return ids[-1] if ids else None
 
 
@@ -205,9 +205,9 @@ def kept_prediction(
 
 PREFIX = "label-studio:"
 MAX_WHO = 200
-MAX_NUMBER = 1 << 63
+_MAX_NUMBER = 1 << 63
 
-AnnotationOutcome = Literal["labelled", "cleared", "cancelled", "empty", "already", "overtaken"]
+_AnnotationOutcome = Literal["labelled", "cleared", "cancelled", "empty", "already", "overtaken"]
 """`labelled` and `cleared`: a record was written. `cancelled`: the labeller skipped the task.
 `empty`: the annotation names no class. `already`: the item has the record. `overtaken`: the item
 has a newer label from somebody else."""
@@ -238,7 +238,7 @@ class Annotation:
 class TakenAnnotation:
     """An annotation's outcome, and the record that was written, if any."""
 
-    outcome: AnnotationOutcome
+    outcome: _AnnotationOutcome
     record: LabelRecord | None = None
 
 
@@ -269,7 +269,7 @@ def read_annotation(sent: object, controls: Controls, *, project: int) -> Annota
 def number_in(sent: object) -> int | None:
     """Return the id of an object of Label Studio."""
     number = sent.get("id") if isinstance(sent, Mapping) else sent
-    return number if isinstance(number, int) and 0 < number < MAX_NUMBER else None
+    return number if isinstance(number, int) and 0 < number < _MAX_NUMBER else None
 
 
 def take_annotation(

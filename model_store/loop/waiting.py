@@ -74,10 +74,10 @@ def find_waiting(
     path = version_path(store, head)
     used_by = path.numbers | set(but_used_by)
     items = labelled_items(Inbox(store.objects), index, but_used_by=used_by)
-    return sort_labels(items, path)
+    return _sort_labels(items, path)
 
 
-def sort_labels(items: Iterable[LabelledItem], path: VersionPath) -> WaitingLabels:
+def _sort_labels(items: Iterable[LabelledItem], path: VersionPath) -> WaitingLabels:
     """Sort labelled items into classes that the newest version knows, new classes, and the rest."""
     head = path.manifests[0] if path.manifests else None
     by_name: dict[str, list[LabelledItem]] = {}
@@ -119,7 +119,7 @@ def _name_now(item: LabelledItem, path: VersionPath) -> str:
     return spelt_among(item.label, now) or item.label
 
 
-WriteFile = Callable[[str, ItemRecord, bytes], None]
+_WriteFile = Callable[[str, ItemRecord, bytes], None]
 """Write a picture into the folder of a class."""
 
 
@@ -137,7 +137,7 @@ def fill_class_folders(
     *,
     fewest: int = 1,
     skipping: tuple[type[Exception], ...] = (ItemNotFound, RecordInvalid),
-    write: WriteFile | None = None,
+    write: _WriteFile | None = None,
 ) -> ClassFolders:
     """Read each picture, check it, and put it into the folder of its class.
 

@@ -108,10 +108,10 @@ def _check_unneeded(store: Store, version: int) -> None:
 
 
 END = "/end.json"
-TURNS = f"{JOBS}/turns/"
+_TURNS = f"{JOBS}/turns/"
 
 
-def drop_jobs_about(objects: Objects, names: Collection[str]) -> int:
+def _drop_jobs_about(objects: Objects, names: Collection[str]) -> int:
     """Delete the jobs that have ended and whose log or reason names a class, and return their
     number. A job under way leaves no log if it finds that its pictures are gone."""
     named = re.compile(
@@ -130,7 +130,7 @@ def drop_jobs_about(objects: Objects, names: Collection[str]) -> int:
 
 def _is_turn_of(objects: Objects, name: str, jobs: Collection[str]) -> bool:
     """Return whether a name belongs to the turn of a job: a turn without a job stops the next."""
-    if not jobs or not name.startswith(TURNS):
+    if not jobs or not name.startswith(_TURNS):
         return False
     with suppress(RecordInvalid, StoreUnsupported):
         turn = find_record(objects, name, TurnRecord)
@@ -167,7 +167,7 @@ class ClassNames:
         return any(is_same(name, known) for known in self.by_version.get(version, ()))
 
 
-def names_of_class(
+def _names_of_class(
     manifests: Iterable[Manifest], name: str, *, deleted: Mapping[int, DeletedVersion]
 ) -> ClassNames:
     """Find all names of the classes that any version calls `name`."""
@@ -295,7 +295,7 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
     cache_files, not_deleted = drop_runs(store.location)
     return replace(
         report,
-        jobs=drop_jobs_about(store.objects, names.every),
+        jobs=_drop_jobs_about(store.objects, names.every),
         cache_files=cache_files,
         not_deleted=not_deleted,
     )
@@ -331,7 +331,7 @@ def _names(store: Store, manifests: list[Manifest], class_name: str) -> ClassNam
         for number in deleted_versions(store.objects)
         if (tombstone := read_deleted(store.objects, number)) is not None
     }
-    return names_of_class(manifests, class_name, deleted=tombstones)
+    return _names_of_class(manifests, class_name, deleted=tombstones)
 
 
 def _new(manifests: list[Manifest], names: ClassNames) -> dict[str, int]:

@@ -35,7 +35,7 @@ from model_store.store.reserve import is_full
 from model_store.store.store import Store, list_shards, read_all_manifests, unless_deleted
 
 GRACE_S = 24 * 3600.0
-LEFTOVER_S = 24 * 3600.0
+_LEFTOVER_S = 24 * 3600.0
 """The age at which things of dead processes are deleted: in `tmp/` and `clock/`, and beats."""
 
 
@@ -85,7 +85,7 @@ def collect_garbage(
 ) -> GcReport:
     """Mark and sweep shards that nothing names; a dry run only tells."""
     with store.using_reserve() as reserved:
-        plan = plan_collection(reserved, grace_s=grace_s)
+        plan = _plan_collection(reserved, grace_s=grace_s)
         swept = [entry for _, entry in plan.sweep]
         condemned = list(plan.condemn.values())
         if not dry_run:
@@ -103,7 +103,7 @@ def collect_garbage(
     )
 
 
-def plan_collection(store: Store, *, grace_s: float) -> GcPlan:
+def _plan_collection(store: Store, *, grace_s: float) -> GcPlan:
     """Plan a run. Only the clock's own object is written."""
     now_s = clock_s(store.objects)
     # This order, and no other. A publisher announces, then looks for marks: a mark that it did
@@ -180,7 +180,7 @@ def _old(store: Store, *, now_s: float) -> list[str]:
     """List what dead processes have left: unfinished writes, and beats of workers."""
     entries = [entry for folder in (TMP, CLOCK) for entry in store.objects.list(folder)]
     entries += [entry for entry in store.objects.list(JOBS) if is_heartbeat(entry.name)]
-    return [entry.name for entry in entries if now_s - entry.modified_s > LEFTOVER_S]
+    return [entry.name for entry in entries if now_s - entry.modified_s > _LEFTOVER_S]
 
 
 def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> list[Entry]:

@@ -35,7 +35,7 @@ from model_store.records.sealing import (
 )
 from model_store.store.store import Store
 
-MAX_CONTENT_BYTES = 64 << 10
+_MAX_CONTENT_BYTES = 64 << 10
 
 
 class MendedRecord(Record):
@@ -95,7 +95,7 @@ def mend_channel(
     """Set aside the objects after a gap that are not records. With `also_valid` set aside sound
     records too: the channel then names the version of the last record before the gap."""
     numbers = store.record_numbers(channel)
-    last = last_before_gap(numbers)
+    last = _last_before_gap(numbers)
     strays = [_judge(store, channel, number) for number in numbers if number > last]
     present = [stray for stray in strays if stray is not None]
     aside = [stray for stray in present if stray.problem or (also_valid and stray.record)]
@@ -112,7 +112,7 @@ def mend_channel(
     )
 
 
-def last_before_gap(numbers: Sequence[int]) -> int:
+def _last_before_gap(numbers: Sequence[int]) -> int:
     """Find the last of the numbers 1, 2, 3, … that are there without a gap."""
     for expected, number in enumerate(numbers, start=1):
         if number != expected:
@@ -193,7 +193,7 @@ def _taken(channel: str, number: int) -> StoreError:
 
 def _record_of(channel: str, stray: Stray, *, mender: Mender) -> MendedRecord:
     data = stray.data
-    short = data is not None and len(data) <= MAX_CONTENT_BYTES
+    short = data is not None and len(data) <= _MAX_CONTENT_BYTES
     return make_record(
         MendedRecord,
         channel=channel,

@@ -24,8 +24,8 @@ from model_store.records.sealing import (
 )
 
 Mode = Literal["follow", "pin"]
-CHANNEL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
-ChannelName = Annotated[str, Field(pattern=CHANNEL_PATTERN)]
+_CHANNEL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,62}$"
+ChannelName = Annotated[str, Field(pattern=_CHANNEL_PATTERN)]
 
 
 class ChannelRecord(SignedRecord):
@@ -106,7 +106,7 @@ def _last_index(trail: Sequence[int], target: int) -> int:
 
 def check_channel_name(name: str) -> str:
     """Raise WrongUsage for text that cannot name a channel."""
-    if not re.fullmatch(CHANNEL_PATTERN, name):  # `match` would let a final newline through
+    if not re.fullmatch(_CHANNEL_PATTERN, name):  # `match` would let a final newline through
         raise WrongUsage(
             f"{name!r} is not a channel name: small letters, digits, '-' and '_', at most 63"
         )

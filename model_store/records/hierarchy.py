@@ -12,7 +12,7 @@ from model_store.errors import SpecInvalid
 from model_store.names import check_name
 from model_store.records.sealing import Record
 
-LEAST_SCORE = 0.65
+_LEAST_SCORE = 0.65
 """The probability from which on a class, or a group, is not in doubt."""
 MAX_LEVELS = 20
 
@@ -21,7 +21,7 @@ class Hierarchy(Record):
     """The parent of each name that has one: of classes, and of groups that have groups above."""
 
     parents: Annotated[dict[str, str], Field(min_length=1, max_length=200_000)]
-    least_score: Annotated[float, Field(gt=0.5, le=1)] = LEAST_SCORE
+    least_score: Annotated[float, Field(gt=0.5, le=1)] = _LEAST_SCORE
     """More than a half, so that two groups side by side cannot both reach it."""
 
     @model_validator(mode="after")

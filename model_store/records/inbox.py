@@ -24,12 +24,12 @@ from model_store.records.sealing import (
     Version,
 )
 
-MAX_TOP = 10
+_MAX_TOP = 10
 MAX_SIDE = 512
 """The longer side of a kept picture, in pixels."""
-RULE_PATTERN = r"^[a-z0-9<=.%]{1,40}$"
+_RULE_PATTERN = r"^[a-z0-9<=.%]{1,40}$"
 
-ItemId = Annotated[str, Field(pattern=f"^{ITEM_ID}$")]
+_ItemId = Annotated[str, Field(pattern=f"^{ITEM_ID}$")]
 MediaType = Literal["image/jpeg", "image/png"]
 LabelKind = Literal["label", "wrong", "discard", "clear"]
 """`label`: the picture is of that class. `wrong`: of another class than the answer says. `discard`:
@@ -60,12 +60,12 @@ class ItemRecord(Record):
     """`inbox/items/<day>/<id>.json`: a picture, the answer to it, and why it was kept."""
 
     format: Literal[1] = FORMAT
-    id: ItemId
+    id: _ItemId
     time: Timestamp
     picture: KeptPicture
     channel: Text
     version: Version
-    top: Annotated[tuple[TopClass, ...], Field(min_length=1, max_length=MAX_TOP)]
+    top: Annotated[tuple[TopClass, ...], Field(min_length=1, max_length=_MAX_TOP)]
     """The likeliest classes, the likeliest first."""
     margin: Share
     """The probability of the likeliest class less that of the second."""
@@ -78,7 +78,7 @@ class ItemRecord(Record):
     other_label: Annotated[str, Field(max_length=200)] | None = None
     """The answer of a shadow, or of the served version to a canary's picture, if it differs."""
     rules: Annotated[
-        tuple[Annotated[str, Field(pattern=RULE_PATTERN)], ...], Field(min_length=1, max_length=20)
+        tuple[Annotated[str, Field(pattern=_RULE_PATTERN)], ...], Field(min_length=1, max_length=20)
     ]
     """The rules that the picture was kept by; `keep` and `feedback` stand for requests."""
     transaction: Transaction
@@ -92,7 +92,7 @@ class LabelRecord(Record):
     """`inbox/labels/<day>/<id>.<number>.json`: what somebody says of an item."""
 
     format: Literal[1] = FORMAT
-    item: ItemId
+    item: _ItemId
     number: Number
     kind: LabelKind
     label: Annotated[str, Field(min_length=1, max_length=200)] | None = None
@@ -123,7 +123,7 @@ class UsedRecord(Record):
 
     format: Literal[1] = FORMAT
     version: Version
-    items: dict[ItemId, Number]
+    items: dict[_ItemId, Number]
     """The number of the label record that was used, by item."""
     actor: Text
     time: Timestamp

@@ -26,7 +26,7 @@ from model_store.records.sealing import (
 MAX_LOG_LINES = 30
 MAX_LOG_LINE = 500
 
-JobId = Annotated[str, Field(pattern=f"^{ITEM_ID}$")]
+_JobId = Annotated[str, Field(pattern=f"^{ITEM_ID}$")]
 Number = Annotated[int, Field(ge=1, le=99_999_999)]
 Log = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_LOG_LINE)], ...], Field(max_length=MAX_LOG_LINES)
@@ -45,7 +45,7 @@ class JobRecord(SignedRecord):
 
     signed_kind: ClassVar[str] = "job"
     format: Literal[1] = FORMAT
-    id: JobId
+    id: _JobId
     kind: JobKind
     channel: ChannelName
     reason: Text
@@ -58,7 +58,7 @@ class ClaimRecord(Record):
     """`jobs/<id>/claim.<number>.json`: a worker takes the job; the newest claim counts."""
 
     format: Literal[1] = FORMAT
-    job: JobId
+    job: _JobId
     number: Number
     worker: Text
     software: Text
@@ -70,7 +70,7 @@ class HeartbeatRecord(Record):
     """`jobs/<id>/beat.<claim>.<number>.json`: the worker is alive, with its progress."""
 
     format: Literal[1] = FORMAT
-    job: JobId
+    job: _JobId
     claim: Number
     number: Number
     phase: Text
@@ -87,7 +87,7 @@ class DoubtRecord(Record):
     future, so its age counts from here."""
 
     format: Literal[1] = FORMAT
-    job: JobId
+    job: _JobId
     claim: Number
     beat: Annotated[int, Field(ge=0, le=99_999_999)]
     time: Timestamp
@@ -100,7 +100,7 @@ class TurnRecord(Record):
     format: Literal[1] = FORMAT
     channel: ChannelName
     number: Number
-    job: JobId
+    job: _JobId
     time: Timestamp
     transaction: Transaction
 
@@ -110,7 +110,7 @@ class MadeRecord(SignedRecord):
 
     signed_kind: ClassVar[str] = "job-version"
     format: Literal[1] = FORMAT
-    job: JobId
+    job: _JobId
     claim: Number
     version: Version
     time: Timestamp
@@ -121,7 +121,7 @@ class CancelRecord(Record):
     """`jobs/<id>/cancel.json`: somebody cancels the job."""
 
     format: Literal[1] = FORMAT
-    job: JobId
+    job: _JobId
     actor: Text
     time: Timestamp
     transaction: Transaction
@@ -139,7 +139,7 @@ class EndRecord(Record):
     """`jobs/<id>/end.json`: the job has ended. `claim` is 0 if no worker had it."""
 
     format: Literal[1] = FORMAT
-    job: JobId
+    job: _JobId
     claim: Annotated[int, Field(ge=0, le=99_999_999)]
     outcome: JobOutcome
     reason: Text

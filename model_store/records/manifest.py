@@ -45,8 +45,8 @@ from model_store.spec import (
 ShardKind = Literal["expert", "classifier", "doubt", "memory", "held-out", "statistics"]
 Scalar = str | int | float | bool | None
 
-KEPT_MANIFESTS = 32
-KEPT_SPECS = 8  # one may name many thousands of classes
+_KEPT_MANIFESTS = 32
+_KEPT_SPECS = 8  # one may name many thousands of classes
 
 
 class ShardRef(Record):
@@ -61,7 +61,7 @@ LARGEST_MEAN, SMALLEST_STD = 1e6, 1e-6
 """Limits on the normalisation of pixels, which are between 0 and 1. Beyond them, numbers of 32 bits
 become 0 or infinity."""
 Mean = Annotated[float, Field(ge=-LARGEST_MEAN, le=LARGEST_MEAN)]
-Deviation = Annotated[float, Field(ge=SMALLEST_STD, le=LARGEST_MEAN)]
+_Deviation = Annotated[float, Field(ge=SMALLEST_STD, le=LARGEST_MEAN)]
 
 
 class Preprocessing(Record):
@@ -71,7 +71,7 @@ class Preprocessing(Record):
     resize: Literal["cover"] = "cover"
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     mean: tuple[Mean, Mean, Mean] = (0.5, 0.5, 0.5)
-    std: tuple[Deviation, Deviation, Deviation] = (0.5, 0.5, 0.5)
+    std: tuple[_Deviation, _Deviation, _Deviation] = (0.5, 0.5, 0.5)
 
 
 class BackboneRecord(Record):
@@ -344,7 +344,7 @@ class Draft(Record):
         return (*self.model_shards, *(entry.shard for entry in self.kept_of_classes))
 
 
-@lru_cache(maxsize=KEPT_SPECS)
+@lru_cache(maxsize=_KEPT_SPECS)
 def _spec_of(
     network: Geometry, tasks: tuple[tuple[str, tuple[str, ...], int, int, bool], ...]
 ) -> NetworkSpec:
@@ -437,7 +437,7 @@ def decode(name: str, sealed: bytes, *, version: int) -> Manifest:
     raise RecordInvalid(name, "a field is missing or spelt in another way")
 
 
-@lru_cache(maxsize=KEPT_MANIFESTS)
+@lru_cache(maxsize=_KEPT_MANIFESTS)
 def _as_written(sealed: bytes) -> Manifest | None:
     """Read a manifest that this software would write with these very bytes, which are then
     canonical and have the right digest. Return None for any other bytes: `decode` tells why.

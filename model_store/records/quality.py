@@ -15,12 +15,12 @@ Reduced = Literal["bf16", "int8"]
 Side = Literal["old", "new"]
 """`old`: the classes that a version had before. `new`: those that it brings."""
 ScoreName = Literal["max-logit", "log-odds"]
-MAX_BINS = 64
+_MAX_BINS = 64
 MAX_SHOWN = 24
 """Images that a report shows."""
 SCORE_BOUNDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 """Upper bounds of the bins in which calibrated probabilities are counted; the last bin has none."""
-ScoreCounts = Annotated[
+_ScoreCounts = Annotated[
     tuple[Count, ...], Field(min_length=len(SCORE_BOUNDS) + 1, max_length=len(SCORE_BOUNDS) + 1)
 ]
 
@@ -53,7 +53,7 @@ class Calibration(Record):
     after: CalibrationError = CalibrationError()
     images: Count = 0
     bins: Annotated[
-        tuple[CalibrationBin, ...], Field(max_length=MAX_BINS, exclude_if=lambda bins: not bins)
+        tuple[CalibrationBin, ...], Field(max_length=_MAX_BINS, exclude_if=lambda bins: not bins)
     ] = ()
     """Left out where there are none: manifests that are older than the member keep their bytes."""
 
@@ -63,7 +63,7 @@ class Histogram(Record):
 
     low: float
     high: float
-    counts: Annotated[tuple[Count, ...], Field(min_length=1, max_length=MAX_BINS)]
+    counts: Annotated[tuple[Count, ...], Field(min_length=1, max_length=_MAX_BINS)]
 
 
 class Unknown(Record):
@@ -175,6 +175,6 @@ class Metrics(Record):
     """Some images for the report. Left out where there are none, as in older manifests."""
     run: Annotated[TrainingRun | None, Field(exclude_if=lambda run: run is None)] = None
     """Left out where nothing was learnt, as in older manifests."""
-    scores: Annotated[ScoreCounts | None, Field(exclude_if=lambda counts: counts is None)] = None
+    scores: Annotated[_ScoreCounts | None, Field(exclude_if=lambda counts: counts is None)] = None
     """Images by the calibrated probability of their answer, in the bins of SCORE_BOUNDS. Left out
     where it was not measured: manifests that are older than the member keep their bytes."""

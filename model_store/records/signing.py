@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 MAX_FILE_BYTES = 1 << 20
-FORM_1 = b"dne-serve manifest\n"
+_FORM_1 = b"dne-serve manifest\n"
 """The first bytes that a signature of form 1 covers. The rest is the manifest, and no store."""
-SIGN_AGAIN = (
+_SIGN_AGAIN = (
     "`dne-store copy --to STORE --sign KEYFILE` signs versions again, for the store at STORE"
 )
-PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Signable = Manifest | SignedRecord
+_PublicKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_Signable = Manifest | SignedRecord
 S = TypeVar("S", bound=SignedRecord)
 
 
@@ -102,7 +102,7 @@ def check_public_key(text: str) -> str:
     return text
 
 
-def check_signature(record: Signable, *, name: str) -> None:
+def check_signature(record: _Signable, *, name: str) -> None:
     """Raise SignatureRefused where a signature does not fit its record and key."""
     signature = record.signature
     if signature is None:
@@ -117,14 +117,14 @@ def check_signature(record: Signable, *, name: str) -> None:
         raise SignatureRefused(name, "its signature does not fit it") from error
 
 
-def _covered(record: Signable, signature: Signature) -> bytes:
+def _covered(record: _Signable, signature: Signature) -> bytes:
     """Return the bytes that a signature covers, by its form."""
     if signature.store is None:
-        return FORM_1 + canonical(_body(record))
+        return _FORM_1 + canonical(_body(record))
     return signed_bytes(_body(record), kind=record.signed_kind, store=signature.store)
 
 
-def _body(record: Signable) -> dict[str, Any]:
+def _body(record: _Signable) -> dict[str, Any]:
     return record.model_dump(mode="json", by_alias=True, exclude={"digest", "signature"})
 
 
@@ -132,7 +132,7 @@ class TrustFile(Record):
     """The JSON of the trust file. Names are for people; only the keys decide."""
 
     format: Literal[1] = 1
-    trusted: dict[str, PublicKey]
+    trusted: dict[str, _PublicKey]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Trust:
         return signer
 
     def check_record(
-        self, record: Signable, *, name: str, store: str, also_form_1: bool = False
+        self, record: _Signable, *, name: str, store: str, also_form_1: bool = False
     ) -> str:
         """Return the name of the signer of a record. Raise SignatureRefused unless the signer is
         trusted, and has signed this record for the store with the id `store`."""
@@ -186,7 +186,7 @@ def _check_store(signature: Signature, *, name: str, store: str) -> None:
         reason = f"it is signed for store {signature.store}, and this is store {store}"
     else:
         return
-    raise SignatureRefused(name, f"{reason}; {SIGN_AGAIN}")
+    raise SignatureRefused(name, f"{reason}; {_SIGN_AGAIN}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,7 +157,7 @@ def _stands(store: Store, manifest: Manifest) -> bool:
 MOST_LINES = 5
 LEAST_GAIN = 0.01
 """A point: less is not worth a line."""
-MOST_GAINS = 2
+_MOST_GAINS = 2
 """Lines on gains, so that a confusion has a line too."""
 
 
@@ -173,7 +173,7 @@ def lines(advice: Advice) -> tuple[Line, ...]:
     """Write at most five lines: labels and copies first, because they distort all other figures."""
     gains = [row for row in advice.classes if row.gain is not None and row.gain >= LEAST_GAIN]
     said = [*_suspects(advice), *_copies(advice)]
-    said += [Line(text=_gain(row)) for row in gains[:MOST_GAINS]]
+    said += [Line(text=_gain(row)) for row in gains[:_MOST_GAINS]]
     said += _confused(advice)
     if not gains:
         said += _nothing_gains(advice.classes)

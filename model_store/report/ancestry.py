@@ -17,7 +17,7 @@ from model_store.report.record import Counts, Grown, Measured, ReportLatency, co
 from model_store.store.store import Store
 from model_store.store.summaries import Keep, Key
 
-MOST_VERSIONS = 300
+_MOST_VERSIONS = 300
 MAX_KEPT_BYTES = 8 << 20
 
 
@@ -64,8 +64,8 @@ class AncestryCache:
         newest_first = [self._kept_or_made(store, manifest)]
         number = newest_first[0].parent
         while number is not None:
-            if len(newest_first) == MOST_VERSIONS:
-                notes.append(f"Growth is shown for the newest {MOST_VERSIONS} versions.")
+            if len(newest_first) == _MOST_VERSIONS:
+                notes.append(f"Growth is shown for the newest {_MOST_VERSIONS} versions.")
                 break
             if number not in living:
                 tombstone = read_deleted(store.objects, number)

@@ -133,11 +133,11 @@ def _why_none(manifest: Manifest) -> str:
     return "No picture to show: every held-out image was answered right, as before."
 
 
-MOST_IN_MATRIX = 40
+_MOST_IN_MATRIX = 40
 """Classes of a matrix that can be read on a page."""
 MOST_CLASSES = 500
-MOST_CONFUSED = 50
-MOST_CELLS = 2_000
+_MOST_CONFUSED = 50
+_MOST_CELLS = 2_000
 """Accuracies of tasks over versions: a plot of more cannot be read."""
 
 
@@ -170,7 +170,7 @@ def make_report(
         all_classes=len(manifest.classes),
         retired=list(manifest.retired),
         matrix=_matrix(manifest.classes, answers.confusion),
-        confused=confused_in(answers.confusion)[:MOST_CONFUSED],
+        confused=confused_in(answers.confusion)[:_MOST_CONFUSED],
         worse=list(gate.worse),
         flipped=list(gate.flipped),
         got_worse=gate.got_worse,
@@ -224,7 +224,7 @@ def matrix_of(names: Sequence[str], table: Table) -> list[list[int]]:
 
 
 def _matrix(names: Sequence[str], table: Table) -> list[list[int]] | None:
-    return matrix_of(names, table) if table and len(names) <= MOST_IN_MATRIX else None
+    return matrix_of(names, table) if table and len(names) <= _MOST_IN_MATRIX else None
 
 
 def confused_in(table: Table) -> list[ReportConfused]:
@@ -259,7 +259,7 @@ def tasks_of(manifest: Manifest, counts: Sequence[Sequence[Counts | None]]) -> l
 
 
 def _drawable(tasks: list[ReportTask], *, versions: int) -> list[ReportTask]:
-    if len(tasks) * versions <= MOST_CELLS:
+    if len(tasks) * versions <= _MOST_CELLS:
         return tasks
     return [task.model_copy(update={"accuracy": None}) for task in tasks]
 

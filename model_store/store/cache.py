@@ -23,7 +23,7 @@ from model_store.records.manifest import ShardRef
 from model_store.store.shard import check_digest
 
 DEFAULT_BYTES = 8 << 30
-KEPT_KINDS = ("expert", "classifier")
+_KEPT_KINDS = ("expert", "classifier")
 
 log = logging.getLogger("model_store.cache")
 
@@ -40,7 +40,7 @@ class ShardCache:
 
     def read(self, ref: ShardRef, *, fetch: Callable[[ShardRef], bytes]) -> bytes:
         """Read a shard from the cache or through `fetch`; either way its bytes fit `ref`."""
-        if ref.kind not in KEPT_KINDS or ref.bytes > self.max_bytes:
+        if ref.kind not in _KEPT_KINDS or ref.bytes > self.max_bytes:
             return fetch(ref)
         data = self._find(ref)
         if data is None:
@@ -116,7 +116,7 @@ RUNS = ("tokens", "checkpoints")
 """The folders of what training runs keep on this machine: it follows from images."""
 REMOVALS = "removals.json"
 """The removals that this machine has heard of."""
-MAX_NOTE_BYTES = 1 << 26
+_MAX_NOTE_BYTES = 1 << 26
 
 
 def runs_folder(kind: str, location: str) -> Path:
@@ -164,7 +164,7 @@ def heed_removals(location: str, removals: Collection[str]) -> int:
     return the number of files that are gone. `removals`: the names of all marks in the store."""
     note = runs_folder("tokens", location) / REMOVALS
     try:
-        known = set(json.loads(read_private(note, max_bytes=MAX_NOTE_BYTES)))
+        known = set(json.loads(read_private(note, max_bytes=_MAX_NOTE_BYTES)))
     except (OSError, ValueError, TypeError, NotPrivate):
         known = set()
     if not set(removals) - known:

@@ -46,7 +46,7 @@ from model_store.store.versions import VersionReader
 EXPIRY_S = 7 * 24 * 3600.0
 """Older announcements, by the store's own clock, are those of runs that died."""
 
-MAX_ANNOUNCEMENTS = 1000  # of one run
+_MAX_ANNOUNCEMENTS = 1000  # of one run
 
 
 class Announcement(Record):
@@ -129,7 +129,7 @@ def standing(objects: Objects, *, now_s: float) -> list[Standing]:
 
 
 def _create(objects: Objects, record: Announcement) -> None:
-    for number in range(1, MAX_ANNOUNCEMENTS):
+    for number in range(1, _MAX_ANNOUNCEMENTS):
         if create_record(objects, run_name(record.transaction, number), record):
             return
     raise WriteFailed(f"run {record.transaction} has announced itself too often")

@@ -63,7 +63,7 @@ class Keep:
             return list(self._held.items())
 
 
-RECENT_MANIFESTS = 32  # a version's parent is mostly the one before it
+_RECENT_MANIFESTS = 32  # a version's parent is mostly the one before it
 
 Row = dict[str, Any]
 Describe = Callable[[Manifest, Manifest | None], Row]
@@ -148,7 +148,7 @@ class _Reader:
         if manifest is None:
             manifest = self._store.manifest(number)
             self._recent[number] = manifest
-            if len(self._recent) > RECENT_MANIFESTS:
+            if len(self._recent) > _RECENT_MANIFESTS:
                 del self._recent[next(iter(self._recent))]
         return manifest
 
