@@ -24,7 +24,7 @@ ENOUGH = {"narrow": 0.85, "wide": 0.95}
 earlier blocks tell more than the last one, images are unlike those that the expert was trained on,
 and it has more to learn from them."""
 _GAIN_SHARE = 0.5
-"""The share of the errors that an adaptation usually mends at least."""
+"""The share of the errors that growing usually mends at least (ADR 94 and 97)."""
 EPOCHS = 8
 FEWEST_PASSES: dict[Kind, int] = {"adapter": 1600, "dense": 10_000}
 MOST_PASSES = 24_000
@@ -35,11 +35,12 @@ FORWARD_AND_BACKWARD = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worth:
-    """The prospect of adapting a network that answers some classes badly."""
+    """The prospect of growing a network that answers some classes badly."""
 
     accuracy: float
     """Of the version that is there, by cross-validation."""
     classes: int
+    kind: Kind = "adapter"
     minutes: int | None = None
     """None where the time of an image was not measured."""
     lost: int = 0
@@ -52,9 +53,10 @@ class Worth:
 
     def __str__(self) -> str:
         takes = "" if self.minutes is None else f" takes about {self.minutes} min and"
+        what = "adapting the first expert to" if self.kind == "adapter" else "an expert for"
         said = (
-            f"cross-validation: {percent(self.accuracy)}; adapting the first expert to these "
-            f"{self.classes} classes{takes} usually gains {self.points} points or more"
+            f"cross-validation: {percent(self.accuracy)}; {what} these {self.classes} "
+            f"classes{takes} usually gains {self.points} points or more"
         )
         if not self.lost:
             return said
@@ -80,16 +82,19 @@ def worth_of(
 ) -> Worth | None:
     """Judge a version by its record and by the number of images at hand of each class.
     `latency_ms`: the time of one image."""
-    counts = [images.get(name, 0) for name in manifest.classes]
+    counts, kind = [images.get(name, 0) for name in manifest.classes], kind_of(manifest)
     found = worth_growing(
         manifest.tasks[-1].training, images=sum(counts), classes=len(manifest.classes)
     )
-    if found is None:
+    lost = sum(count < FEWEST_IMAGES for count in counts)
+    if found is None or kind is None or (lost and kind == "dense"):
         return None
+    passes = growing_passes(sum(counts), kind=kind)
     return replace(
         found,
-        minutes=None if latency_ms is None else _minutes(sum(counts), latency_ms=latency_ms),
-        lost=sum(count < FEWEST_IMAGES for count in counts),
+        kind=kind,
+        minutes=None if latency_ms is None else _minutes(passes, latency_ms=latency_ms),
+        lost=lost,
     )
 
 
@@ -98,9 +103,8 @@ def growing_passes(images: int, *, kind: Kind) -> int:
     return min(max(EPOCHS * images, FEWEST_PASSES[kind]), MOST_PASSES)
 
 
-def _minutes(images: int, *, latency_ms: float) -> int:
-    seconds = growing_passes(images, kind="adapter") * FORWARD_AND_BACKWARD * latency_ms / 1000
-    return max(1, round(seconds / 60))
+def _minutes(passes: int, *, latency_ms: float) -> int:
+    return max(1, round(passes * FORWARD_AND_BACKWARD * latency_ms / 60_000))
 
 
 def latency_of(store: Store, manifest: Manifest) -> float | None:
@@ -112,6 +116,14 @@ def latency_of(store: Store, manifest: Manifest) -> float | None:
             return run.latency_ms
         version = store.parent_of(version)
     return None
+
+
+def kind_of(manifest: Manifest) -> Kind | None:
+    """Choose how a version can grow; None where an expert is all that it could get, and no task
+    lacks one."""
+    if can_adapt(manifest):
+        return "adapter"
+    return "dense" if manifest.spec.tasks_without_expert else None
 
 
 def can_adapt(manifest: Manifest) -> bool:

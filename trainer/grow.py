@@ -183,10 +183,11 @@ def next_step(base: Base, *, data: TaskData, request: AddTask, progress: Progres
     prospect = worth_of(manifest, at_hand, latency_ms=latency_of(store, manifest))
     if prospect is None:
         return None
-    if request.growth == "auto" and can_adapt(manifest) and not prospect.lost:
+    adapts = prospect.kind == "adapter"
+    if request.growth == "auto" and adapts and not prospect.lost:
         progress.note(f"{prospect}; version {manifest.version} is there meanwhile")
         return "adapt"
-    how = "--grow adapt" if can_adapt(manifest) else "dne-train deepen"
+    how = "--grow adapt" if adapts else "dne-train deepen"
     progress.note(f"{prospect}: `{how}` does it")
     return None
 

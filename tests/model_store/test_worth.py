@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model_store.records.manifest import Scalar
-from model_store.worth import CROSS_VALIDATED, worth_growing
+from model_store.worth import CROSS_VALIDATED, Worth, worth_growing
 
 
 def test_a_classifier_with_many_errors_is_worth_growing() -> None:
@@ -15,6 +15,14 @@ def test_a_classifier_with_many_errors_is_worth_growing() -> None:
     assert str(found) == (
         "cross-validation: 62.0 %; adapting the first expert to these 10 classes usually gains "
         "19 points or more"
+    )
+
+
+def test_an_expert_is_proposed_in_its_own_words() -> None:
+    said = str(Worth(accuracy=0.62, classes=10, kind="dense", minutes=3))
+    assert said == (
+        "cross-validation: 62.0 %; an expert for these 10 classes takes about 3 min and usually "
+        "gains 19 points or more"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from model_store import worth
 from model_store.errors import DataRejected
 from model_store.records.manifest import Draft, Manifest
 from model_store.store.store import Store
@@ -172,6 +173,20 @@ def test_an_expert_learns_from_two_images_a_class(
     assert outcome.deeper is not None
     assert outcome.deeper.manifest.classes == ("a", "b", "c", *names)
     assert torch.isfinite(logits_of(begun, outcome.deeper.manifest)).all()
+
+
+def test_where_the_first_expert_cannot_change_another_one_is_proposed_or_nothing(
+    begun: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worth, "ENOUGH", {"narrow": 1.1, "wide": 1.1})
+    run(later(begun, digits, grow="expert", limits=FORCED))
+    signs = write_classes(tmp_path / "signs", ["plus", "minus"], images=30)
+    progress = Listening()
+    outcome = run(later(begun, signs), progress=progress)
+    assert outcome.deeper is None
+    assert any("; an expert for these 7 classes" in note for note in progress.notes)
+    assert worth.kind_of(outcome.manifest) == "dense"
+    assert worth.kind_of(opened(begun).manifest(3)) is None  # its tasks have one
 
 
 def test_two_images_a_class_stay_quick_by_themselves(
