@@ -127,13 +127,6 @@ class Network(nn.Module):
         newest = self.spec.classes_of_newest_expert
         return _task_head(self.spec.token_width, 1 + len(newest)).to(self.device)
 
-    def begin_heads_of_newest(self) -> None:
-        """Replace the heads of the newest expert's tasks by heads that know nothing yet."""
-        tasks = self.spec.tasks_of_newest_expert
-        for task, place in zip(reversed(tasks), range(len(self.heads) - 1, -1, -1), strict=False):
-            head = _task_head(self.spec.token_width, len(task.classes))
-            self.heads[place] = head.to(self.device)
-
     def learnable(self) -> list[nn.Parameter]:
         """List the parameters that learning a task may change: its expert, if it has one, and all
         heads."""

@@ -60,7 +60,6 @@ def make_deepening(base: Base, *, heads: int, request: Learning) -> Student:
     before, device = network.heads, choose_device(request.device)
     torch.manual_seed(request.seed)
     network.deepen(ExpertSpec(heads=heads))
-    network.begin_heads_of_newest()
     network.to(device)
     return Student(
         network=network,
