@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +99,30 @@ def test_the_same_command_goes_on_after_a_kill_and_the_best_so_far_serves(
 
 def _has_grown(manifest: Manifest) -> bool:
     return manifest.adapted or bool(manifest.deepened)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+def test_a_killed_process_leaves_what_serves_and_the_same_command_adapts(
+    store: Path, letters: Path, vit: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    options = ["--data", letters, "--pretrained", vit, "--store", store, "--checkpoint", kept]
+    effort = ["--grow", "adapt", "--epochs", 60, "--threads", 1, "--device", "cpu"]
+    command = [sys.executable, "-m", "trainer", "add-task", *map(str, [*options, *effort])]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        for line in process.stderr:  # of the run that adapts
+            if b"adapting:" in line and opened(store).head("production"):
+                break
+        process.kill()
+    assert head_of(store) == 1
+    assert not opened(store).verify().problems
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode in (0, 3), again.stderr  # 3: so easy classes gain nothing
+    assert "version 1 has these images" in again.stderr
+    assert opened(store).versions() == [1, 2]
+    assert opened(store).manifest(2).adapted
 
 
 def test_a_version_that_somebody_rolled_back_is_not_promoted_by_the_same_command(
