@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import save_file
 
-from benchmarks.domains import Domain, figures_of, lay_out, learn, measured_of
+from benchmarks.domains import Domain, figures_of, lay_out, learn, measured_of, served
 from tests.packaging.project import ROOT
 from tests.trainer.vit import made_up
 
@@ -43,14 +43,30 @@ def test_the_quick_form_learns_a_domain_with_the_commands(tmp_path: Path) -> Non
     laid = lay_out(TINY, archive, place, prefix="tiny/", seed=0)
     assert [len(list(task.iterdir())) for task in laid.tasks] == [2, 2]
     assert laid.strange is not None
-    start = ("--pretrained", str(vit), "--attention-heads", "2", "--readout", "wide")
+    adapts = ("--grow", "adapt", "--epochs", "1")
+    start = ("--pretrained", str(vit), "--attention-heads", "2", "--readout", "wide", *adapts)
     run = learn(TINY, laid, place, start=start)
     assert len(run.by_task) == 2
     assert 0 <= run.accuracy <= 100
     assert run.readout == "wide"
     assert run.auroc is not None
+    assert 0 <= run.called_unknown <= 1
+    assert run.growing_seconds > 0
     assert {figure.name for figure in figures_of([run])} >= {"tasks refused by the gate"}
     assert measured_of([run])["tiny: accuracy, %"] == run.accuracy
+
+
+def told(version: int, *, promoted: bool, deeper: object = None) -> dict[str, object]:
+    return {"version": version, "promoted": promoted, "deeper": deeper}
+
+
+def test_a_grown_version_serves_before_its_quick_one_and_a_refused_one_never() -> None:
+    grown, left = told(2, promoted=True), told(2, promoted=False)
+    assert served(told(1, promoted=True, deeper=grown)) == grown
+    assert served(told(1, promoted=False, deeper=grown)) == grown
+    quick = told(1, promoted=True, deeper=left)
+    assert served(quick) == quick
+    assert served(told(1, promoted=False, deeper=left)) is None
 
 
 def test_its_options_have_help() -> None:

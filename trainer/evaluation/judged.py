@@ -209,19 +209,26 @@ _DEVIATION_OF_ONE = 3.0
 
 
 def calibrate(
-    judged: Judged, *, older: Collection[str], newest: Collection[str], fitted_on: int = 0
+    judged: Judged,
+    *,
+    older: Collection[str],
+    newest: Collection[str],
+    fitted_on: int = 0,
+    together: float = 1.0,
 ) -> Calibration:
     """Fit one temperature on all images, and measure the errors without and with it.
 
     The error of each image is measured with a temperature that was fitted on the other folds.
     `fitted_on` is the number of images that have given the logits a temperature already: the
-    fewer held-out ones must not undo it (ADR 14).
+    fewer held-out ones must not undo it (ADR 14). `together` is the number of images of a group
+    that belong together, on average: they tell as much as one image.
     """
     if not len(judged.labels_N):
         return Calibration()
     deviation = _PRIOR_DEVIATION
     if fitted_on:
         deviation = min(_PRIOR_DEVIATION, _DEVIATION_OF_ONE / math.sqrt(fitted_on))
+    deviation /= math.sqrt(together)  # as if the likelihood of a group was that of one image
     crossed_N = _cross_fitted(judged, deviation=deviation)
 
     def errors(temperature: float | NDArray[np.float64]) -> CalibrationError:

@@ -75,6 +75,7 @@ def assess(
     shard = None
     if tokens_NW is not None and labels_N is not None and len(data.judged_by):
         shard = _doubt(tokens_NW, labels_N, student, data)
+    together = _together(data.judged_by)
     gate = decide(
         GateInput(
             judged=judged,
@@ -89,12 +90,13 @@ def assess(
             latency_ms=_latency_ms(student, experts) if limits.max_latency_ms else None,
             hierarchy=data.hierarchy,
             price=price,
-            together=len(data.judged_by) / max(1, len(np.unique(numbers_of(data.judged_by))))
-            or 1.0,
+            together=together,
         ),
         limits=limits,
     )
-    calibration = calibrate(judged, older=older, newest=newest, fitted_on=fitted_on)
+    calibration = calibrate(
+        judged, older=older, newest=newest, fitted_on=fitted_on, together=together
+    )
     doubt = decode_doubt(shard, places=_answered(data)) if shard else None
     unknown = fit_threshold(
         scores_of(judged.logits_NC, judged_token_NW, doubt=doubt),

@@ -76,3 +76,12 @@ def test_what_was_fitted_on_many_images_is_not_undone_by_a_few() -> None:
     assert calibrate(few, older="ab", newest="cd", fitted_on=20).temperature == alone
     many = drawn(20_000, sharpness=1.5)
     assert calibrate(many, older="ab", newest="cd", fitted_on=900).temperature > 1.4
+
+
+def test_images_that_belong_together_tell_as_much_as_one() -> None:
+    """40 images in 10 groups of four copies have the temperature of the ten images."""
+    ten = drawn(10, sharpness=3.0)
+    copies = ten.take(np.repeat(np.arange(10), 4))
+    fitted = calibrate(copies, older="ab", newest="cd", together=4).temperature
+    assert fitted == pytest.approx(calibrate(ten, older="ab", newest="cd").temperature, rel=0.02)
+    assert calibrate(copies, older="ab", newest="cd").temperature > 1.05 * fitted

@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.covariance import empirical_covariance, shrunk_covariance
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from trainer.fitting.choice import FOLDS, choose, fit, spread, unit_of
 from trainer.fitting.discriminant import Discriminant
@@ -72,6 +74,47 @@ def test_lda_gives_the_probabilities_of_its_closed_form(
     found = shares(asked.tokens_NW.numpy(), weight.numpy(), bias.numpy())
     assert np.allclose(found, expected, atol=1e-8)
     assert weight.sum(dim=0).abs().max() < 1e-8 * max(1.0, float(weight.abs().max()))
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    counts=st.lists(st.integers(3, 12), min_size=3, max_size=4),
+    width=st.integers(2, 12),
+    shrinkage=st.sampled_from([0.02, 0.3, 0.95]),
+    seed=st.integers(0, 99),
+)
+def test_lda_agrees_with_the_one_of_scikit_learn(
+    counts: list[int], width: int, shrinkage: float, seed: int
+) -> None:
+    asked = problem(counts, width=width, seed=seed)
+    tokens, labels = asked.tokens_NW.numpy(), asked.labels_N.numpy()
+    weight, bias = Discriminant(asked).solve(shrinkage=shrinkage)
+    estimated = LinearDiscriminantAnalysis(
+        solver="lsqr",
+        # A function of the images of one class. The classes weigh as their numbers of images.
+        covariance_estimator=Shrunk(shrinkage),
+    ).fit(tokens, labels)
+    # It divides by all images where a covariance is estimated without bias, and adds log priors.
+    scale = len(labels) / (len(labels) - len(counts))
+    others = estimated.decision_function(tokens) - np.log(estimated.priors_)
+    found = scale * (tokens @ weight.numpy().T + bias.numpy())
+    assert np.allclose(
+        found - found.mean(axis=1, keepdims=True),
+        others - others.mean(axis=1, keepdims=True),
+        atol=1e-6 * max(1.0, float(np.abs(others).max())),
+    )
+
+
+class Shrunk:
+    """The covariance of one class, shrunk as scikit-learn shrinks it."""
+
+    def __init__(self, shrinkage: float) -> None:
+        self.shrinkage = shrinkage
+        self.covariance_ = np.zeros((0, 0))
+
+    def fit(self, tokens: np.ndarray) -> Shrunk:
+        self.covariance_ = shrunk_covariance(empirical_covariance(tokens), self.shrinkage)
+        return self
 
 
 @settings(deadline=None, max_examples=20)
