@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
-from dne_serve.access.auth import check_exposure, check_tls
+from dne_serve.access.auth import check_exposure, check_tls, may_print_link
 from dne_serve.access.permission import new_token, read_tokens
 from dne_serve.log_lines import set_up_log
 from dne_serve.observe.tracing import check_extra
@@ -125,7 +125,8 @@ def measure(settings: Settings, *, as_json: bool) -> int:
 
 def serve(settings: Settings, *, as_json: bool) -> int:
     set_up_log(settings.log_level)
-    check_exposure(settings, tokens=read_tokens(settings))
+    tokens = read_tokens(settings)
+    check_exposure(settings, tokens=tokens)
     check_tls(settings)
     read_secrets(settings)  # a wrong one ends the server before it listens
     check_extra(settings)
@@ -146,7 +147,10 @@ def serve(settings: Settings, *, as_json: bool) -> int:
         # A client that reads the announcement may connect at once: the kernel holds it until we
         # accept.
         listener.listen(config.backlog)
-        _announce(settings, listener, engine, as_json=as_json)
+        secret = ""
+        if may_print_link(settings, tokens=tokens):
+            secret = app.state.serving.authorizer.begin_session()
+        _announce(settings, listener, engine, secret=secret, as_json=as_json)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _already_handled)
         server.run(sockets=[listener])
@@ -179,7 +183,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _announce(
-    settings: Settings, listener: socket.socket, engine: Engine, *, as_json: bool
+    settings: Settings, listener: socket.socket, engine: Engine, *, secret: str, as_json: bool
 ) -> None:
     host, port = listener.getsockname()[:2]
     scheme = "http" if settings.tls_cert is None else "https"
@@ -192,9 +196,16 @@ def _announce(
         engine.backend,
         engine.device,
     )
+    # Browsers send nothing behind the # to anybody, and the page takes it out of the address.
+    page = "label" if settings.collect or settings.with_trainer else ""
+    link = f"{url}/{page}#token={secret}" if secret else None
     if as_json:
-        print_json({"url": url, "store": settings.store, "channel": settings.channel})
-        sys.stdout.flush()
+        said = {"url": url, "store": settings.store, "channel": settings.channel}
+        print_json({**said, "link": link} if link else said)
+    elif link:
+        print(f"open {link}")
+        print("with this link the pages may learn, promote and roll back, until this server ends")
+    sys.stdout.flush()
 
 
 def _already_handled(number: int, frame: FrameType | None) -> Any:

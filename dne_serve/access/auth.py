@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import math
+import secrets
 import ssl
 import time
 from collections import OrderedDict
@@ -20,6 +21,9 @@ MOST = 20
 WINDOW_S = 60.0
 MAX_ADDRESSES = 4096
 MAX_KNOWN = 16
+SESSION = "this-machine"
+"""The name of whoever has opened the link that the server printed."""
+SESSION_BYTES = 24
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,9 +109,23 @@ class Authorizer:
         self._clock = clock
         self._failures = FailedAuthThrottle(clock)
         self._spent: dict[bytes, Allowance] = {}
+        self._session: Token | None = None
         self._closed = {Permission.ADMIN}
         if not is_local:
             self._closed.add(Permission.LABEL)
+
+    def begin_session(self) -> str:
+        """Make a token that opens every door to programs of this machine, until the server ends. It
+        closes none."""
+        secret = secrets.token_urlsafe(SESSION_BYTES)
+        permissions = frozenset({Permission.ADMIN})
+        self._session = Token(name=SESSION, permissions=permissions, digest=digest_of(secret))
+        return secret
+
+    def _known(self, *, is_direct: bool) -> Sequence[Token]:
+        """List the tokens that are let in: that of the session not through a proxy."""
+        own = (self._session,) if self._session is not None and is_direct else ()
+        return (*self._tokens(), *own)
 
     def is_closed(self, needed: Permission, *, is_direct: bool = True) -> bool:
         """Return whether a token is needed. Requests through a proxy need one for `label`.
@@ -125,7 +143,8 @@ class Authorizer:
     def why_closed(self, needed: Permission, *, is_direct: bool = True) -> str | None:
         """Return why no client is permitted, whatever it sends; None where a client can be."""
         is_closed = self.is_closed(needed, is_direct=is_direct)
-        if not is_closed or any(token.opens(needed) for token in self._tokens()):
+        known = self._known(is_direct=is_direct)
+        if not is_closed or any(token.opens(needed) for token in known):
             return None
         return f"this server has no token with the scope {needed.value!r}"
 
@@ -143,7 +162,7 @@ class Authorizer:
         hopeless = self.why_closed(needs, is_direct=is_direct)
         if hopeless is not None:
             raise TokenRefused(hopeless)
-        tokens = self._tokens()
+        tokens = self._known(is_direct=is_direct)
         scheme, _, given = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not given.strip():
             raise TokenMissing("an Authorization header with a Bearer token is needed")
@@ -220,6 +239,12 @@ def is_for_this_machine(settings: Settings) -> bool:
     """Return whether only programs of this machine are meant to reach the server. Names and origins
     of others mean that there is a proxy."""
     return is_loopback(settings.host) and not settings.allowed_hosts
+
+
+def may_print_link(settings: Settings, *, tokens: Sequence[Token]) -> bool:
+    """Return whether the server makes a token for the person who starts it: nobody else has one."""
+    has_files = settings.token_file is not None or settings.admin_token_file is not None
+    return is_for_this_machine(settings) and not tokens and not has_files
 
 
 def warn_of_length(settings: Settings) -> None:

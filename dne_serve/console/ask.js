@@ -1,12 +1,24 @@
-// Requests to this server. The token for reading and predicting and the one for moving the channel
-// are two: one that is refused takes nothing away from the other.
+// Requests to this server. Tokens for reading, labelling and moving the channel may be three: one that
+// is refused takes nothing away from the others. A token that is given first is tried for all of them.
 
 export const READ_TOKEN = "dne-token";
 export const LABEL_TOKEN = "dne-label-token";
 export const ADMIN_TOKEN = "dne-admin-token";
 
+const TOKENS = [READ_TOKEN, LABEL_TOKEN, ADMIN_TOKEN];
+
+// The link that dne-serve prints brings a token behind the #, which no browser sends to anybody.
+const brought = new URLSearchParams(location.hash.slice(1)).get("token");
+if (brought) {
+  for (const one of TOKENS) sessionStorage.setItem(one, brought);
+  history.replaceState(null, "", location.pathname + location.search);
+}
+
 export const token = (name) => sessionStorage.getItem(name) ?? "";
-export const keepToken = (name, value) => sessionStorage.setItem(name, value);
+export const keepToken = (name, value) => {
+  const before = token(name); // what was tried for all of them
+  for (const one of TOKENS) if (one === name || !token(one) || token(one) === before) sessionStorage.setItem(one, value);
+};
 export const forgetToken = (name) => sessionStorage.removeItem(name);
 
 /** Give the JSON of an answer (`as: "blob"`: its bytes), or throw an Error with the problem's own

@@ -48,6 +48,8 @@ async function look() {
   head = answer.head;
   $("learn").hidden = false;
   showWaiting(answer.waiting);
+  $("learn-go").hidden = Boolean(answer.refused);
+  show($("learn-refused"), answer.refused ? `Learning cannot be asked for from this page: ${answer.refused}. dne-train add-task --from-inbox learns from the labels.` : "");
   showJob();
   await showAdvice(head, bearer());
 }

@@ -21,7 +21,7 @@ function dialog() {
     part("div", "token-box", {},
       part("label", "token-label", { htmlFor: "token", text: "Admin token" }),
       part("input", "token", { type: "password", autocomplete: "off", required: true }),
-      make("p", "note", "It is kept until this tab is closed.")),
+      make("p", "note", "It is kept until this tab is closed. Where dne-serve prints a link, the link brings it.")),
     part("p", "move-error", { className: "error", hidden: true }),
     part("div", "move-buttons", { className: "buttons" },
       part("button", "move-cancel", { type: "button", text: "Cancel" }),

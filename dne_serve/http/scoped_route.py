@@ -147,7 +147,7 @@ class ScopedRoute(APIRoute):
             self._authorization(scope),
             needs=self.needs,
             address=_address(scope) or "",
-            is_direct=self.needs is not Permission.LABEL or is_direct(scope),
+            is_direct=self.needs not in (Permission.LABEL, Permission.ADMIN) or is_direct(scope),
         )
 
     def _authorization(self, scope: Scope) -> str | None:

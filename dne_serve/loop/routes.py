@@ -292,6 +292,7 @@ def list_jobs(
         jobs=[_job_answer(jobs, job, store) for job in newest],
         waiting=WaitingAnswer(**waiting),
         head=head.target if head else None,
+        refused=serving.authorizer.why_closed(Permission.ADMIN),
     )
 
 

@@ -276,11 +276,12 @@ class JobAnswer(BaseModel):
 
 class JobsAnswer(BaseModel):
     """The newest jobs of the served channel, the labels that wait for the next one, and the version
-    that the channel names (`head`)."""
+    that the channel names (`head`). `refused` says why no client can ask for a job here."""
 
     jobs: list[JobAnswer]
     waiting: WaitingAnswer
     head: int | None
+    refused: str | None
 
 
 class JobBody(BaseModel):

@@ -17,6 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from dne_serve.access.auth import may_print_link
+from dne_serve.access.permission import read_tokens
 from dne_serve.cli import ENVIRONMENT_ONLY, build_parser, main
 from dne_serve.settings import Settings
 from model_store import __version__
@@ -185,3 +187,35 @@ def test_the_log_says_where_what_and_which(stopped: Stopped) -> None:
     assert stopped.url in stopped.said
     assert stopped.store in stopped.said
     assert "serving version 2" in stopped.said
+
+
+def test_a_server_of_this_machine_prints_a_link_that_may_do_everything(store: Store) -> None:
+    """The link's page asks for no token; no other client has one."""
+    process = subprocess.Popen(
+        [*COMMAND, "--port", "0", "--store", store.location, "--collect", "unknown"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DNE_BACKEND": "torch"},
+    )
+    try:
+        assert process.stdout is not None
+        told = process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
+    assert re.fullmatch(r"open http://127\.0\.0\.1:\d+/label#token=[\w-]{32}\n", told)
+
+
+@pytest.mark.parametrize("open_to_others", [False, True])
+def test_a_server_with_tokens_or_for_others_prints_no_link(
+    monkeypatch: pytest.MonkeyPatch, open_to_others: bool
+) -> None:
+    monkeypatch.delenv("DNE_ADMIN_TOKEN", raising=False)
+    alone = Settings(store="models")
+    assert may_print_link(alone, tokens=[])
+    if open_to_others:
+        other = Settings(store="models", host="0.0.0.0", allow_open=True)
+    else:
+        other = Settings(store="models", admin_token="sixteen-characters-and-more")
+    assert not may_print_link(other, tokens=read_tokens(other))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,7 +55,6 @@ def page(browser: playwright.Browser, live: Live) -> Iterator[playwright.Page]:
 
 def learn(page: playwright.Page) -> None:
     page.get_by_role("button", name="Learn…").click()
-    page.get_by_label("Admin token").fill(TOKEN)
     page.get_by_label("Reason").fill("enough labels")
     page.get_by_role("dialog").get_by_role("button", name="Learn").click()
 
@@ -146,3 +146,48 @@ def _image(seed: int) -> bytes:
     written = io.BytesIO()
     Image.fromarray(grid).resize((4 * SIZE, 4 * SIZE)).save(written, "PNG")
     return written.getvalue()
+
+
+def test_the_link_of_a_server_without_tokens_asks_for_none_anywhere(
+    browser: playwright.Browser, store: Store
+) -> None:
+    """Label, learn, go back: no prompt, and nothing of the token in the address."""
+    inbox = Inbox(store.objects)
+    for number in range(2):
+        inbox.judge(add_item(inbox, str(number)), Judgement.of_class("a"), actor="tests")
+    newest = max(store.versions())
+    with live_server(Path(store.location), admin_token=None) as live:
+        live.wait_until_ready()
+        secret = live.serving.authorizer.begin_session()
+        with watching(browser, live.url, path=f"/label#token={secret}") as watched:
+            page = watched.page
+            playwright.expect(page.get_by_text("2 labels wait for learning")).to_be_visible()
+            assert page.url == f"{live.url}/label"
+            page.get_by_role("button", name="Learn…").click()
+            playwright.expect(page.get_by_label("Admin token")).to_be_hidden()
+            page.get_by_role("dialog").get_by_role("button", name="Learn").click()
+            playwright.expect(page.get_by_text("Waiting for a worker.")).to_be_visible()
+            page.goto(f"{live.url}/")
+            page.get_by_role("button", name=re.compile("^Roll back to version")).first.click()
+            page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
+            playwright.expect(page.get_by_role("dialog")).to_be_hidden()
+            head = store.head("production")
+            assert head is not None
+            assert head.target < newest
+            assert head.actor == "http:this-machine@127.0.0.1"
+
+
+def test_without_a_token_for_it_there_is_no_button_to_learn(
+    browser: playwright.Browser, store: Store
+) -> None:
+    inbox = Inbox(store.objects)
+    for number in range(2):
+        inbox.judge(add_item(inbox, str(number)), Judgement.of_class("a"), actor="tests")
+    with live_server(Path(store.location), admin_token=None) as live:
+        live.wait_until_ready()
+        with watching(browser, live.url, path="/label") as watched:
+            told = watched.page.get_by_text(
+                "Learning cannot be asked for from this page: this server"
+            )
+            playwright.expect(told).to_be_visible()
+            playwright.expect(watched.page.get_by_role("button", name="Learn…")).to_be_hidden()

@@ -1,4 +1,4 @@
-"""The README's three stories, executed as they stand there.
+"""The README's four stories, executed as they stand there.
 
 Two things differ: the images are drawn and the pre-trained network is a tiny one of a Hub on this
 machine, and the port is free.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +55,7 @@ def _drawn(task: str, shade: int, *, chance: random.Random) -> Image.Image:
 
 
 def story_blocks(*, port: int) -> list[Block]:
-    stories = (ROOT / "README.md").read_text().partition("## Three stories")[2]
+    stories = (ROOT / "README.md").read_text().partition("## Four stories")[2]
     text = stories.partition("\n## ")[0].replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     return blocks_of(text)
 
@@ -70,8 +72,8 @@ def reader(folder: Path, port: int, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("curl") is None, reason="THE README WAS NOT EXECUTED: no curl")
-def test_the_three_stories_of_the_readme_come_true(reader: Reader, port: int) -> None:
-    learn, serve, predict, swap, roll_back, serve_admin, over_http = story_blocks(port=port)
+def test_the_four_stories_of_the_readme_come_true(reader: Reader, port: int) -> None:
+    learn, serve, predict, swap, roll_back, loop = story_blocks(port=port)
     reader.paste(learn)
     reader.paste(serve)
     answer = json.loads(reader.paste(predict))
@@ -81,10 +83,13 @@ def test_the_three_stories_of_the_readme_come_true(reader: Reader, port: int) ->
     reader.wait_until_served(2)
     reader.paste(roll_back)
     reader.environment["DNE_BACKEND"] = "torch"  # a busy machine would measure engines again
-    reader.paste(serve_admin)
+    reader.paste(loop)
     assert reader.served() == 2
-    reader.paste(over_http)
-    assert reader.served() == 1
+    log = (reader.folder / "server.log").read_text()
+    link = re.search(r"^open (\S+)/label#token=(\S+)$", log, re.MULTILINE)
+    assert link is not None
+    jobs = urllib.request.urlopen(f"{link[1]}/jobs").read()
+    assert json.loads(jobs)["refused"] is None
 
 
 def test_the_readme_is_short() -> None:

@@ -215,3 +215,24 @@ def test_guessers_take_a_bounded_memory() -> None:
         failures.was_right("10.0.0.1", number.to_bytes(32))
     assert len(failures._by_address) == MAX_ADDRESSES
     assert max(len(one.known) for one in failures._by_address.values()) == MAX_KNOWN
+
+
+def test_the_token_of_the_session_opens_all_doors_and_closes_none() -> None:
+    doors = Authorizer(lambda: (), is_local=True)
+    assert doors.why_closed(Permission.ADMIN) is not None
+    secret = doors.begin_session()
+    assert doors.why_closed(Permission.ADMIN) is None
+    for needed in (Permission.PREDICT, Permission.READ, Permission.LABEL):
+        assert doors.judge(None, needs=needed) is None
+    token = doors.judge(f"Bearer {secret}", needs=Permission.ADMIN)
+    assert token is not None
+    assert token.name == "this-machine"
+    with pytest.raises(TokenRefused, match="not known here"):
+        doors.judge("Bearer another", needs=Permission.ADMIN)
+
+
+def test_the_token_of_the_session_does_not_work_through_a_proxy() -> None:
+    doors = Authorizer(lambda: (), is_local=True)
+    secret = doors.begin_session()
+    with pytest.raises(TokenRefused, match="no token with the scope 'admin'"):
+        doors.judge(f"Bearer {secret}", needs=Permission.ADMIN, is_direct=False)
