@@ -100,18 +100,20 @@ def compare(
     return sessions
 
 
-def ask(live: Running, *, connections: int, folder: Path, seconds: float) -> Seen:
+def ask(
+    live: Running, *, connections: int, folder: Path, seconds: float, settle_s: float = SETTLE_S
+) -> Seen:
     """What a client saw after it had settled. The others wait meanwhile."""
     traffic = Traffic(
         live.request,
         port=live.port,
         folder=folder,
         connections=connections,
-        seconds=SETTLE_S + seconds,
+        seconds=settle_s + seconds,
     )
     seen = traffic.seen()
     began_s = min((one.began_s for one in seen.replies), default=time.monotonic())
-    return seen.between(began_s + SETTLE_S, float("inf"))
+    return seen.between(began_s + settle_s, float("inf"))
 
 
 def _together(parts: Sequence[Seen]) -> Seen:

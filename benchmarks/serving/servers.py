@@ -23,9 +23,16 @@ from benchmarks.serving.peers.model import MAX_BATCH
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / "benchmarks" / ".peers"
 THREADS = 2
-START_S = 120.0
+START_S = 600.0
 STOP_S = 20.0
-MODEL_NEEDS = ("numpy", "safetensors", "pydantic", "pillow", "python-multipart")
+MODEL_NEEDS = (
+    "numpy",
+    "safetensors",
+    "pydantic",
+    "pillow",
+    "python-multipart",
+    "onnxruntime",
+)
 BOUNDARY = "an-image-follows"
 
 
@@ -155,7 +162,7 @@ def environment_of(server: Server) -> Path:
         return Path(sys.executable).parent
     folder = ENVIRONMENTS / (server.software or server.name).lower().replace(" ", "-")
     ready = folder / "ready"
-    wanted = "\n".join(server.packages)
+    wanted = "\n".join((*MODEL_NEEDS, *server.packages))
     if not ready.exists() or ready.read_text() != wanted:
         print(f"installing {server.name} …", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
@@ -234,19 +241,41 @@ class Running:
 
     def wait_until_it_answers(self, log: Path) -> None:
         deadline_s = time.monotonic() + START_S
-        trouble = "it has not answered"
+        trouble, has_answered = "it has not answered", False
         while time.monotonic() < deadline_s and self.process.poll() is None:
             try:
-                self.ask()
+                has_answered = has_answered or bool(self.ask())
             except urllib.error.HTTPError as error:
                 trouble = f"it answers {error.code}: {error.read(300)!r}"
             except OSError as error:
                 trouble = str(error)
             else:
-                return
+                if not self.server.is_ours or self._has_measured():
+                    return
+                trouble = "it still measures engines"
             time.sleep(0.2)
         told = log.read_text(errors="replace")[-3000:]
         raise RuntimeError(f"{self.server.name} does not serve: {trouble}\n{told}")
+
+    def _has_measured(self) -> bool:
+        """Tell whether our own server has chosen its engine."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=30) as answer:
+            ready = json.load(answer)
+        return not ready["measuring"] and "until engines are measured" not in ready["engine"]
+
+    def processor_s(self) -> float:
+        """Count the processor time of the server and of all its processes."""
+        parents, spent_s = {}, {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                parents[int(path.parent.name)] = int(fields[1])
+                ticks = sum(map(int, fields[11:15]))  # with those of children that have ended
+                spent_s[int(path.parent.name)] = ticks / os.sysconf("SC_CLK_TCK")
+        own = {self.process.pid}
+        while more := {pid for pid, parent in parents.items() if parent in own} - own:
+            own |= more
+        return sum(spent_s.get(pid, 0.0) for pid in own)
 
     @property
     def resident_bytes(self) -> int:

@@ -77,7 +77,8 @@ TIME_BYTES = 8
 MAX_AGE_S = 30 * 24 * 3600
 """Embeddings of pictures that were forgotten on another machine are gone after this time."""
 _SAMPLE_LEAST, _SAMPLE_SHARE = 4, 32
-"""Of the embeddings that a file gives at once, one in 32 is computed again, and at least 4."""
+"""Of the embeddings that a file gives at once, one in 32 is computed again, and at least one; at
+least 4 of all that it gives."""
 TOLERANCE = 0.02
 """Distance of a kept embedding from the computed one, relative to its length. Other batches and
 processors make differences of 1e-5."""
@@ -124,6 +125,7 @@ class EmbeddingCache:
         # Reduced precisions say how often answers agree, and no classifier is fitted to them. Their
         # embeddings depend on the batch, and a session for a sample would take seconds.
         self._unproved = set(self._known) if precision == "fp32" else set()
+        self._sampled = 0
         self._saved = len(self._known)
 
     def embeddings(
@@ -157,7 +159,11 @@ class EmbeddingCache:
             batch_size=self._batch_size,
         )
         for name, embedding_W in self._known.items():
-            narrow._known.setdefault(name, np.ascontiguousarray(embedding_W[:width]))
+            narrow._known[name] = np.ascontiguousarray(embedding_W[:width])
+        # Those of this cache need no second proof.
+        narrow._unproved = (narrow._unproved - self._known.keys()) | self._unproved
+        narrow._from_file |= self._from_file
+        narrow._sampled = self._sampled
         narrow.save()
         return narrow
 
@@ -169,7 +175,9 @@ class EmbeddingCache:
         rows = [row for row, name in enumerate(names) if name in self._unproved]
         if not rows:
             return
-        count = min(len(rows), max(_SAMPLE_LEAST, len(rows) // _SAMPLE_SHARE))
+        count = max(1, _SAMPLE_LEAST - self._sampled, len(rows) // _SAMPLE_SHARE)
+        count = min(len(rows), count)
+        self._sampled += count
         chosen = secrets.SystemRandom().sample(rows, count)
         computed_NW = self._compute(pictures.take(np.array(chosen, dtype=np.int64)).pixels_NHWC)
         kept_NW = np.stack([self._known[names[row]] for row in chosen])

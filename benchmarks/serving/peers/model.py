@@ -1,6 +1,7 @@
 """The model that every peer serves: version, weights and preprocessing are those of our own server,
 on as many threads. It is the network as PyTorch modules, which is what anybody has who loads the
-weights elsewhere; with BENCH_FORM=folded it is the form that our own torch backend computes."""
+weights elsewhere; with BENCH_FORM=folded it is the form that our own torch backend computes, and
+with the path of an ONNX file onnxruntime computes that one."""
 
 from __future__ import annotations
 
@@ -14,9 +15,28 @@ import torch
 from model_store.codec import load_network
 from model_store.inference.forward import FoldedNetwork
 from model_store.preprocess import Pixels, fit_pixels, normalise, read_pixels
+from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 
 MAX_BATCH = 16
+
+
+def _network(
+    store: Store, manifest: Manifest, *, form: str
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    if form.endswith(".onnx"):
+        return _in_onnxruntime(form)
+    network = load_network(store.read_shard, manifest).eval()
+    return FoldedNetwork.of(network) if form == "folded" else network
+
+
+def _in_onnxruntime(path: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = int(os.environ["BENCH_THREADS"])
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
 
 
 class Classifier:
@@ -24,11 +44,7 @@ class Classifier:
         torch.set_num_threads(int(os.environ["BENCH_THREADS"]))
         store = Store.open(os.environ["BENCH_STORE"])
         self._manifest = store.manifest(1)
-        network = load_network(store.read_shard, self._manifest).eval()
-        folded = os.environ.get("BENCH_FORM") == "folded"
-        self._network: Callable[[torch.Tensor], torch.Tensor] = (
-            FoldedNetwork.of(network) if folded else network
-        )
+        self._network = _network(store, self._manifest, form=os.environ.get("BENCH_FORM", ""))
         self._labels = self._manifest.spec.classes
         size = self._manifest.preprocessing.image_size
         for count in (1, MAX_BATCH):

@@ -64,6 +64,16 @@ def test_each_image_passes_once_whatever_reads_it(
     assert other.metrics.accuracy.all == 1.0
 
 
+def test_a_second_run_proves_a_few_tokens_of_each_file_and_no_more(
+    tmp_path: Path, letters: Path, vit: Path, passed: list[int]
+) -> None:
+    tokens = tmp_path / "tokens"
+    for name in ("one", "other"):
+        passed.clear()
+        run(first(tmp_path / name, letters, vit, readout="auto", tokens=tokens))
+    assert 4 <= sum(passed) <= 8
+
+
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the images of the store that were decoded."""
