@@ -204,14 +204,15 @@ def learn(file: Path, photos: Path, folder: Path) -> Path:
 
 def exported(store: Path, folder: Path) -> dict[str, Path]:
     """Export the version, and quantise it as onnxruntime's documentation does."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime import quantization
 
     program = Path(sys.executable).with_name("dne-store")
     out = folder / "onnx"
     command = [program, "export-onnx", "1", "--store", store, "--out", out]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     whole, reduced = next(out.glob("version-*.onnx")), out / "int8.onnx"
-    quantize_dynamic(whole, reduced, per_channel=True, weight_type=QuantType.QInt8)
+    kind = quantization.QuantType.QInt8
+    quantization.quantize_dynamic(whole, reduced, per_channel=True, weight_type=kind)
     return {"onnxruntime": whole, "onnxruntime int8": reduced}
 
 

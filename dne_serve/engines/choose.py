@@ -198,6 +198,8 @@ class Measuring:
     def _once(self, asked: Measurement) -> tuple[Measured, str | None]:
         """Run a child. Give what it has found, and the candidate that it died of."""
         self._child = begin_child(asked)
+        if self._stopped:  # while the child was started
+            self._child.kill()
         try:
             said, errors = self._child.communicate(timeout=LONGEST_S)
         except subprocess.TimeoutExpired:

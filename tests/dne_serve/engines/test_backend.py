@@ -239,6 +239,20 @@ def test_a_server_that_stops_ends_its_measurement(
         assert live.predict(png()).status_code == 200
 
 
+def test_a_measurement_that_is_stopped_while_its_child_starts_ends(
+    letters: Manifest, children: Children, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    children.scripts = ["import time; time.sleep(600)"]
+    measuring = Measuring(asked_for(letters))
+
+    def begin(asked: Measurement) -> subprocess.Popen[str]:
+        measuring.stop()
+        return children(asked)
+
+    monkeypatch.setattr(choose, "begin_child", begin)
+    assert measuring.run().figures == {}
+
+
 def test_too_little_memory_is_said_and_nothing_is_measured(
     store: Store, digits: Manifest, children: Children, monkeypatch: pytest.MonkeyPatch
 ) -> None:
