@@ -74,7 +74,7 @@ def test_the_limits_of_jobs_are_those_of_the_code() -> None:
 
 
 def test_the_limits_are_those_of_the_code() -> None:
-    assert f"at most 16 MiB ({sealing.MAX_RECORD_BYTES} bytes)" in TEXT
+    assert f"at most {sealing.MAX_RECORD_BYTES} bytes" in TEXT
     assert f"last {sealing.DIGEST_FIELD_BYTES} bytes" in TEXT
     assert f"at most 1 MiB and {shard.MAX_TENSORS} tensors" in TEXT
     assert shard.MAX_HEADER_BYTES == 1 << 20

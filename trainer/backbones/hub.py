@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from model_store.errors import DneError, WeightsMissing
+from model_store.host.private import private_folder
 from model_store.store.cache import cache_folder
 from trainer.backbones.known import Backbone, backbone_named
 
@@ -69,6 +70,8 @@ def place_for(backbone: Backbone) -> Path:
 
 def _placed_by_hand(backbone: Backbone) -> Weights | None:
     folder = place_for(backbone)
+    if folder.is_dir():
+        private_folder(folder)
     for file in (folder / WEIGHTS, folder / INDEX):
         if file.is_file():
             return Weights(file=file, repository=backbone.repository, licence=backbone.licence)

@@ -239,13 +239,19 @@ def list_loose(folder: Place, *, setting: str) -> Listing:
 def note_ignored(listing: Listing, progress: Progress) -> None:
     for note in listing.notes:
         progress.note(note)
-    loose = [one for one in listing.ignored if one.suffix.lower() in IMAGE_SUFFIXES]
-    others = [one for one in listing.ignored if one not in loose]
+    loose = [path for path in listing.ignored if _is_loose_image(path)]
+    others = [path for path in listing.ignored if path not in loose]
     for why, ignored in (("beside the folders of classes", loose), ("not images", others)):
         if ignored:
             named = ", ".join(shown_in(path, listing.folder) for path in ignored[:5])
             more = and_more(ignored, named=5)
             progress.note(f"ignored in {shown(listing.folder)}, {why}: {named}{more}")
+
+
+def _is_loose_image(path: Place) -> bool:
+    """Return whether a file may be an image beside class folders. macOS writes `._name.png` beside
+    each image of an archive."""
+    return path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
 
 
 def read_images(

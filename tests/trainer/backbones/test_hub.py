@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from model_store.errors import WeightsMissing, WrongUsage
+from model_store.errors import NotPrivate, WeightsMissing, WrongUsage
 from model_store.store.store import Store
 from tests.faults.disks import small_disk
 from tests.machine import know_machine
@@ -188,6 +188,15 @@ def test_a_hub_that_never_answers_costs_seconds_and_names_the_place_by_hand(hub:
     for name, data in hub.repositories[TOWER].files.items():
         (place / name).write_bytes(data)
     assert find(TOWER).file == place / "model.safetensors"
+
+
+def test_weights_put_by_hand_where_others_may_write_are_refused(hub: FakeHub) -> None:
+    place = place_for(known.Backbone(repository=TOWER))
+    place.mkdir(parents=True)
+    (place / "model.safetensors").write_bytes(hub.repositories[TOWER].files["model.safetensors"])
+    place.chmod(0o777)
+    with pytest.raises(NotPrivate, match="others may write it"):
+        find(TOWER)
 
 
 def test_without_a_network_the_sentence_says_why(
