@@ -72,9 +72,9 @@ def build_parser() -> argparse.ArgumentParser:
         options.add_deepen_options,
         *learning,
         help="grow the network for classes that were added quickly",
-        description="Learns one expert for all tasks that `add-task --quick` has added since the "
-        "last expert, from the exemplars in the store, publishes a version and promotes it if it "
-        "is better than the version before, beyond chance.",
+        description="Adapts the pre-trained expert, or learns one more expert, for all tasks that "
+        "`add-task --quick` has added, from the exemplars in the store; publishes a version and "
+        "promotes it if it earns its cost.",
     )
     add(
         "worker",
