@@ -16,6 +16,15 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("model_store", "trainer", "dne_serve", "dne_client")
 RECORDS = ("docs/adr/", "docs/notebook/")
 """Markdown that is not counted as documentation: decisions and notes of trials."""
+TWICE = {
+    "Answer": "the client's answer to a request, and the engine's answer to a ticket",
+    "Outcome": "the client's outcome for one of many images, and the trainer's for one run",
+    "Prediction": "the client reads what the schema of the server writes",
+    "Refused": "the client raises what the server answers",
+    "Score": "the client reads what the schema of the server writes",
+    "TooLarge": "the client raises what the server answers",
+}
+"""Class names that two packages use, and why. The client imports none of the other packages."""
 
 
 def tracked(*patterns: str) -> list[Path]:

@@ -148,7 +148,7 @@ def request_for(wanted: Wanted, served: Manifest) -> Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredEngines:
     """The result of a measurement."""
 
     figures: Figures = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Measuring:
         self._child: subprocess.Popen[str] | None = None
         self._stopped = False
 
-    def run(self) -> Measured:
+    def run(self) -> MeasuredEngines:
         """Measure, and remember the choice if the machine was quiet. Blocks for long."""
         asked = self._asked
         while not self._stopped:
@@ -188,14 +188,14 @@ class Measuring:
                 return measured
             log.warning("%s does not run here, and is not measured further", killer)
             asked = asked.model_copy(update={"excluded": (*asked.excluded, killer)})
-        return Measured(fault="the server stops")
+        return MeasuredEngines(fault="the server stops")
 
     def stop(self) -> None:
         self._stopped = True
         if self._child is not None:
             self._child.kill()
 
-    def _once(self, asked: Measurement) -> tuple[Measured, str | None]:
+    def _once(self, asked: Measurement) -> tuple[MeasuredEngines, str | None]:
         """Run a child. Give what it has found, and the candidate that it died of."""
         self._child = begin_child(asked)
         if self._stopped:  # while the child was started
@@ -213,11 +213,13 @@ class Measuring:
         figures = [one for one in lines if "figures" in one]
         tried = [one["trying"] for one in lines if "trying" in one]
         if code and not self._stopped and tried:
-            return Measured(), tried[-1]
+            return MeasuredEngines(), tried[-1]
         if not figures:
-            return Measured(fault=f"the measurement {ending(code, errors)}"), None
+            return MeasuredEngines(fault=f"the measurement {ending(code, errors)}"), None
         last = figures[-1]
-        return Measured(figures=last["figures"], quiet=last["quiet"], excluded=asked.excluded), None
+        return MeasuredEngines(
+            figures=last["figures"], quiet=last["quiet"], excluded=asked.excluded
+        ), None
 
 
 def begin_child(asked: Measurement) -> subprocess.Popen[str]:

@@ -29,14 +29,14 @@ EXIF_HEAD = b"Exif\0\0"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TiffLayout:
     """The byte order of a file, and whether its directories have the large form of BigTIFF."""
 
     order: str
     is_big: bool
 
     @classmethod
-    def of(cls, data: bytes) -> Layout | None:
+    def of(cls, data: bytes) -> TiffLayout | None:
         order = {b"II": "<", b"MM": ">"}.get(data[:2])
         if order is None or len(data) < 16:
             return None
@@ -64,7 +64,7 @@ class Layout:
 
 def tiff_size(data: bytes) -> tuple[int, int]:
     """Read the width and height of a TIFF's first picture; zeros if the file does not say."""
-    layout = Layout.of(data)
+    layout = TiffLayout.of(data)
     if layout is None:
         return 0, 0
     found = {WIDTH: 0, HEIGHT: 0}
@@ -98,7 +98,7 @@ class Budget:
 def is_cheap_exif(data: bytes) -> bool:
     """Return whether reading and writing all of this EXIF data is little work."""
     data = data.removeprefix(EXIF_HEAD).removeprefix(EXIF_HEAD)
-    layout = Layout.of(data)
+    layout = TiffLayout.of(data)
     if layout is None or layout.is_big:
         return False
     budget = Budget(pointed=[(layout.first(data), 1)])
@@ -109,7 +109,7 @@ def is_cheap_exif(data: bytes) -> bool:
     return True
 
 
-def _walk(data: bytes, layout: Layout, at: int, depth: int, budget: Budget) -> bool:
+def _walk(data: bytes, layout: TiffLayout, at: int, depth: int, budget: Budget) -> bool:
     for tag, kind, count, value_at in layout.entries(data, at, most=ENTRIES + 1):
         budget.take(kind, count)
         if budget.is_spent:

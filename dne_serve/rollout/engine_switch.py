@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dne_serve.engines.candidates import Candidate, Measurement, Request, remembered
-from dne_serve.engines.choose import Measured, Measuring, Wanted, make_candidate, request_for
+from dne_serve.engines.choose import MeasuredEngines, Measuring, Wanted, make_candidate, request_for
 from dne_serve.errors import public_message
 from dne_serve.rollout.loaded_versions import LoadedVersions
 from dne_serve.rollout.memory import available_bytes, pass_bytes
@@ -124,11 +124,11 @@ class EngineSwitch:
         if not measured.quiet:
             self._later(f"not measured, as {measured.fault}" if measured.fault else None)
 
-    def _run(self, asked: Measurement) -> Measured:
+    def _run(self, asked: Measurement) -> MeasuredEngines:
         self._measuring = Measuring(asked)
         try:
             if self._stop.is_set():
-                return Measured(fault="the server stops")
+                return MeasuredEngines(fault="the server stops")
             return self._measuring.run()
         finally:
             self._measuring = None

@@ -21,7 +21,7 @@ from pathlib import Path
 from model_store.errors import DneError, WeightsMissing
 from model_store.host.private import private_folder
 from model_store.store.cache import cache_folder
-from trainer.backbones.known import Backbone, backbone_named
+from trainer.backbones.known import KnownBackbone, backbone_named
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
@@ -34,7 +34,7 @@ READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class WeightsFile:
     """A file of weights on this machine, and where it came from."""
 
     file: Path
@@ -43,11 +43,11 @@ class Weights:
     licence: str | None = None
 
 
-def find_weights(asked: str, *, note: Callable[[str], None]) -> Weights:
+def find_weights(asked: str, *, note: Callable[[str], None]) -> WeightsFile:
     """Find or fetch what was asked for, and say where it comes from and under which licence."""
     backbone = backbone_named(asked)
     if backbone is None:
-        return Weights(file=Path(asked))
+        return WeightsFile(file=Path(asked))
     weights = here(backbone) if backbone.revision else _placed_by_hand(backbone)
     weights = weights or _of_hub(backbone, note=note)
     for file in _parts(weights.file, backbone):
@@ -58,27 +58,27 @@ def find_weights(asked: str, *, note: Callable[[str], None]) -> Weights:
     return weights
 
 
-def here(backbone: Backbone) -> Weights | None:
+def here(backbone: KnownBackbone) -> WeightsFile | None:
     """Find the weights on this machine, where no network is needed. Their bytes are not checked."""
     return _placed_by_hand(backbone) or _in_cache(backbone)
 
 
-def place_for(backbone: Backbone) -> Path:
+def place_for(backbone: KnownBackbone) -> Path:
     """Return the folder where a person may put the files of a backbone."""
     return cache_folder() / "backbones" / backbone.shown.replace("/", "--")
 
 
-def _placed_by_hand(backbone: Backbone) -> Weights | None:
+def _placed_by_hand(backbone: KnownBackbone) -> WeightsFile | None:
     folder = place_for(backbone)
     if folder.is_dir():
         private_folder(folder)
     for file in (folder / WEIGHTS, folder / INDEX):
         if file.is_file():
-            return Weights(file=file, repository=backbone.repository, licence=backbone.licence)
+            return WeightsFile(file=file, repository=backbone.repository, licence=backbone.licence)
     return None
 
 
-def _of_hub(backbone: Backbone, *, note: Callable[[str], None]) -> Weights:
+def _of_hub(backbone: KnownBackbone, *, note: Callable[[str], None]) -> WeightsFile:
     with _told(backbone):
         try:
             return _fetched(backbone, note=note)
@@ -90,7 +90,7 @@ def _of_hub(backbone: Backbone, *, note: Callable[[str], None]) -> Weights:
             return weights
 
 
-def _fetched(backbone: Backbone, *, note: Callable[[str], None]) -> Weights:
+def _fetched(backbone: KnownBackbone, *, note: Callable[[str], None]) -> WeightsFile:
     from huggingface_hub import HfApi
 
     about = HfApi().model_info(
@@ -107,7 +107,7 @@ def _fetched(backbone: Backbone, *, note: Callable[[str], None]) -> Weights:
             _download(backbone, name, revision)
     file = _download(backbone, chosen, revision)
     licence = getattr(about.card_data, "license", None) if about.card_data else None
-    return Weights(
+    return WeightsFile(
         file=file,
         repository=backbone.repository,
         revision=revision,
@@ -115,7 +115,7 @@ def _fetched(backbone: Backbone, *, note: Callable[[str], None]) -> Weights:
     )
 
 
-def _chosen(backbone: Backbone, names: list[str]) -> str:
+def _chosen(backbone: KnownBackbone, names: list[str]) -> str:
     """Choose the file of weights among the names of a repository."""
     top = [name for name in names if name.endswith(".safetensors") and "/" not in name]
     for name in (WEIGHTS, INDEX):
@@ -132,7 +132,7 @@ def _chosen(backbone: Backbone, names: list[str]) -> str:
     raise WeightsMissing(f"{backbone.repository} has {found}")
 
 
-def _download(backbone: Backbone, name: str, revision: str) -> Path:
+def _download(backbone: KnownBackbone, name: str, revision: str) -> Path:
     """Download a file and, if it is an index, the files that it names beside it."""
     from huggingface_hub import HfApi
 
@@ -144,7 +144,7 @@ def _download(backbone: Backbone, name: str, revision: str) -> Path:
     return path
 
 
-def _parts(file: Path, backbone: Backbone) -> list[str]:
+def _parts(file: Path, backbone: KnownBackbone) -> list[str]:
     """List the files of weights: the file itself, or those that an index names beside it."""
     if not file.name.endswith(INDEX):
         return [file.name]
@@ -162,7 +162,7 @@ def _parts(file: Path, backbone: Backbone) -> list[str]:
     return sorted(names)
 
 
-def _in_cache(backbone: Backbone) -> Weights | None:
+def _in_cache(backbone: KnownBackbone) -> WeightsFile | None:
     """Find all files of a backbone in the cache of huggingface_hub."""
     folder = _snapshot(backbone, backbone.revision)
     if folder is None:
@@ -170,7 +170,7 @@ def _in_cache(backbone: Backbone) -> Weights | None:
     single = [*folder.glob("*.safetensors")]
     for file in (folder / WEIGHTS, folder / INDEX, *(single if len(single) == 1 else ())):
         if file.is_file() and all((folder / one).is_file() for one in _parts(file, backbone)):
-            return Weights(
+            return WeightsFile(
                 file=file,
                 repository=backbone.repository,
                 revision=folder.name,
@@ -179,7 +179,7 @@ def _in_cache(backbone: Backbone) -> Weights | None:
     return None
 
 
-def _snapshot(backbone: Backbone, revision: str | None) -> Path | None:
+def _snapshot(backbone: KnownBackbone, revision: str | None) -> Path | None:
     """Return the folder of a revision in the cache, or of the one that came last, without
     importing huggingface_hub."""
     own = cache_of_hub() / f"models--{backbone.repository.replace('/', '--')}" / "snapshots"
@@ -233,7 +233,7 @@ def _broken_off() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def _told(backbone: Backbone) -> Iterator[None]:
+def _told(backbone: KnownBackbone) -> Iterator[None]:
     """Say in one sentence what went wrong with the Hub, and what to do."""
     from huggingface_hub import errors
 
@@ -274,21 +274,21 @@ def _told(backbone: Backbone) -> Iterator[None]:
         raise WeightsMissing(_no_hub(backbone)) from error
 
 
-def _no_hub(backbone: Backbone) -> str:
+def _no_hub(backbone: KnownBackbone) -> str:
     return (
         f"what answered for {backbone.repository} does not answer as the Hugging Face Hub does: "
         "check HF_ENDPOINT and the proxy"
     )
 
 
-def _unreachable(backbone: Backbone) -> str:
+def _unreachable(backbone: KnownBackbone) -> str:
     from huggingface_hub import constants
 
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub does not answer"
     return f"{why}, and {backbone.repository} is not in the cache: {_by_hand(backbone)}"
 
 
-def _by_hand(backbone: Backbone) -> str:
+def _by_hand(backbone: KnownBackbone) -> str:
     at = backbone.revision or "main"
     return (
         f"put {WEIGHTS}, {' and '.join(SETTINGS)} of "

@@ -17,7 +17,7 @@ FILE_ENDINGS = (".safetensors", ".json", ".bin", ".pt", ".pth", ".ckpt", ".pkl",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backbone:
+class KnownBackbone:
     """A repository of the Hugging Face Hub whose weights can be the first expert."""
 
     repository: str
@@ -37,8 +37,8 @@ class Backbone:
         return self.name or self.repository
 
 
-KNOWN: tuple[Backbone, ...] = (
-    Backbone(
+KNOWN: tuple[KnownBackbone, ...] = (
+    KnownBackbone(
         name="dinov2-small",
         repository="facebook/dinov2-small",
         revision="ed25f3a31f01632728cabb09d1542f84ab7b0056",
@@ -48,7 +48,7 @@ KNOWN: tuple[Backbone, ...] = (
         gflop=11.2,
         good_for="photos, and telling what is like no class; begin with this one",
     ),
-    Backbone(
+    KnownBackbone(
         name="vit-tiny",
         repository="timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k",
         licence="apache-2.0",
@@ -56,7 +56,7 @@ KNOWN: tuple[Backbone, ...] = (
         gflop=2.3,
         good_for="photos on slow machines: five times as fast, and a few points worse",
     ),
-    Backbone(
+    KnownBackbone(
         name="dinov2-base",
         repository="facebook/dinov2-base",
         revision="f9e44c814b77203eaa57a6bdbbd535f21ede1415",
@@ -65,7 +65,7 @@ KNOWN: tuple[Backbone, ...] = (
         gflop=42.5,
         good_for="photos whose classes look much alike, where time matters less",
     ),
-    Backbone(
+    KnownBackbone(
         name="dinov3-small",
         repository="timm/vit_small_patch16_dinov3.lvd1689m",
         revision="3bf4720a82ec2066db88137180ff1f83a675cef0",
@@ -74,7 +74,7 @@ KNOWN: tuple[Backbone, ...] = (
         gflop=8.8,
         good_for="photos; its licence has conditions of its own",
     ),
-    Backbone(
+    KnownBackbone(
         name="eva02-small",
         repository="timm/eva02_small_patch14_224.mim_in22k",
         revision="79c7d4274f6dbf202549d8f976ae24eeaf97e5ad",
@@ -83,7 +83,7 @@ KNOWN: tuple[Backbone, ...] = (
         gflop=13.2,
         good_for="photos; learnt from pictures without labels, by filling in what was masked",
     ),
-    Backbone(
+    KnownBackbone(
         name="clip-base",
         repository="openai/clip-vit-base-patch32",
         licence="mit",
@@ -91,7 +91,7 @@ KNOWN: tuple[Backbone, ...] = (
         gflop=8.1,
         good_for="drawings, logos, pictures with writing: learnt from captions",
     ),
-    Backbone(
+    KnownBackbone(
         name="siglip2-base",
         repository="google/siglip2-base-patch16-224",
         licence="apache-2.0",
@@ -104,7 +104,7 @@ KNOWN: tuple[Backbone, ...] = (
 FIRST = KNOWN[0]
 
 
-def backbone_named(asked: str) -> Backbone | None:
+def backbone_named(asked: str) -> KnownBackbone | None:
     """Return the backbone of a name or of owner/name. Return None for what is a file.
 
     Raise WrongUsage, which names the nearest ones, for a word that is neither.
@@ -116,7 +116,7 @@ def backbone_named(asked: str) -> Backbone | None:
         return known[asked]
     if REPOSITORY.fullmatch(asked):
         same = (one for one in KNOWN if one.repository == asked)
-        return next(same, Backbone(repository=asked))
+        return next(same, KnownBackbone(repository=asked))
     if "/" in asked or asked.startswith((".", "~")):
         return None
     near = difflib.get_close_matches(asked.lower(), known, n=3, cutoff=0.4) or list(known)

@@ -27,7 +27,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class FileSettings:
     """The facts that no tensor tells. None: the files do not say."""
 
     source: Path | None = None
@@ -41,16 +41,16 @@ class Settings:
     normalisation: tuple[Triple, Triple] | None = None
 
 
-def read_settings(file: Path) -> Settings:
+def read_settings(file: Path) -> FileSettings:
     """Read the settings beside a file. Raise DataRejected for values that make no sense."""
     config = file.parent / "config.json"
-    settings = _model_settings(config) if config.is_file() else Settings()
+    settings = _model_settings(config) if config.is_file() else FileSettings()
     preprocessing = file.parent / "preprocessor_config.json"
     if not preprocessing.is_file():
         return settings
     said = _Said(preprocessing, read_json(preprocessing))
     normalisation = said.normalisation("image_mean", "image_std") or settings.normalisation
-    return Settings(
+    return FileSettings(
         source=settings.source or preprocessing,
         width=settings.width,
         attention_heads=settings.attention_heads,
@@ -62,13 +62,13 @@ def read_settings(file: Path) -> Settings:
     )
 
 
-def _model_settings(path: Path) -> Settings:
+def _model_settings(path: Path) -> FileSettings:
     whole = _Said(path, read_json(path))
     timm = whole.inner("pretrained_cfg")
     if timm is not None:
         architecture = whole.members.get("architecture")
         quick = isinstance(architecture, str) and "quickgelu" in architecture
-        return Settings(
+        return FileSettings(
             source=path,
             width=whole.size("num_features"),
             activation="quick-gelu" if quick else None,
@@ -76,7 +76,7 @@ def _model_settings(path: Path) -> Settings:
             normalisation=timm.normalisation("mean", "std"),
         )
     said = whole.inner("vision_config") or whole  # of a model of pictures and text
-    return Settings(
+    return FileSettings(
         source=path,
         width=said.size("hidden_size"),
         attention_heads=said.size("num_attention_heads"),

@@ -13,7 +13,7 @@ from model_store.errors import DataRejected, SpecInvalid, WrongUsage
 from model_store.spec import PLAIN, Activation, Backbone, NetworkSpec, Pooling, Shape, Token
 from trainer.backbones.files import shown
 from trainer.backbones.names import CLIP, DINOV3, Family, Named, Scheme
-from trainer.backbones.settings import Settings, Triple
+from trainer.backbones.settings import FileSettings, Triple
 
 READ_WIDTH = 32
 """The channels of a slice that younger experts read."""
@@ -84,7 +84,7 @@ def _is_gated(named: Named) -> bool:
     return widened[0] == 2 * narrowed[-1]
 
 
-def width_of(named: Named, settings: Settings) -> int:
+def width_of(named: Named, settings: FileSettings) -> int:
     width = _shape(named, "patch_embed.proj.weight", dimensions=4)[0]
     if settings.width is not None and settings.width != width:
         raise DataRejected(
@@ -110,7 +110,7 @@ def _shape(named: Named, name: str, *, dimensions: int) -> Shape:
     return found
 
 
-def geometry_of(named: Named, family: Family, width: int, settings: Settings) -> NetworkSpec:
+def geometry_of(named: Named, family: Family, width: int, settings: FileSettings) -> NetworkSpec:
     """Derive the geometry from the shapes of the tensors."""
     patch = _shape(named, "patch_embed.proj.weight", dimensions=4)[-1]
     hidden = _shape(named, "blocks.0.mlp.fc2.weight", dimensions=2)[1]
@@ -134,7 +134,7 @@ def geometry_of(named: Named, family: Family, width: int, settings: Settings) ->
         ) from error
 
 
-def _backbone(named: Named, family: Family, settings: Settings, *, hidden: int) -> Backbone:
+def _backbone(named: Named, family: Family, settings: FileSettings, *, hidden: int) -> Backbone:
     try:
         return Backbone(
             registers=_registers(named),
@@ -172,7 +172,7 @@ def _shape_of_registers(named: Named) -> Shape:
     return found if len(found) == 3 else (1, 0, 0)
 
 
-def _activation(named: Named, family: Family, settings: Settings) -> Activation:
+def _activation(named: Named, family: Family, settings: FileSettings) -> Activation:
     if _is_gated(named):
         return "swiglu"
     if settings.activation == "swiglu":
@@ -189,7 +189,7 @@ def _activation(named: Named, family: Family, settings: Settings) -> Activation:
     return "quick-gelu" if family == "clip" and not in_timm else "gelu"
 
 
-def _image_size(named: Named, kind: Backbone, *, patch: int, settings: Settings) -> int:
+def _image_size(named: Named, kind: Backbone, *, patch: int, settings: FileSettings) -> int:
     if "pos_embed" not in named:
         return settings.image_size or CUSTOMARY_SIZE
     positions = math.prod((named.shape("pos_embed") or (0,))[:-1])
@@ -288,7 +288,7 @@ def customary_normalisation(named: Named, family: Family) -> tuple[Triple, Tripl
     return IMAGENET if imagenet else HALF
 
 
-def attention_heads_of(path: Path, *, width: int, asked: int | None, settings: Settings) -> int:
+def attention_heads_of(path: Path, *, width: int, asked: int | None, settings: FileSettings) -> int:
     """Choose the number of attention heads: by the settings, or by the custom of the width."""
     if asked is None:
         custom = 64 if width >= NARROWEST_WITH_64 and width % 64 == 0 else 32

@@ -9,7 +9,7 @@ from model_store.network.expert import Expert
 from model_store.records.manifest import Preprocessing
 from model_store.spec import ExpertSpec, NetworkSpec, Readout
 from model_store.tables import counted
-from trainer.backbones.hub import Weights, find_weights
+from trainer.backbones.hub import WeightsFile, find_weights
 from trainer.backbones.known import FIRST
 from trainer.backbones.pretrained import Pretrained, read_pretrained
 from trainer.backbones.settings import Triple
@@ -34,7 +34,7 @@ class Start:
     expert: ExpertSpec
     preprocessing: Preprocessing
     weights: Pretrained | None = None
-    found: Weights | None = None
+    found: WeightsFile | None = None
     unfreeze_last: int = 0
     readout_is_open: bool = False
     """The readout of earlier blocks is given up unless cross-validation asks for it."""

@@ -40,7 +40,7 @@ Shards = dict[str, bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class EncodedModel:
     """The shards that answer: experts, of which one may be new, and the classifier."""
 
     tasks: tuple[TaskRecord, ...]
@@ -54,11 +54,13 @@ class Model:
         return total_bytes((*experts, self.classifier))
 
 
-def encode_model(student: Student, *, base: Base, learnt: Learnt) -> Model:
+def encode_model(student: Student, *, base: Base, learnt: Learnt) -> EncodedModel:
     tasks, shards = _tasks(student, base, learnt.training)
     data = encode_classifier(student.network)
     classifier = shard_ref("classifier", data)
-    return Model(tasks=tasks, classifier=classifier, new_shards={**shards, classifier.sha256: data})
+    return EncodedModel(
+        tasks=tasks, classifier=classifier, new_shards={**shards, classifier.sha256: data}
+    )
 
 
 def draft_version(
@@ -70,7 +72,7 @@ def draft_version(
     transaction: str,
     learnt: Learnt,
     final: Final,
-    model: Model,
+    model: EncodedModel,
     assessment: Assessment,
     run: TrainingRun,
 ) -> tuple[Draft, Shards]:

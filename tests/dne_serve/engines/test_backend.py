@@ -27,7 +27,7 @@ from dne_serve.engines.candidates import (
     fastest,
     remembered,
 )
-from dne_serve.engines.choose import Measured, Measuring, Wanted, candidates_for, request_for
+from dne_serve.engines.choose import MeasuredEngines, Measuring, Wanted, candidates_for, request_for
 from dne_serve.rollout import engine_switch
 from dne_serve.rollout.engine_switch import Auto
 from dne_serve.settings import load_settings
@@ -92,7 +92,7 @@ def asked_for(served: Manifest, wanted: Wanted = WANTED, *, store: str = "") -> 
     )
 
 
-def measured(served: Manifest, wanted: Wanted = WANTED) -> Measured:
+def measured(served: Manifest, wanted: Wanted = WANTED) -> MeasuredEngines:
     return Measuring(asked_for(served, wanted)).run()
 
 

@@ -21,7 +21,7 @@ from tests.trainer.towers import TOWERS, write_tower
 from tests.trainer.vit import REAL, made_up, write_vit
 from trainer.backbones import hub as fetching
 from trainer.backbones import known
-from trainer.backbones.hub import Weights, find_weights, place_for
+from trainer.backbones.hub import WeightsFile, find_weights, place_for
 from trainer.backbones.known import FIRST, backbone_named
 from trainer.backbones.pretrained import read_pretrained
 from trainer.cli import commands, main
@@ -53,7 +53,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
         yield made
 
 
-def find(asked: str) -> Weights:
+def find(asked: str) -> WeightsFile:
     return find_weights(asked, note=lambda text: None)
 
 
@@ -181,7 +181,7 @@ def test_a_gated_repository_opens_to_its_token(
 def test_a_hub_that_never_answers_costs_seconds_and_names_the_place_by_hand(hub: FakeHub) -> None:
     hub.mute = True
     sentence = refused(TOWER)
-    place = place_for(known.Backbone(repository=TOWER))
+    place = place_for(known.KnownBackbone(repository=TOWER))
     assert sentence.startswith(f"the Hub does not answer, and {TOWER} is not in the cache: put ")
     assert f"https://huggingface.co/{TOWER}/tree/main into {place}" in sentence
     place.mkdir(parents=True)
@@ -191,7 +191,7 @@ def test_a_hub_that_never_answers_costs_seconds_and_names_the_place_by_hand(hub:
 
 
 def test_weights_put_by_hand_where_others_may_write_are_refused(hub: FakeHub) -> None:
-    place = place_for(known.Backbone(repository=TOWER))
+    place = place_for(known.KnownBackbone(repository=TOWER))
     place.mkdir(parents=True)
     (place / "model.safetensors").write_bytes(hub.repositories[TOWER].files["model.safetensors"])
     place.chmod(0o777)
@@ -230,7 +230,7 @@ def test_a_name_is_told_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     assert backbone_named("dinov2-small") is FIRST
     assert backbone_named("facebook/dinov2-small") is FIRST
-    assert backbone_named("a/b") == known.Backbone(repository="a/b")
+    assert backbone_named("a/b") == known.KnownBackbone(repository="a/b")
     (tmp_path / "a").mkdir()
     (tmp_path / "a/b").touch()
     for file in ("a/b", "a/b.safetensors", "../up", "a/b/c", "model.bin"):
