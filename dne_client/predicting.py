@@ -143,7 +143,22 @@ def _summary(told: Told, seconds: float) -> str:
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
+SUFFIXES = frozenset(
+    [
+        ".jpg",
+        ".jpeg",
+        ".png",
+        ".webp",
+        ".gif",
+        ".bmp",
+        ".tif",
+        ".tiff",
+        ".avif",
+        ".heic",
+        ".heif",
+        ".hif",
+    ]
+)
 SECONDS_BETWEEN_COUNTS = 0.2
 
 

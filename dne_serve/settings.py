@@ -151,7 +151,7 @@ class Settings(BaseSettings):
         description="bytes of a request body at most; bodies without images have smaller limits",
     )
     max_images: Positive = Field(64, description="images in a request at most")
-    max_pixels: Positive = Field(40_000_000, description="pixels of an image at most")
+    max_pixels: Positive = Field(51_000_000, description="pixels of an image at most")
     max_wait_seconds: Seconds = Field(
         10.0,
         description="time that a request may wait for the engine, for a version to be loaded, or "

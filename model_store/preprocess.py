@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import AvifImagePlugin, ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from model_store.errors import ImageRejected, ImageTooLarge
 from model_store.records.inbox import MediaType
@@ -23,8 +23,11 @@ from model_store.records.manifest import Preprocessing
 
 PNG_LEVEL = 2
 """A quarter of the time of the usual 6, for a sixth more bytes."""
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-_MAX_PIXELS = 40_000_000
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIC")
+MAX_PIXELS = 51_000_000
+"""Phones call 8192×6144 pixels 50 megapixels."""
+_HEIC_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs".split())
+_BRANDS_END = 256
 ROWS_AT_ONCE = 64
 THUMBNAIL_SIDE = 96
 _MAX_KEPT_PIXELS = 4096 * 4096
@@ -46,10 +49,11 @@ Numbers = TypeVar("Numbers", NDArray[np.float32], "Tensor")
 # Pillow warns of odd metadata that is not used here. The filter is set once for the process,
 # because setting it around each call is not safe in several threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # each of several threads or processes decodes an image
 
 
 def read_pixels(
-    data: bytes, preprocessing: Preprocessing, *, max_pixels: int = _MAX_PIXELS
+    data: bytes, preprocessing: Preprocessing, *, max_pixels: int = MAX_PIXELS
 ) -> Pixels:
     """Decode an image to [S, S, 3]: upright, RGB, the middle square."""
     size = preprocessing.image_size
@@ -57,7 +61,7 @@ def read_pixels(
         return np.asarray(_middle_square(_rgb(_upright(image)), preprocessing))
 
 
-def read_picture(data: bytes, *, max_side: int, max_pixels: int = _MAX_PIXELS) -> Image.Image:
+def read_picture(data: bytes, *, max_side: int, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Decode a whole image: upright, RGB, scaled down to at most `max_side` pixels a side."""
     with _opened(data, max_pixels=max_pixels, needed=max_side) as image:
         picture = _rgb(_upright(image))
@@ -91,7 +95,7 @@ def _opened(data: bytes, *, max_pixels: int, needed: int) -> Iterator[Image.Imag
     """Open an image file; `needed` pixels a side are enough. Errors inside are those of a
     bad file."""
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=_pillow_formats(data)) as image:
             _check_pixels(image, max_pixels)
             if image.format == "JPEG":
                 image.draft("RGB", (2 * needed, 2 * needed))  # decode no more than is needed
@@ -106,7 +110,36 @@ def _opened(data: bytes, *, max_pixels: int, needed: int) -> Iterator[Image.Imag
         raise ImageRejected("an image that takes too much memory to decode") from error
     # Pillow's decoders raise many kinds of errors on damaged files, all with one meaning.
     except Exception as error:
-        raise ImageRejected(f"a damaged image ({type(error).__name__}: {error})") from error
+        reason = " ".join(str(error).split())
+        raise ImageRejected(f"a damaged image ({type(error).__name__}: {reason})") from error
+
+
+def _pillow_formats(data: bytes) -> tuple[str, ...]:
+    """List the formats that the bytes may have, by their names in Pillow."""
+    if not _is_heic(data):
+        return FORMATS[:-1]
+    _register_heic()
+    return ("HEIF",)
+
+
+def _is_heic(data: bytes) -> bool:
+    """Return whether the first box names a brand of HEIC. AVIF shares the other brands."""
+    if data[4:8] != b"ftyp":
+        return False
+    brands = data[8 : min(int.from_bytes(data[:4]), _BRANDS_END)]
+    return any(brands[at : at + 4] in _HEIC_BRANDS for at in range(0, len(brands), 4))
+
+
+@cache
+def _register_heic() -> None:
+    """Teach Pillow to read HEIC. A library of its own decodes it, which few need."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise ImageRejected(
+            "a HEIC photo, which takes the extra `heic`: pip install 'dne-serve[heic]'"
+        ) from error
+    register_heif_opener(thumbnails=False, depth_images=False, aux_images=False, decode_threads=1)
 
 
 def fit_pixels(pixels_HWC: Pixels, preprocessing: Preprocessing) -> Pixels:

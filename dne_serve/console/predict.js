@@ -12,7 +12,7 @@ const KEPT = 200; // answers on the page
 const TOP_K = 5;
 const TICK_MS = 200;
 const MOST_DROPPED = 2000; // files of folders
-const PHONE = /\.(heic|heif|avif)$/i; // images that a browser may not know
+const PHONE = /\.(heic|heif|hif|avif)$/i; // images that a browser may not know
 const BUSY = new Set([429, 503]);
 // Statuses that speak of the images of a group, not of the server or of the person asking.
 const ABOUT_IMAGES = new Set([400, 413, 415, 422]);

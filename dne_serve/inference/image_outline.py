@@ -7,6 +7,7 @@ at a count and allocate nothing by a size in the file (`docs/adr/030-cheap-by-st
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -131,6 +132,7 @@ SCANS = 24
 """A usual progressive JPEG has ten scans; each one more costs as much as the whole image."""
 SUB_BLOCKS = 1024
 RIFF_CHUNKS = 64
+BOXES = 1024
 COLOURS = 256
 LOSSLESS_WORK = 16
 """A lossless WebP may have Huffman codes of its own for every 16 pixels, which cost as much as
@@ -164,7 +166,7 @@ NO_IMAGE = Outline()
 
 def read_outline(data: bytes) -> Outline:
     """Read the outline without fail: that of a truncated file describes the part that is there."""
-    reader = _READERS.get(data[:2])
+    reader = _boxes if data[4:8] == b"ftyp" else _READERS.get(data[:2])
     if reader is None:
         return NO_IMAGE
     try:
@@ -370,6 +372,32 @@ def _u24(data: bytes, at: int) -> int:
 
 def _tiff(data: bytes) -> Outline:
     return Outline(*tiff_size(data), is_plain=False)
+
+
+# AVIF and HEIC: boxes. Few bytes of either codec can describe much work, so that none is plain.
+
+_BOX = struct.Struct(">I4s")
+_OPENED_BOXES = {b"meta": 4, b"iprp": 0, b"ipco": 0}
+"""Boxes around the sizes of pictures, and the bytes in each before its own boxes."""
+
+
+def _boxes(data: bytes) -> Outline:
+    """Read the largest size in the file. A picture of tiles has one, and so has each tile."""
+    sizes, at = [(0, 0)], 0
+    for _ in range(BOXES):
+        if at + _BOX.size > len(data):
+            break
+        (length, kind), head = _BOX.unpack_from(data, at), _BOX.size
+        if length == 1:
+            (length,), head = struct.unpack_from(">Q", data, at + head), 16
+        if kind == b"ispe":
+            sizes.append(struct.unpack_from(">II", data, at + head + 4))
+        inside = _OPENED_BOXES.get(kind)
+        if inside is None and length < head:  # 0: the box ends with the file
+            break
+        at += length if inside is None else head + inside
+    width, height = max(sizes, key=math.prod)
+    return Outline(width, height, is_plain=False)
 
 
 _READERS: dict[bytes, Callable[[bytes], Outline]] = {

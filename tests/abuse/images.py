@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import struct
 import zlib
 
 from PIL import Image
+from pillow_heif import register_heif_opener
+
+register_heif_opener(decode_threads=1)  # Pillow writes HEIC by its aid: save(…, "HEIF")
 
 
 def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -64,6 +68,25 @@ def jpeg_bomb(width: int = 65_500, height: int = 65_500) -> bytes:
     return small[:at] + struct.pack(">HH", height, width) + small[at + 4 :]
 
 
+def with_size(image: bytes, width: int, height: int) -> bytes:
+    """Change every size in the boxes of an AVIF or HEIC file, and no pixel."""
+    size = struct.pack(">II", width, height)
+    return re.sub(rb"(?s)(ispe....)........", lambda found: found[1] + size, image)
+
+
+def avif_bomb(width: int = 60_000, height: int = 60_000) -> bytes:
+    return with_size(flat(64, 64, mode="RGB", kind="AVIF"), width, height)
+
+
+def heic_bomb(width: int = 60_000, height: int = 60_000) -> bytes:
+    return with_size(heic_of_tiles(), width, height)
+
+
+def heic_of_tiles() -> bytes:
+    """A small photo of tiles, as phones write them."""
+    return encoded(Image.new("RGB", (300, 200), (200, 10, 10)), "HEIF", tile_size=128)
+
+
 BOMBS = {
     "png": png_bomb,
     "gif": gif_bomb,
@@ -71,6 +94,8 @@ BOMBS = {
     "webp": webp_bomb,
     "tiff": tiff_bomb,
     "jpeg": jpeg_bomb,
+    "avif": avif_bomb,
+    "heic": heic_bomb,
 }
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from tests.abuse.images import heic_of_tiles
+
 HOSTILE = Path(__file__).resolve().parents[3] / "shared/data/hostile-images"
 MOST_BYTES = 40_000
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF")
 NASTY = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 
@@ -40,6 +42,10 @@ def real_images() -> list[bytes]:
     ]
     made += [_encoded(photo, "TIFF", compression=name) for name in ("jpeg", "tiff_adobe_deflate")]
     made.append(_encoded(photo.convert("P"), "GIF", save_all=True, append_images=[photo]))
+    made += [
+        _encoded(photo, kind, save_all=True, append_images=[photo]) for kind in ("AVIF", "HEIF")
+    ]
+    made.append(heic_of_tiles())
     return made
 
 

@@ -16,6 +16,7 @@ from dne_serve.setting_values import (
 )
 from dne_serve.settings import MOVED, Settings, listed, load_settings
 from model_store.errors import WrongUsage
+from model_store.preprocess import MAX_PIXELS
 
 
 def test_it_listens_on_this_machine_only_unless_told() -> None:
@@ -28,7 +29,7 @@ def test_the_documented_limits_are_the_defaults() -> None:
     settings = load_settings()
     assert settings.max_body_bytes == 32 << 20
     assert settings.max_images == 64
-    assert settings.max_pixels == 40_000_000
+    assert settings.max_pixels == MAX_PIXELS
 
 
 def test_arguments_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

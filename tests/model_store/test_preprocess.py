@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from model_store import preprocess
 from model_store.errors import ImageRejected, ImageTooLarge
-from model_store.preprocess import encode_png, fit_pixels, normalise, read_pixels
+from model_store.preprocess import encode_png, fit_pixels, normalise, read_picture, read_pixels
 from model_store.records.manifest import Preprocessing
+from tests.abuse.images import flat, heic_of_tiles, with_size
 
 SMALL = Preprocessing(image_size=8)
 HOSTILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "hostile-images"
@@ -36,7 +39,7 @@ def test_pixels_are_fitted_as_an_image_of_them_is(size: tuple[int, int]) -> None
     assert np.array_equal(fit_pixels(pixels, SMALL), read_pixels(encode_png(pixels), SMALL))
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"])
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF"])
 def test_every_accepted_format_opens(kind: str) -> None:
     data = encoded(Image.new("RGB", (20, 10), (200, 10, 10)), kind)
     pixels = read_pixels(data, SMALL)
@@ -73,6 +76,59 @@ def test_exif_rotation_is_applied() -> None:
     pixels = read_pixels(encoded(image, "PNG", exif=exif), SMALL)
     assert (pixels[:, 4:] == 255).all()
     assert (pixels[:, :4] == 0).all()
+
+
+@pytest.mark.parametrize("kind", ["AVIF", "HEIF"])
+def test_photos_of_phones_are_turned_by_their_boxes(kind: str) -> None:
+    image = Image.new("RGB", (80, 40))
+    image.paste((255, 255, 255), (0, 0, 80, 20))  # white on top
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture = read_picture(encoded(image, kind, exif=exif.tobytes()), max_side=80)
+    assert picture.size == (40, 80)
+    pixels = np.asarray(picture)
+    assert (pixels[40, 30] > 240).all()  # white to the right
+    assert (pixels[40, 10] < 15).all()
+
+
+def test_a_photo_of_tiles_and_the_first_of_several_pictures_are_read() -> None:
+    assert abs(read_pixels(heic_of_tiles(), SMALL).astype(int) - [200, 10, 10]).max() < 12
+    for kind in ("AVIF", "HEIF"):
+        red, blue = Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "blue")
+        several = encoded(red, kind, save_all=True, append_images=[blue] * 3)
+        assert (read_pixels(several, SMALL)[..., 0] > 240).all()
+
+
+def test_heic_without_its_library_is_refused_with_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    preprocess._register_heic.cache_clear()
+    with pytest.raises(ImageRejected, match=r"pip install 'dne-serve\[heic\]'"):
+        read_pixels(heic_of_tiles(), SMALL)
+    monkeypatch.undo()
+    assert read_pixels(heic_of_tiles(), SMALL).shape == (8, 8, 3)
+
+
+def test_fifty_megapixels_are_within_the_limit() -> None:
+    assert preprocess.MAX_PIXELS >= 8192 * 6144
+    assert read_pixels(flat(8192, 6144, mode="1"), SMALL).shape == (8, 8, 3)
+
+
+@pytest.mark.parametrize("kind", ["AVIF", "HEIF"])
+def test_a_phones_photo_that_lies_or_ends_early_is_refused(kind: str) -> None:
+    image = flat(64, 64, mode="RGB", kind=kind)
+    for broken in (image[: len(image) // 2], image[:-15], with_size(image, 0, 0)):
+        with pytest.raises(ImageRejected):
+            read_pixels(broken, SMALL)
+    with pytest.raises(ImageTooLarge):
+        read_pixels(with_size(image, 10_000, 10_000), SMALL)
+
+
+def test_a_heic_with_more_pixels_than_it_says_is_not_decoded() -> None:
+    large = with_size(flat(2048, 2048, mode="L", kind="HEIF"), 64, 64)
+    with pytest.raises(ImageRejected, match="2048x2048 exceeds"):
+        read_pixels(large, SMALL)
 
 
 def test_the_middle_square_of_a_wide_image_is_kept() -> None:

@@ -24,7 +24,7 @@ from tests.live_server import Live, assert_problem, png
 
 JSON = {"Content-Type": "application/json"}
 PNG = {"Content-Type": "image/png"}
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF")
 
 
 def b64(data: bytes) -> str:

@@ -63,7 +63,7 @@ def test_a_process_gives_the_same_pixels_as_a_thread(process: DecodeProcess) -> 
     photo = Image.fromarray(
         np.arange(3 * 90 * 70, dtype=np.uint32).astype(np.uint8).reshape(90, 70, 3)
     )
-    for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF"):
+    for kind in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "HEIF"):
         buffer = io.BytesIO()
         photo.save(buffer, kind)
         for preprocessing in (EIGHT, Preprocessing(image_size=32, interpolation="bilinear")):

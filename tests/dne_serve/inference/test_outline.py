@@ -12,7 +12,15 @@ from PIL import Image
 from dne_serve.inference.decoding import is_cheap
 from dne_serve.inference.image_outline import is_cheap_exif, read_outline
 from tests.abuse import structures as made
-from tests.abuse.images import BOMBS, encoded, flat, gif_of_comments, png_of_chunks
+from tests.abuse.images import (
+    BOMBS,
+    encoded,
+    flat,
+    gif_of_comments,
+    heic_of_tiles,
+    png_of_chunks,
+    with_size,
+)
 from tests.abuse.structures import jpeg_segment, png_chunk
 
 PHOTO = Image.radial_gradient("L").resize((90, 70)).convert("RGB")
@@ -68,6 +76,11 @@ ODD: dict[str, Callable[[], bytes]] = {
     "gif with junk": lambda: made.gif_with(bytes(9)),
     "animated webp": lambda: made.animated("WEBP", frames=3),
     "bmp of runs": lambda: made.bmp_of_runs(100, 100, runs=b"\1\0" * 9),
+    "avif": lambda: flat(64, 48, mode="RGB", kind="AVIF"),
+    "avif with alpha": lambda: flat(64, 48, mode="RGBA", kind="AVIF"),
+    "animated avif": lambda: made.animated("AVIF", frames=3),
+    "heic": lambda: flat(64, 64, mode="RGB", kind="HEIF"),
+    "heic of tiles": heic_of_tiles,
     "tiff": lambda: flat(8, 8, mode="L", kind="TIFF"),
     "tiff of strips": lambda: made.tiff_of_strips(2000),
     "tiff of tiles": lambda: made.tiff_of_tiles(20),
@@ -110,6 +123,25 @@ def test_a_lossless_webp_costs_more_than_its_pixels() -> None:
     data = made.webp_of_groups(1000, groups=9000)
     assert opened_size(data) == (1000, 1000)
     assert not is_cheap(read_outline(data), size_bytes=len(data))
+
+
+@pytest.mark.parametrize("kind", ["AVIF", "HEIF"])
+def test_boxes_of_any_form_are_walked_to_the_largest_size(kind: str) -> None:
+    """A file of 64-bit lengths, with its pictures before their description."""
+    image = with_size(flat(64, 64, mode="RGB", kind=kind), 70_000, 9)
+    start = int.from_bytes(image[:4])
+    long = struct.pack(">I4sQ", 1, b"free", 20) + bytes(4)
+    moved = image[:start] + long + struct.pack(">I4s", 16, b"mdat") + bytes(8) + image[start:]
+    outline = read_outline(moved)
+    assert (outline.width, outline.height, outline.is_plain) == (70_000, 9, False)
+    assert read_outline(struct.pack(">I", 1 << 20) + image[4:]).is_plain is False
+
+
+@pytest.mark.parametrize("tail", [b"", bytes(100), b"\0\0\0\x08meta" * 5000, b"\0\0\0\1free" * 9])
+def test_boxes_that_lead_nowhere_are_left_soon(tail: bytes) -> None:
+    began = time.process_time()
+    assert not read_outline(b"\0\0\0\x10ftypavif\0\0\0\0" + tail).is_plain
+    assert time.process_time() - began < 0.05
 
 
 @pytest.mark.parametrize("order", ["<", ">"])

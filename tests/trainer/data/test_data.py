@@ -9,6 +9,7 @@ from PIL import Image
 
 from model_store.errors import DataRejected, SpecInvalid, WrongUsage
 from model_store.records.manifest import Preprocessing
+from tests.abuse.images import flat, heic_bomb, heic_of_tiles
 from tests.trainer.folders import SIZE, Listening, write_classes
 from trainer.data.checks import (
     refuse_known_classes,
@@ -52,6 +53,19 @@ def test_images_of_any_mode_and_size_are_handled(tmp_path: Path, mode: str) -> N
     image = odd if mode == "I;16" else Image.new("RGB", (30, 20), "red").convert(mode)
     image.save(tmp_path / "a" / ("odd.tiff" if mode == "CMYK" else "odd.png"))
     assert read(tmp_path).pixels_NHWC.shape == (2, SIZE, SIZE, 3)
+
+
+def test_photos_of_phones_are_learnt_from(tmp_path: Path) -> None:
+    write_classes(tmp_path, ["a"], images=1)
+    for name, data in {
+        "tiles.HEIC": heic_of_tiles(),
+        "b.avif": flat(64, 64, mode="RGB", kind="AVIF"),
+    }.items():
+        (tmp_path / "a" / name).write_bytes(data)
+    (tmp_path / "a/bomb.heif").write_bytes(heic_bomb())
+    with pytest.raises(DataRejected, match=r"bomb.heif \(.*pixels"):
+        read(tmp_path)
+    assert len(read(tmp_path, skip_bad=True).labels_N) == 3
 
 
 def test_a_photo_lies_as_its_camera_was_held(tmp_path: Path) -> None:

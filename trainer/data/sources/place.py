@@ -33,6 +33,7 @@ IMAGE_SUFFIXES = frozenset(
         ".gif",
         ".heic",
         ".heif",
+        ".hif",
         ".j2k",
         ".jfif",
         ".jp2",
