@@ -22,9 +22,9 @@ from model_store.command_line import Parser
 from model_store.tables import counted, csv_cell, percent, printable
 
 FORMATS = ("table", "json", "jsonl", "csv")
-COLUMNS = ("file", "label", "score", "unknown", "unknown_score", "task", "version", "error")
-NAME_WIDTH = 40
-LABEL_WIDTH = 36
+_COLUMNS = ("file", "label", "score", "unknown", "unknown_score", "task", "version", "error")
+_NAME_WIDTH = 40
+_LABEL_WIDTH = 36
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Printer:
         self._form = form
         self._out = out
         self._kept: list[dict[str, Any]] = []
-        self._rows = csv.DictWriter(out, COLUMNS, lineterminator="\n", extrasaction="ignore")
+        self._rows = csv.DictWriter(out, _COLUMNS, lineterminator="\n", extrasaction="ignore")
         if form == "csv":
             self._rows.writeheader()
 
@@ -62,7 +62,7 @@ class Printer:
             return
         row = as_json(outcome)
         if self._form == "csv":
-            self._rows.writerow({name: _cell(row.get(name)) for name in COLUMNS})
+            self._rows.writerow({name: _cell(row.get(name)) for name in _COLUMNS})
         elif self._form == "jsonl":
             print(json.dumps(row, allow_nan=False), file=self._out)
         else:
@@ -115,10 +115,10 @@ def _cell(value: Any) -> Any:
 
 def _line(outcome: Outcome) -> str:
     name = printable(outcome.name)
-    shown = name if len(name) <= NAME_WIDTH else f"…{name[1 - NAME_WIDTH :]}"
+    shown = name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
     if outcome.prediction is None:
-        return f"{shown:{NAME_WIDTH}}  failed: {printable(str(outcome.error))}"
-    return f"{shown:{NAME_WIDTH}}  {_told(outcome.prediction)}"
+        return f"{shown:{_NAME_WIDTH}}  failed: {printable(str(outcome.error))}"
+    return f"{shown:{_NAME_WIDTH}}  {_told(outcome.prediction)}"
 
 
 def _told(prediction: Prediction) -> str:
@@ -126,7 +126,7 @@ def _told(prediction: Prediction) -> str:
     if prediction.unknown:
         return f"unknown (closest class: {label})"
     group = "  (a group of classes)" if prediction.level else ""
-    return f"{label:{LABEL_WIDTH}}  {percent(prediction.score):>7}{group}"
+    return f"{label:{_LABEL_WIDTH}}  {percent(prediction.score):>7}{group}"
 
 
 def _summary(told: Told, seconds: float) -> str:
@@ -143,7 +143,7 @@ def _summary(told: Told, seconds: float) -> str:
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-SUFFIXES = frozenset(
+_SUFFIXES = frozenset(
     [
         ".jpg",
         ".jpeg",
@@ -159,7 +159,7 @@ SUFFIXES = frozenset(
         ".hif",
     ]
 )
-SECONDS_BETWEEN_COUNTS = 0.2
+_SECONDS_BETWEEN_COUNTS = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -206,7 +206,7 @@ def _predict(asked: argparse.Namespace) -> int:
     began = time.monotonic()
     told = Told()
     printer = Printer("json" if asked.json else asked.format, out=sys.stdout)
-    images = list(find_images(asked.files))
+    images = list(_find_images(asked.files))
     _refuse_no_server(asked.url)
     with Client(asked.url, token=os.environ.get("DNE_TOKEN") or None) as client:
         outcomes = client.predict_many(
@@ -233,7 +233,7 @@ def _refuse_no_server(url: str) -> None:
             pass  # a server that answers, whatever it says: the images are told
 
 
-def find_images(names: Sequence[str]) -> Iterator[Image]:
+def _find_images(names: Sequence[str]) -> Iterator[Image]:
     """List the images that are asked for: files, and those in folders by their names."""
     for name in names:
         path = Path(name)
@@ -249,10 +249,10 @@ def find_images(names: Sequence[str]) -> Iterator[Image]:
 
 def _in_folder(folder: Path) -> list[Path]:
     images = sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()
+        path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file()
     )
     if not images:
-        raise BadInput(f"{folder} holds no images: {', '.join(sorted(SUFFIXES))}")
+        raise BadInput(f"{folder} holds no images: {', '.join(sorted(_SUFFIXES))}")
     return images
 
 
@@ -261,7 +261,7 @@ def _counted(outcomes: Iterable[Outcome], *, total: int) -> Iterator[Outcome]:
     shown = sys.stderr.isatty() and not sys.stdout.isatty()
     last = 0.0
     for count, outcome in enumerate(outcomes, start=1):
-        if shown and (time.monotonic() - last > SECONDS_BETWEEN_COUNTS or count == total):
+        if shown and (time.monotonic() - last > _SECONDS_BETWEEN_COUNTS or count == total):
             last = time.monotonic()
             print(f"\r{count} of {total} images", end="", file=sys.stderr, flush=True)
         yield outcome

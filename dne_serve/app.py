@@ -25,12 +25,12 @@ from dne_serve.settings import Settings
 from model_store import __version__
 from model_store.report.ancestry import AncestryCache
 
-WORTH_PACKING = 4096  # bytes of an answer: most clients offer to unpack, and few need it
+_WORTH_PACKING = 4096  # bytes of an answer: most clients offer to unpack, and few need it
 DESCRIPTION = (
     "An image classifier that grows task by task. A request is answered by one version, and the "
     "answer names it."
 )
-PROTOCOL_V2 = (
+_PROTOCOL_V2 = (
     models.health,
     models.read,
     infer.predicting,
@@ -69,12 +69,12 @@ def create_app(settings: Settings, *, engine: Engine, auto: Auto | None = None) 
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
     inbox = (labelling, reading_jobs, asking_jobs, backend)
-    for router in (*routes.ROUTERS, pages.report_page, pages.reports, *inbox, *PROTOCOL_V2):
+    for router in (*routes.ROUTERS, pages.report_page, pages.reports, *inbox, *_PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
     budget = MemoryBudget(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)
     app.add_middleware(Inflated)
-    app.add_middleware(Packed, minimum_size=WORTH_PACKING, compresslevel=1)
+    app.add_middleware(Packed, minimum_size=_WORTH_PACKING, compresslevel=1)
     app.add_middleware(
         KnownHosts,
         hosts=(settings.host, *settings.hosts),

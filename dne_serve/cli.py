@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from dne_serve.engines.base import Engine
 
 ENVIRONMENT_ONLY = frozenset({"admin_token", "webhook_secret"})
-REPEATABLE = frozenset({"allowed_hosts", "canary", "guard", "collect", "webhook"})
+_REPEATABLE = frozenset({"allowed_hosts", "canary", "guard", "collect", "webhook"})
 
 log = logging.getLogger("dne_serve")
 
 
-class CannotListen(DneError):
+class _CannotListen(DneError):
     """An address or port that is taken, or is not this machine's."""
 
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = vars(build_parser().parse_args(arguments))
     as_json, wanted, measures = (given.pop(name) for name in ("json", "new_token", "measure"))
     if wanted is not None:
-        return run(lambda: make_token(wanted, as_json=as_json))
+        return run(lambda: _make_token(wanted, as_json=as_json))
     settings = {name: _joined(value) for name, value in given.items()}
     if measures:
         return run(lambda: measure(load_settings(**settings), as_json=as_json))
@@ -92,7 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
                 option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
             )
             continue
-        action = "append" if name in REPEATABLE else "store"
+        action = "append" if name in _REPEATABLE else "store"
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else None
         parser.add_argument(
             option,
@@ -106,7 +106,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_token(wanted: str, *, as_json: bool) -> int:
+def _make_token(wanted: str, *, as_json: bool) -> int:
     made = new_token(wanted)
     if as_json:
         print_json({"token": made.secret, "line": made.line})
@@ -178,7 +178,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError as error:
-        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise _CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
 
 

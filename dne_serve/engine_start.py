@@ -36,7 +36,7 @@ def start_engine(settings: Settings) -> tuple[Engine, Auto | None]:
         return _named(settings.backend, settings), None
     if _has_gpu(settings.device):
         return _named("torch", settings, choice="torch: there is a GPU"), None
-    wanted, served = wanted_by(settings), served_by(store, channel=settings.channel)
+    wanted, served = _wanted_by(settings), served_by(store, channel=settings.channel)
     candidates = candidates_for(wanted, served)
     kept = remembered(request_for(wanted, served)) if served is not None else None
     if kept is not None:
@@ -65,7 +65,7 @@ def _named(
     )
 
 
-def wanted_by(settings: Settings) -> Wanted:
+def _wanted_by(settings: Settings) -> Wanted:
     limits = [one for one in (available_bytes(), settings.max_model_bytes) if one is not None]
     return Wanted(
         threads=settings.threads,
@@ -102,7 +102,7 @@ def measure_now(settings: Settings, *, as_json: bool) -> int:
     if record is None:
         raise WrongUsage(f"channel {settings.channel} names no version: there is none to measure")
     served = store.resolve(record)
-    request = request_for(wanted_by(settings), served)
+    request = request_for(_wanted_by(settings), served)
     if not fits(served, max_batch=settings.max_batch):
         raise NotEnoughMemory("there is too little free memory to measure; stop other programs")
     measured = Measuring(

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 PORT = "8000"
 TIMEOUT_S = 3.0
-EVERY_ADDRESS = {"", "0.0.0.0", "::"}
+_EVERY_ADDRESS = {"", "0.0.0.0", "::"}
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
 def url_of(environment: Mapping[str, str]) -> str:
     """Make the address of the server from its own variables."""
     host = environment.get("DNE_HOST", "")
-    host = "127.0.0.1" if host in EVERY_ADDRESS else host
+    host = "127.0.0.1" if host in _EVERY_ADDRESS else host
     host = f"[{host}]" if ":" in host else host
     scheme = "https" if environment.get("DNE_TLS_CERT") else "http"
     return f"{scheme}://{host}:{environment.get('DNE_PORT') or PORT}/healthz"

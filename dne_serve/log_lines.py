@@ -21,7 +21,7 @@ FACTS = "facts"
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Control characters, line and paragraph separators, marks that turn the direction of text around,
 # and halves of characters, which cannot be written at all.
-UNPRINTABLE = re.compile(
+_UNPRINTABLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
@@ -29,7 +29,7 @@ log = logging.getLogger("dne_serve")
 
 
 def on_one_line(text: str) -> str:
-    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class OneLine(logging.Formatter):

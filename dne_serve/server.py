@@ -48,12 +48,12 @@ from model_store.spec import NetworkSpec
 
 STORE_READS = 4
 """Requests that read the store at a time."""
-STORE_LABELS = 2
+_STORE_LABELS = 2
 """Requests that write or delete labels at a time."""
-STORE_MOVES = 2
+_STORE_MOVES = 2
 """Requests that move the channel, or load and unload, at a time."""
 DRAINS = "this server is about to stop; ask another one"
-WRITER_NICENESS = 15
+_WRITER_NICENESS = 15
 MAX_WAITING = 64
 """Requests of each kind that wait; more are answered with 503."""
 
@@ -127,9 +127,9 @@ class Serving:
             "store", threads=STORE_READS, waiting=MAX_WAITING, max_wait_s=wait_s
         )
         self.labellers = StoreThreads(
-            "label", threads=STORE_LABELS, waiting=MAX_WAITING, max_wait_s=wait_s
+            "label", threads=_STORE_LABELS, waiting=MAX_WAITING, max_wait_s=wait_s
         )
-        self.movers = StoreThreads("move", threads=STORE_MOVES, waiting=MAX_WAITING)
+        self.movers = StoreThreads("move", threads=_STORE_MOVES, waiting=MAX_WAITING)
         self.batcher = ImageBatcher(
             lambda widest, queries: self.engine.run(widest, queries),
             max_batch=settings.max_batch,
@@ -334,7 +334,7 @@ class Serving:
         process = DecodeProcess(
             seconds=self.settings.fixed.decode_seconds,
             max_pixels=self.settings.max_pixels,
-            niceness=WRITER_NICENESS,
+            niceness=_WRITER_NICENESS,
         )
         return InboxWriter(
             self.inbox_handle,

@@ -16,7 +16,7 @@ from model_store.errors import WrongUsage
 from model_store.records.sealing import MAX_VERSION
 
 What = Literal["unknown", "score", "margin", "disagrees", "sample"]
-BELOW = re.compile(r"(score|margin)\s*<\s*([01](?:\.[0-9]{1,6})?|\.[0-9]{1,6})")
+_BELOW = re.compile(r"(score|margin)\s*<\s*([01](?:\.[0-9]{1,6})?|\.[0-9]{1,6})")
 SAMPLE = re.compile(r"sample\s*=\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%")
 
 
@@ -86,7 +86,7 @@ def _collect_rule(text: str) -> CollectRule:
         return CollectRule(text=bare, what="unknown")
     if bare == "disagrees":
         return CollectRule(text=bare, what="disagrees")
-    if (match := BELOW.fullmatch(bare)) and 0 < float(match[2]) <= 1:
+    if (match := _BELOW.fullmatch(bare)) and 0 < float(match[2]) <= 1:
         what: What = "score" if match[1] == "score" else "margin"
         return CollectRule(text=bare, what=what, bound=float(match[2]))
     if (match := SAMPLE.fullmatch(bare)) and float(match[1]) <= 100:
@@ -109,7 +109,7 @@ class GuardRule:
     share: float
 
 
-MAX_GUARD_S = 7 * 86400
+_MAX_GUARD_S = 7 * 86400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +128,8 @@ def parse_guard(texts: Sequence[str]) -> Guarding:
     seconds = 600.0
     for text in times:
         seconds = float(text) if re.fullmatch(r"[0-9]{1,7}(\.[0-9]{1,6})?", text) else 0.0
-        if not 0 < seconds <= MAX_GUARD_S:
-            raise WrongUsage(f"guard: seconds={text} is not above 0 and up to {MAX_GUARD_S}")
+        if not 0 < seconds <= _MAX_GUARD_S:
+            raise WrongUsage(f"guard: seconds={text} is not above 0 and up to {_MAX_GUARD_S}")
     return Guarding(rules=tuple(map(_guard_rule, rules)), seconds=seconds)
 
 
@@ -183,11 +183,11 @@ def parse_canary(texts: Sequence[str]) -> TriedVersions:
     )
 
 
-MOST_URLS = 8
+_MOST_URLS = 8
 """Each URL has a thread and a queue of its own."""
-MAX_URL_CHARACTERS = 2048
+_MAX_URL_CHARACTERS = 2048
 SCHEMES = ("http", "https")
-TRACES = "/v1/traces"
+_TRACES = "/v1/traces"
 """The path of a collector for traces, by the convention of OTLP."""
 
 
@@ -220,7 +220,7 @@ class Webhook:
     """File that holds the secret which signs the posts."""
 
 
-MAX_INBOX = 1 << 40
+_MAX_INBOX = 1 << 40
 
 
 def check_webhook(webhook: SecretStr) -> SecretStr:
@@ -238,17 +238,17 @@ def parse_webhook(webhook: SecretStr) -> Webhook:
     if not urls:
         raise WrongUsage("webhook names no URL; give the one that gets the posts")
     inbox = int(inboxes[-1]) if inboxes and re.fullmatch(r"[0-9]{1,13}", inboxes[-1]) else None
-    if inboxes and (inbox is None or not 1 <= inbox <= MAX_INBOX):
+    if inboxes and (inbox is None or not 1 <= inbox <= _MAX_INBOX):
         raise WrongUsage("webhook: inbox is not a number of pictures, such as inbox=50")
     return Webhook(
-        urls=parse_urls(urls), inbox=inbox, secret_file=Path(files[-1]) if files else None
+        urls=_parse_urls(urls), inbox=inbox, secret_file=Path(files[-1]) if files else None
     )
 
 
-def parse_urls(texts: Sequence[str]) -> tuple[WebhookUrl, ...]:
+def _parse_urls(texts: Sequence[str]) -> tuple[WebhookUrl, ...]:
     """Parse URLs, each once. WrongUsage names the wrong one by its place."""
-    if len(texts) > MOST_URLS:
-        raise WrongUsage(f"there are {len(texts)} webhooks, and {MOST_URLS} are the most")
+    if len(texts) > _MOST_URLS:
+        raise WrongUsage(f"there are {len(texts)} webhooks, and {_MOST_URLS} are the most")
     urls = []
     for number, text in enumerate(texts, start=1):
         try:
@@ -286,16 +286,16 @@ def parse_endpoint(endpoint: SecretStr) -> Tracing:
     except ValueError as error:
         raise WrongUsage(f"otlp_endpoint cannot be used: {error}") from None
     path, mark, query = url.target.partition("?")
-    if not path.endswith(TRACES):
-        path = path.rstrip("/") + TRACES
+    if not path.endswith(_TRACES):
+        path = path.rstrip("/") + _TRACES
     target = f"{path}{mark}{query}"
     return Tracing(url=replace(url, target=target), sample=sample if comma else 1.0)
 
 
 def parse_url(text: str) -> WebhookUrl:
     """Parse one URL. ValueError says what is wrong, and repeats nothing of it."""
-    if len(text) > MAX_URL_CHARACTERS:
-        raise ValueError(f"it has more than {MAX_URL_CHARACTERS} characters")
+    if len(text) > _MAX_URL_CHARACTERS:
+        raise ValueError(f"it has more than {_MAX_URL_CHARACTERS} characters")
     if not re.fullmatch(r"[!-~]+", text):
         raise ValueError("a URL is ASCII text without spaces; write other characters as %XX")
     parts = _split(text)

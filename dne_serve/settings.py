@@ -36,7 +36,7 @@ from model_store.records.signing import NO_KEYS, Keys, load_signer, load_trust
 
 Positive = Annotated[int, Field(ge=1, le=1 << 40)]
 Seconds = Annotated[float, Field(gt=0, le=3600)]
-LOG_LEVEL = r"^(debug|info|warning|error)(,(text|json))?$"
+_LOG_LEVEL = r"^(debug|info|warning|error)(,(text|json))?$"
 
 
 def _not_stats(name: str) -> str:
@@ -228,7 +228,7 @@ class Settings(BaseSettings):
         description="private key that signs moves of the channel, jobs, and versions of "
         "--with-trainer where signatures are required",
     )
-    log_level: Annotated[str, Field(pattern=LOG_LEVEL)] = Field(
+    log_level: Annotated[str, Field(pattern=_LOG_LEVEL)] = Field(
         "info",
         description="least level of the log: debug, info, warning or error; debug has a line for "
         "every request. info,json writes a JSON object a line instead of lines for people",

@@ -9,9 +9,9 @@ from typing import Any, TextIO
 from model_store.names import JOINERS
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-FORMULAS = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
+_FORMULAS = frozenset("=+-@\uff1d\uff0b\uff0d\uff20")
 """Characters that begin a formula, also in the full width of East Asian scripts."""
-CONTROLS = frozenset("\t\r\n")
+_CONTROLS = frozenset("\t\r\n")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
@@ -93,7 +93,7 @@ def csv_cell(text: str) -> str:
     """Write a text for CSV, so that it is a text for spreadsheets too and never a formula: one that
     begins as a formula does gets an apostrophe."""
     shown = printable(text)
-    return f"'{shown}" if text[:1] in CONTROLS or text.lstrip()[:1] in FORMULAS else shown
+    return f"'{shown}" if text[:1] in _CONTROLS or text.lstrip()[:1] in _FORMULAS else shown
 
 
 def printable(text: str) -> str:

@@ -27,7 +27,7 @@ _GAIN_SHARE = 0.5
 """The share of the errors that growing usually mends at least (ADR 94 and 97)."""
 EPOCHS = 8
 FEWEST_PASSES: dict[Kind, int] = {"adapter": 1600, "dense": 10_000}
-MOST_PASSES = 24_000
+_MOST_PASSES = 24_000
 """Images in all epochs together. Few images are shown more often, and of many some are not."""
 FORWARD_AND_BACKWARD = 2.0
 """The time of a pass that learns, for each millisecond of an image alone: batches are faster."""
@@ -100,7 +100,7 @@ def worth_of(
 
 def growing_passes(images: int, *, kind: Kind) -> int:
     """Count the images in all epochs together."""
-    return min(max(EPOCHS * images, FEWEST_PASSES[kind]), MOST_PASSES)
+    return min(max(EPOCHS * images, FEWEST_PASSES[kind]), _MOST_PASSES)
 
 
 def _minutes(passes: int, *, latency_ms: float) -> int:

@@ -16,7 +16,7 @@ DIGIT_TASKS = {"digits-0-4": range(5), "digits-5-6": range(5, 7), "digits-7-9": 
 SHAPES = ("cross", "triangle")
 _SHAPES_EACH = 180
 SIDE = 8  # pixels of a digit
-DRAWN_SIDE = 64  # shapes are drawn large, then shrunk: the grey edges look like the digits' ones
+_DRAWN_SIDE = 64  # shapes are drawn large, then shrunk: the grey edges look like the digits' ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +74,11 @@ def _write_shapes(data: DemoData) -> None:
 
 def _draw(shape: str, *, chance: random.Random) -> Image.Image:
     """One shape, a little different each time in place, size, ink and slant."""
-    image = Image.new("L", (DRAWN_SIDE, DRAWN_SIDE))
+    image = Image.new("L", (_DRAWN_SIDE, _DRAWN_SIDE))
     pen = ImageDraw.Draw(image)
     ink = chance.randint(180, 255)
     reach = chance.randint(20, 30)
-    middle = DRAWN_SIDE // 2
+    middle = _DRAWN_SIDE // 2
     x, y = (middle + chance.randint(-3, 3) for _ in range(2))
     if shape == "cross":
         thick = chance.randint(7, 13)

@@ -21,9 +21,9 @@ MOST = 20
 WINDOW_S = 60.0
 MAX_ADDRESSES = 4096
 MAX_KNOWN = 16
-SESSION = "this-machine"
+_SESSION = "this-machine"
 """The name of whoever has opened the link that the server printed."""
-SESSION_BYTES = 24
+_SESSION_BYTES = 24
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class Authorizer:
         self._rate = rate
         self._clock = clock
         self._failures = FailedAuthThrottle(clock)
-        self._spent: dict[bytes, Allowance] = {}
+        self._spent: dict[bytes, _Allowance] = {}
         self._session: Token | None = None
         self._closed = {Permission.ADMIN}
         if not is_local:
@@ -117,9 +117,9 @@ class Authorizer:
     def begin_session(self) -> str:
         """Make a token that opens every door to programs of this machine, until the server ends. It
         closes none."""
-        secret = secrets.token_urlsafe(SESSION_BYTES)
+        secret = secrets.token_urlsafe(_SESSION_BYTES)
         permissions = frozenset({Permission.ADMIN})
-        self._session = Token(name=SESSION, permissions=permissions, digest=digest_of(secret))
+        self._session = Token(name=_SESSION, permissions=permissions, digest=digest_of(secret))
         return secret
 
     def _known(self, *, is_direct: bool) -> Sequence[Token]:
@@ -186,18 +186,18 @@ class Authorizer:
         if rate is None:
             return
         now = self._clock()
-        before = self._spent.get(token.digest) or Allowance(left=max(rate, 1.0), at=now)
+        before = self._spent.get(token.digest) or _Allowance(left=max(rate, 1.0), at=now)
         left = min(max(rate, 1.0), before.left + rate * (now - before.at))
         if left < 1:
             raise RateExceeded(
                 f"this token may ask {rate:g} times a second",
                 retry_after_s=math.ceil((1 - left) / rate),
             )
-        self._spent[token.digest] = Allowance(left=left - 1, at=now)
+        self._spent[token.digest] = _Allowance(left=left - 1, at=now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allowance:
+class _Allowance:
     """Requests that a token had left at a moment: at most those of one second."""
 
     left: float
@@ -210,7 +210,7 @@ log = logging.getLogger("dne_serve")
 def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
     """Raise WrongUsage if other machines reach the server, there is no token, and --allow-open is
     not given. Warn of routes that stay open."""
-    warn_of_length(settings)
+    _warn_of_length(settings)
     if settings.collect and not tokens:
         log.warning(
             "pictures are collected and there is no token: programs of this machine, and clients "
@@ -247,7 +247,7 @@ def may_print_link(settings: Settings, *, tokens: Sequence[Token]) -> bool:
     return is_for_this_machine(settings) and not tokens and not has_files
 
 
-def warn_of_length(settings: Settings) -> None:
+def _warn_of_length(settings: Settings) -> None:
     """Warn of a short admin token, which is good enough for programs of this machine only."""
     token = settings.read_admin_token()
     if token is not None and len(token) < MIN_TOKEN:

@@ -72,7 +72,7 @@ def find(tokens: Sequence[Token], digest: bytes) -> Token | None:
     return holder
 
 
-ADDED_BY_PROXIES = re.compile(
+_ADDED_BY_PROXIES = re.compile(
     r"via|cdn-loop|max-forwards|surrogate-capability|front-end-https|proxy-.*|.*forwarded.*"
     r"|.*(client|cluster|connecting|external|real|remote|source|user)[-_]?(ip|addr|address)"
     r"|x-(original|envoy|azure|amzn|nginx|varnish|ssl|cloud-trace)(-.*)?|(x-)?(url-)?scheme|x-host"
@@ -86,7 +86,7 @@ def is_direct(scope: Scope) -> bool:
     """Return whether peer and Host are of this machine, and no proxy has left a trace. HTTP/1.0 is
     a trace: nginx speaks it to servers unless told otherwise."""
     headers = Headers(scope=scope)
-    if any(ADDED_BY_PROXIES.fullmatch(name) for name in headers):
+    if any(_ADDED_BY_PROXIES.fullmatch(name) for name in headers):
         return False
     if scope["http_version"] == "1.0":
         return False
@@ -108,13 +108,13 @@ def _name_of(host: str) -> str:
     return host.partition(":")[0]
 
 
-UNNAMED = ""
+_UNNAMED = ""
 """Name of the token of DNE_ADMIN_TOKEN or --admin-token-file."""
-GRANTED = (Permission.PREDICT, Permission.READ, Permission.LABEL, Permission.ADMIN)
+_GRANTED = (Permission.PREDICT, Permission.READ, Permission.LABEL, Permission.ADMIN)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 RATE = re.compile(r"rate=([0-9]{1,6}(?:\.[0-9]{1,3})?)")
-LOOK_EVERY_S = 1.0
+_LOOK_EVERY_S = 1.0
 
 log = logging.getLogger("dne_serve.tokens")
 
@@ -167,7 +167,7 @@ def parse_lines(text: str, *, source: str) -> list[Token]:
 
 
 def _permissions(text: str) -> frozenset[Permission]:
-    granted = {permission.value: permission for permission in GRANTED}
+    granted = {permission.value: permission for permission in _GRANTED}
     names = text.split(",")
     if unknown := [name for name in names if name not in granted]:
         raise WrongUsage(f"{unknown[0]!r} is not one of the scopes {', '.join(granted)}")
@@ -186,9 +186,9 @@ def read_tokens(settings: Settings) -> list[Token]:
     tokens: list[Token] = []
     admin = settings.read_admin_token()
     if admin is not None:
-        check_length(admin, settings)
+        _check_length(admin, settings)
         permissions = frozenset({Permission.ADMIN})
-        tokens.append(Token(name=UNNAMED, permissions=permissions, digest=digest_of(admin)))
+        tokens.append(Token(name=_UNNAMED, permissions=permissions, digest=digest_of(admin)))
     if settings.token_file is not None:
         try:
             text = settings.token_file.read_text(encoding="utf-8")
@@ -210,11 +210,11 @@ class TokenSource:
         ]
         self._seen = _stamps(self._files)
         self._tokens = read_tokens(settings)
-        self._look_at = clock() + LOOK_EVERY_S
+        self._look_at = clock() + _LOOK_EVERY_S
 
     def __call__(self) -> Sequence[Token]:
         if self._files and self._clock() >= self._look_at:
-            self._look_at = self._clock() + LOOK_EVERY_S
+            self._look_at = self._clock() + _LOOK_EVERY_S
             self._look()
         return self._tokens
 
@@ -241,7 +241,7 @@ def _stamps(files: Sequence[Path]) -> list[tuple[int, int, int]]:
     return stamps
 
 
-def check_length(admin_token: str, settings: Settings) -> None:
+def _check_length(admin_token: str, settings: Settings) -> None:
     """Raise WrongUsage for a short admin token if other machines reach the server."""
     if len(admin_token) < MIN_TOKEN and not is_loopback(settings.host):
         raise WrongUsage(

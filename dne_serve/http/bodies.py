@@ -31,7 +31,7 @@ from dne_serve.errors import Malformed, TooLarge
 
 RESERVATION = "dne.reservation"
 """Key of an ASGI scope: the reservation of the request's body."""
-RESERVED = 4  # a quarter of the room is for small bodies
+_RESERVED = 4  # a quarter of the room is for small bodies
 SMALL = 128  # a body that takes up to that part of the room: 4 MiB of 512 MiB
 STALLED_S = 1.0
 STEP_BYTES = 64 << 10
@@ -105,7 +105,9 @@ class MemoryBudget:
     ) -> None:
         self._max_bytes = max_bytes
         # One body of the largest size gets in, however small the room is.
-        self._for_large = max_bytes - max(0, min(max_bytes // RESERVED, max_bytes - max_body_bytes))
+        self._for_large = max_bytes - max(
+            0, min(max_bytes // _RESERVED, max_bytes - max_body_bytes)
+        )
         self._clock = clock
         self._used = 0
         self._reservations: set[Reservation] = set()
@@ -213,8 +215,8 @@ def _refusal(detail: str) -> HTTPException:
 
 
 WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-INFLATED_BYTES = 256 << 10
-SLICE_BYTES = 64 << 10
+_INFLATED_BYTES = 256 << 10
+_SLICE_BYTES = 64 << 10
 
 
 class Inflated:
@@ -283,10 +285,10 @@ class _Inflating:
     def _inflate(self, inflater: zlib._Decompress) -> bytes:
         # In slices, because zlib copies all that it has not used yet, every time.
         if not self._waiting:
-            self._waiting = bytes(self._packed[self._at : self._at + SLICE_BYTES])
-            self._at += SLICE_BYTES
+            self._waiting = bytes(self._packed[self._at : self._at + _SLICE_BYTES])
+            self._at += _SLICE_BYTES
         # No more than one byte over the limit is made.
-        most = min(INFLATED_BYTES, self._reservation.max_bytes - self._made + 1)
+        most = min(_INFLATED_BYTES, self._reservation.max_bytes - self._made + 1)
         try:
             piece = inflater.decompress(self._waiting, most)
         except zlib.error as error:

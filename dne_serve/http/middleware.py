@@ -39,15 +39,15 @@ from dne_serve.observe.tracing import Tracer
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
-DRAIN_SECONDS = 10.0
-DRAIN_IDLE_SECONDS = 2.0
-MAX_CAUSE = 500
-STREAM = "text/event-stream"
-UNMATCHED = "unmatched"
+_DRAIN_SECONDS = 10.0
+_DRAIN_IDLE_SECONDS = 2.0
+_MAX_CAUSE = 500
+_STREAM = "text/event-stream"
+_UNMATCHED = "unmatched"
 CLIENT_GONE = 499  # as others log a client that left before its answer
 
-REQUEST_ID = b"x-request-id"
-GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_REQUEST_ID = b"x-request-id"
+_GIVEN_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 log = logging.getLogger("dne_serve.requests")
 
@@ -124,9 +124,9 @@ class _Body:
     async def drain(self) -> None:
         """Read on until the client stops, and keep nothing."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(DRAIN_SECONDS):
+            async with asyncio.timeout(_DRAIN_SECONDS):
                 while not self._ended:
-                    async with asyncio.timeout(DRAIN_IDLE_SECONDS):
+                    async with asyncio.timeout(_DRAIN_IDLE_SECONDS):
                         await self._next()
 
     async def _next_unless_evicted(self) -> Message:
@@ -196,7 +196,7 @@ class Observed:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                is_stream = headers.get("content-type", "").startswith(STREAM)
+                is_stream = headers.get("content-type", "").startswith(_STREAM)
                 if is_stream:  # it has its answer, although the answer goes on
                     self._end(scope, status, began, trace)
                 headers["X-Content-Type-Options"] = "nosniff"
@@ -235,7 +235,7 @@ class Observed:
         method, route = _request(scope)
         self._metrics.requested(method, route, status=status, seconds=ended - began)
         if self._tracer is not None and trace is not None:
-            known = None if route == UNMATCHED else route
+            known = None if route == _UNMATCHED else route
             self._tracer.end(
                 trace, method=method, route=known, status=status, began_s=began, ended_s=ended
             )
@@ -244,13 +244,13 @@ class Observed:
 def _request(scope: Scope) -> tuple[str, str]:
     """Return method and route template: a client cannot make up new ones."""
     method = scope["method"] if scope["method"] in METHODS else "OTHER"
-    return method, getattr(scope.get("route"), "path", "") or UNMATCHED
+    return method, getattr(scope.get("route"), "path", "") or _UNMATCHED
 
 
 def _request_id(scope: Scope) -> str:
     """Take the id that a client or proxy gave the request, if it is harmless, or make one."""
-    given = next((value for name, value in scope["headers"] if name == REQUEST_ID), b"")
-    return given.decode() if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+    given = next((value for name, value in scope["headers"] if name == _REQUEST_ID), b"")
+    return given.decode() if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _ids(request_id: str, trace: RequestTrace | None) -> dict[str, object]:
@@ -270,7 +270,7 @@ def _tell(
         # JSON is on one line, whatever the client has put into it.
         said = f" {note.instance} {json.dumps(note.said)}"
     if note.cause and not note.is_fault:
-        said += f" because of {note.cause!r:.{MAX_CAUSE}}"
+        said += f" because of {note.cause!r:.{_MAX_CAUSE}}"
     level = logging.DEBUG if status < 400 or route in QUIET else logging.INFO
     log.log(
         logging.ERROR if note.is_fault else level,
@@ -300,7 +300,7 @@ def _facts(
 
 
 ANY = "*"
-MAX_HOST = 300
+_MAX_HOST = 300
 # No user, no percent-encoding, no zone of an IPv6 address, no empty port, at most one last dot.
 HOST = re.compile(
     r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?))"
@@ -363,7 +363,7 @@ class KnownHosts:
 
 def _name_in(host: str) -> str | None:
     """Take the name out of a Host: `::1` of `[::1]:8000`. Return None for any other form."""
-    parts = HOST.fullmatch(host) if len(host) <= MAX_HOST else None
+    parts = HOST.fullmatch(host) if len(host) <= _MAX_HOST else None
     if parts is None or int(parts["port"] or 0) > 65535:
         return None
     if parts["ipv6"] is not None:

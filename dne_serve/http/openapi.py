@@ -13,17 +13,17 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from dne_serve.http.problems import MEDIA_TYPE
 from dne_serve.http.schemas import JsonImages, ProblemAnswer
 
-DIALECT = "3.0.3"
-SCHEMAS = "#/components/schemas/"
-PROBLEM_SCHEMA = {"$ref": f"{SCHEMAS}{ProblemAnswer.__name__}"}
-IMAGES_SCHEMA = {"$ref": f"{SCHEMAS}{JsonImages.__name__}"}
+_DIALECT = "3.0.3"
+_SCHEMAS = "#/components/schemas/"
+_PROBLEM_SCHEMA = {"$ref": f"{_SCHEMAS}{ProblemAnswer.__name__}"}
+IMAGES_SCHEMA = {"$ref": f"{_SCHEMAS}{JsonImages.__name__}"}
 BEARER = "bearer"
 BASIC = "basic"
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Document the statuses of a route besides success."""
-    content = {MEDIA_TYPE: {"schema": PROBLEM_SCHEMA}}
+    content = {MEDIA_TYPE: {"schema": _PROBLEM_SCHEMA}}
     return {
         status: {"description": HTTPStatus(status).phrase, "content": content}
         for status in statuses
@@ -36,7 +36,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         made = get_openapi(
             title=app.title,
             version=app.version,
-            openapi_version=DIALECT,
+            openapi_version=_DIALECT,
             description=app.description,
             routes=app.routes,
         )
@@ -55,7 +55,7 @@ def _schemas() -> dict[str, Any]:
         (ProblemAnswer, "serialization"),
         (JsonImages, "validation"),
     ]
-    _, made = models_json_schema(kinds, ref_template=f"{SCHEMAS}{{model}}")
+    _, made = models_json_schema(kinds, ref_template=f"{_SCHEMAS}{{model}}")
     schemas: dict[str, Any] = made["$defs"]
     return schemas
 

@@ -90,27 +90,27 @@ ReadRoute = needing(Permission.READ)
 VersionPath = Annotated[int, Path(ge=1, le=MAX_VERSION)]
 
 
-class PageRoute(ReadRoute):  # type: ignore[misc, valid-type]
+class _PageRoute(ReadRoute):  # type: ignore[misc, valid-type]
     """Serve the page to a browser even where the request is refused: the page asks for a token."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().handle(scope, receive, send)
         except DneError as error:
-            if not wants_page(scope):
+            if not _wants_page(scope):
                 raise
-            await page_about(error)(scope, receive, send)
+            await _page_about(error)(scope, receive, send)
 
 
-report_page = APIRouter(route_class=PageRoute)
+report_page = APIRouter(route_class=_PageRoute)
 reports = APIRouter(route_class=ReadRoute, tags=["read"])
 
 
-def wants_page(scope: Scope) -> bool:
+def _wants_page(scope: Scope) -> bool:
     return "text/html" in Headers(scope=scope).get("accept", "")
 
 
-def page_about(error: DneError | None) -> Response:
+def _page_about(error: DneError | None) -> Response:
     """Make the page, with the status of an error if there is one."""
     headers, status = {**HEADERS, "Vary": "Accept"}, 200
     if error is not None:
@@ -125,10 +125,10 @@ async def show_report(request: Request, serving: Parts, version: VersionPath) ->
     try:
         await serving.readers.run(lambda: serving.open_store().manifest(version))
     except DneError as error:
-        if not wants_page(request.scope):
+        if not _wants_page(request.scope):
             raise
-        return page_about(error)
-    return page_about(None)
+        return _page_about(error)
+    return _page_about(None)
 
 
 @reports.get("/versions/{version}/report.json", responses=problems(400, 404, 503))

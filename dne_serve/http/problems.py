@@ -20,7 +20,7 @@ from model_store import errors as store_errors
 from model_store.errors import DneError
 
 MEDIA_TYPE = "application/problem+json"
-RETRY_AFTER_S = 1
+_RETRY_AFTER_S = 1
 MAX_DETAIL = 1000  # a client may send names of any length
 
 
@@ -140,7 +140,7 @@ def problem_of(error: Exception) -> JSONResponse:
     answer = answer_to(error)
     headers = {}
     if answer.retry:
-        headers["Retry-After"] = str(getattr(error, "retry_after_s", RETRY_AFTER_S))
+        headers["Retry-After"] = str(getattr(error, "retry_after_s", _RETRY_AFTER_S))
     if answer.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Bearer realm="dne-serve"'
     return problem(

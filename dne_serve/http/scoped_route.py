@@ -57,12 +57,12 @@ SECURITY: dict[Permission, list[dict[str, list[str]]]] = {
 
 
 # A coroutine although it waits for nothing: a plain function would cost a trip to the thread pool.
-async def serving_of(request: Request) -> Serving:
+async def _serving_of(request: Request) -> Serving:
     serving: Serving = request.app.state.serving
     return serving
 
 
-Parts = Annotated[Serving, Depends(serving_of)]
+Parts = Annotated[Serving, Depends(_serving_of)]
 
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -102,7 +102,7 @@ class ScopedRoute(APIRoute):
             if "POST" in methods:
                 answers[413] = self.takes.described(like=answers.get(413, answers[401]))
             options |= {"openapi_extra": extra, "responses": answers}
-        run = on_store_threads(endpoint, needs=self.needs, changes=self.changes)
+        run = _on_store_threads(endpoint, needs=self.needs, changes=self.changes)
         super().__init__(path, run, **options)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -217,7 +217,7 @@ def _changes(endpoint: Callable[..., Any], *, needs: Permission, methods: Set[st
     return needs is Permission.ADMIN
 
 
-def on_store_threads(
+def _on_store_threads(
     endpoint: Callable[..., Any], *, needs: Permission, changes: bool
 ) -> Callable[..., Any]:
     """Make a plain function that takes `serving` a coroutine on the server's store threads: the

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 FIELD = "files"
-VALUES_AN_IMAGE = 64
-SPACES = b" \t\n\r\v\f"
-JSON_RANGES = frozenset({"application/json", "application/*", "*/*"})
+_VALUES_AN_IMAGE = 64
+_SPACES = b" \t\n\r\v\f"
+_JSON_RANGES = frozenset({"application/json", "application/*", "*/*"})
 REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
 
 
@@ -69,7 +69,7 @@ def check_accept(header: str) -> None:
     """Refuse a client that does not accept JSON, before its body is read."""
     ranges = [entry.partition(";") for entry in header.lower().split(",") if entry.strip()]
     if ranges and not any(
-        kind.strip() in JSON_RANGES and parameters.replace(" ", "") not in REFUSED
+        kind.strip() in _JSON_RANGES and parameters.replace(" ", "") not in REFUSED
         for kind, _, parameters in ranges
     ):
         raise NotAcceptable(f"answers are application/json, which {header[:100]!r} does not accept")
@@ -90,7 +90,7 @@ def _from_json(pieces: list[bytes], *, max_images: int) -> list[UploadedImage]:
     body = b"".join(pieces)
     pieces.clear()
     # Three bytes can be an element of a list that takes fifty in memory. Base64 has no commas.
-    most = VALUES_AN_IMAGE * (max_images + 1)
+    most = _VALUES_AN_IMAGE * (max_images + 1)
     if body.count(b",") > most:
         raise TooLarge(f"more than {max_images} images in one request, or much that is none")
     try:
@@ -123,9 +123,9 @@ def _from_base64(image: JsonImage | str, *, place: int) -> UploadedImage:
 def _without_spaces(text: str) -> str | bytes:
     """Copy a text only if there are spaces in it. `split` would make a string of every word, and a
     body may have ten million."""
-    if not any(space in text for space in SPACES.decode()):
+    if not any(space in text for space in _SPACES.decode()):
         return text
-    return text.encode("ascii").translate(None, delete=SPACES)
+    return text.encode("ascii").translate(None, delete=_SPACES)
 
 
 async def _read_form(

@@ -25,7 +25,7 @@ from model_store.store.summaries import Keep, Row, key_of, read_page
 from model_store.tables import likely_range
 from model_store.worth import proposal, proposed
 
-SHOWN_RECORDS = 100
+_SHOWN_RECORDS = 100
 MAX_RECORD_BYTES = 4 << 20  # of kept channel records
 
 
@@ -67,7 +67,7 @@ class Overviews:
         """Read the newest records of a channel, oldest first, and the faults of unreadable ones."""
         history: list[ChannelRecord] = []
         problems: list[str] = []
-        newest = store.record_numbers(channel)[-SHOWN_RECORDS:]
+        newest = store.record_numbers(channel)[-_SHOWN_RECORDS:]
         entries = store.record_entries(channel, since=newest[0]) if newest else {}
         for number, entry in sorted(entries.items()):
             try:

@@ -25,11 +25,11 @@ MAX_TOP_K = 1000
 """Classes that a client may have listed for each image. A version may have more."""
 SCORE_WORK = 50
 """Listing a class takes as long as computing this many probabilities: 0.6 µs and 12 ns."""
-LARGE_WORK = 50_000
+_LARGE_WORK = 50_000
 """About 1 ms, ten times as long as a trip to a thread."""
 MAX_LARGE_ANSWERS = 64
 """Large answers that may wait for the thread. Each holds its logits: 5 MB for 64 × 20,000."""
-PIECE_VALUES = 4096
+_PIECE_VALUES = 4096
 """Values written to JSON without a pause for the event loop: about 1 ms."""
 FEW = 8
 """Sort all values if there are fewer than this many times the wanted ones. A full sort of 20,000
@@ -58,8 +58,8 @@ class AnswerBuilder:
         self._waiting = 0  # touched on the event loop only
 
     async def build(self, make: Callable[[], Built], *, work: int) -> Built:
-        """Call `make` here or, for more `work` than LARGE_WORK, in the thread."""
-        if work <= LARGE_WORK:
+        """Call `make` here or, for more `work` than _LARGE_WORK, in the thread."""
+        if work <= _LARGE_WORK:
             return make()
         if self._waiting >= MAX_LARGE_ANSWERS:
             raise QueueFull(f"{self._waiting} large answers are being built; try again soon")
@@ -104,8 +104,8 @@ def prediction_json(
 def list_json(values: Sequence[Any]) -> bytes:
     """Write a list of numbers or texts in pieces."""
     pieces = (
-        to_json(values[start : start + PIECE_VALUES], inf_nan_mode="null")[1:-1]
-        for start in range(0, len(values), PIECE_VALUES)
+        to_json(values[start : start + _PIECE_VALUES], inf_nan_mode="null")[1:-1]
+        for start in range(0, len(values), _PIECE_VALUES)
     )
     return b"".join((b"[", b",".join(pieces), b"]"))
 

@@ -26,8 +26,8 @@ START_S = 60.0
 # The server's own environment also holds tokens and keys of the object store.
 PASSED_ON = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "PYTHONHOME", "TMPDIR")
 # The memory that numpy reserves for each thread counts against the limit of the process.
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-CRASHES = frozenset(
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+_CRASHES = frozenset(
     {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP}
 )
 """Signals that a decoder brings on itself. Any other came from outside."""
@@ -111,7 +111,7 @@ class DecodeProcess:
         self.stop()
         if code == -signal.SIGXCPU:
             return self._too_slow()
-        if -code in CRASHES:
+        if -code in _CRASHES:
             self._log(
                 logging.WARNING, "an image ended the process that decoded it, which %s: %s", code
             )
@@ -139,7 +139,7 @@ def _spawn(arguments: list[str]) -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**passed_on, **ONE_THREAD, "PYTHONPATH": path},
+        env={**passed_on, **_ONE_THREAD, "PYTHONPATH": path},
     )
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

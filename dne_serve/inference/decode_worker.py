@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
-    while frame := read_frame(sys.stdin.buffer):
+    while frame := _read_frame(sys.stdin.buffer):
         _limit_cpu(seconds)
         kind, payload = _decode(*frame, max_pixels=max_pixels)
         sys.stdout.buffer.write(ANSWERED.pack(kind, len(payload)) + payload)
@@ -72,7 +72,7 @@ def _limit_cpu(seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
 
 
-def read_frame(stream: BinaryIO) -> tuple[bytes, bytes] | None:
+def _read_frame(stream: BinaryIO) -> tuple[bytes, bytes] | None:
     """Read the parameters and the image. None: the server has ended."""
     head = stream.read(ASKED.size)
     if len(head) < ASKED.size:

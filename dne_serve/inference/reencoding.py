@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from model_store.preprocess import dhash, read_picture
 from model_store.records.inbox import MAX_SIDE, MediaType
 
-LOSSLESS_PIXELS = 128 * 128
+_LOSSLESS_PIXELS = 128 * 128
 """A smaller picture is kept as PNG: JPEG would change it visibly and hardly make it smaller."""
 QUALITY = 90
 HEAD = struct.Struct(">HHQB")
@@ -46,7 +46,7 @@ class Reencoded:
 def reencode(data: bytes, *, max_pixels: int) -> Reencoded:
     """Decode an image file and encode its pixels. Raise ImageRejected for a bad file."""
     picture = read_picture(data, max_side=MAX_SIDE, max_pixels=max_pixels)
-    lossless = picture.width * picture.height <= LOSSLESS_PIXELS
+    lossless = picture.width * picture.height <= _LOSSLESS_PIXELS
     written = io.BytesIO()
     if lossless:
         picture.save(written, format="PNG", compress_level=6)

@@ -27,7 +27,7 @@ from dne_serve.setting_values import CollectRule
 from model_store.loop.item_names import new_id
 
 MAX_BYTES = 32 << 20
-MAX_COUNT = 4096
+_MAX_COUNT = 4096
 MAX_AGE_S = 3600.0
 """The mark of an item that another process deleted stays in the inbox for longer than this."""
 
@@ -40,7 +40,7 @@ class RecentCandidates:
         self,
         *,
         max_bytes: int = MAX_BYTES,
-        max_count: int = MAX_COUNT,
+        max_count: int = _MAX_COUNT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = max_bytes

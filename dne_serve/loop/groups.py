@@ -20,7 +20,7 @@ from model_store.loop.items import Item
 By = Literal["tokens", "labels"]
 FEWEST = 3
 """The fewest items of a group. The items of smaller groups come last, together."""
-FARTHEST = 0.7
+_FARTHEST = 0.7
 """The largest mean cosine distance within a group. Of 60 images of two new classes among 200, five
 groups hold 45, with three images of other classes (ADR 068)."""
 
@@ -98,7 +98,7 @@ def _linked(unit_ND: NDArray[np.float32]) -> NDArray[np.int32]:
     distance_NN = np.clip(1.0 - (unit_ND @ unit_ND.T).astype(np.float64), 0.0, 2.0)
     np.fill_diagonal(distance_NN, 0.0)
     tree = linkage(squareform(distance_NN, checks=False), "average")
-    return np.asarray(fcluster(tree, FARTHEST, "distance"), dtype=np.int32)
+    return np.asarray(fcluster(tree, _FARTHEST, "distance"), dtype=np.int32)
 
 
 def _has_linkage() -> bool:

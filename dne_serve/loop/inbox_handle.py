@@ -23,7 +23,7 @@ from model_store.store.reserve import free_bytes
 from model_store.store.store import Store
 
 SWEEP_S = 3600.0
-MOST_SHARE = 0.1
+_MOST_SHARE = 0.1
 """The largest share of the inbox that one sweep deletes; at least one item."""
 
 log = logging.getLogger("dne_serve.loop")
@@ -95,7 +95,7 @@ class Retention:
         self._sweep_at = self._clock() + SWEEP_S
         now = datetime.fromtimestamp(clock_s(inbox.objects), UTC)
         old = overdue(inbox, index, days=self._days, now=now)
-        most = max(1, math.ceil(MOST_SHARE * len(index)))
+        most = max(1, math.ceil(_MOST_SHARE * len(index)))
         if len(old) > most:
             most = self._warned(len(old), of=len(index), most=most, now=now)
         else:

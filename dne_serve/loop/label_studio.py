@@ -73,8 +73,8 @@ from model_store.loop.label_studio import (
 )
 from model_store.records.inbox import ItemRecord, LabelRecord
 
-NOT_OURS = "no image of the inbox is named by this task: `dne-train label-studio push` makes tasks"
-ANNOTATED = frozenset({"ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED"})
+_NOT_OURS = "no image of the inbox is named by this task: `dne-train label-studio push` makes tasks"
+_ANNOTATED = frozenset({"ANNOTATION_CREATED", "ANNOTATIONS_CREATED", "ANNOTATION_UPDATED"})
 DELETED = "ANNOTATIONS_DELETED"
 MAX_ANNOTATIONS = 500
 
@@ -82,7 +82,7 @@ log = logging.getLogger("dne_serve.loop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPicture:
+class _TaskPicture:
     """The item of a task, with its picture unless the served version has answered it before."""
 
     item: ItemRecord
@@ -90,7 +90,7 @@ class TaskPicture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskPredictor:
+class _TaskPredictor:
     """Predicts the tasks of one request, all with one version."""
 
     serving: Serving
@@ -108,26 +108,26 @@ class TaskPredictor:
     async def _answer_batch(self, tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         entries = await self.serving.readers.run(lambda: self._find_all(tasks))
         pictures = [
-            entry.picture for entry in entries if isinstance(entry, TaskPicture) and entry.picture
+            entry.picture for entry in entries if isinstance(entry, _TaskPicture) and entry.picture
         ]
         scored = iter(await self._score(pictures))
         return [self._result(entry, scored) for entry in entries]
 
-    def _find_all(self, tasks: Sequence[dict[str, Any]]) -> list[TaskPicture | str]:
+    def _find_all(self, tasks: Sequence[dict[str, Any]]) -> list[_TaskPicture | str]:
         inbox = self.serving.inbox_handle.inbox
         return list(in_threads(lambda task: self._find(inbox, task), tasks))
 
-    def _find(self, inbox: Inbox, data: dict[str, Any]) -> TaskPicture | str:
+    def _find(self, inbox: Inbox, data: dict[str, Any]) -> _TaskPicture | str:
         """Find the item of a task, or return the reason why there is none."""
         name = item_of(data, image_key=self.controls.image_key)
         if name is None:
-            return NOT_OURS
+            return _NOT_OURS
         try:
             item = inbox.item(name)
             if not is_same_picture(data, item):
                 return f"the task is about another picture than item {name} has"
             is_known = item.version == self.chosen.resident.version
-            return TaskPicture(item=item, picture=None if is_known else inbox.picture(item))
+            return _TaskPicture(item=item, picture=None if is_known else inbox.picture(item))
         except (ItemNotFound, RecordInvalid, StoreUnsupported) as error:
             return public_message(error)
 
@@ -151,7 +151,7 @@ class TaskPredictor:
         return answers
 
     def _result(
-        self, entry: TaskPicture | str, scored: Iterator[tuple[str, float] | str]
+        self, entry: _TaskPicture | str, scored: Iterator[tuple[str, float] | str]
     ) -> dict[str, Any]:
         if isinstance(entry, str):
             return {"error": entry}
@@ -173,7 +173,7 @@ def _kept(item: ItemRecord) -> tuple[str, float]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookEvent:
+class _WebhookEvent:
     """An event that `actor` has sent. `on_written` is called with each label record.
 
     The deletion of annotations gives only their ids. Their items are then found by the actor of the
@@ -194,7 +194,7 @@ class WebhookEvent:
         self._check_count()
         if self.body.action == DELETED:
             return list(self._clear())
-        if self.body.action not in ANNOTATED:
+        if self.body.action not in _ANNOTATED:
             return []
         controls = read_label_config(str(self.body.project.get("label_config", "")))
         outcomes: list[WebhookOutcome] = []
@@ -285,7 +285,7 @@ def _listed(sent: dict[str, Any] | list[dict[str, Any]] | None) -> list[dict[str
     return sent if isinstance(sent, list) else [sent]
 
 
-class BackendRoute(ScopedRoute):
+class _BackendRoute(ScopedRoute):
     """A route that needs the scope `label`. The token is the password of Basic authentication, or a
     Bearer token. No other route takes Basic: a browser would send it along by itself."""
 
@@ -322,7 +322,7 @@ EVENT = BodyKind(max_bytes=4 << 20)
 
 backend = APIRouter(
     prefix="/label-studio",
-    route_class=BackendRoute,
+    route_class=_BackendRoute,
     dependencies=[Depends(json_only)],
     responses=problems(400, 503),
     tags=["label studio"],
@@ -358,7 +358,7 @@ async def predict_tasks(
     """Predict the classes of tasks with images of the inbox. No address is followed, and a task
     with any other image gets an error of its own."""
     controls = await _read_config(body.label_config)
-    answering = TaskPredictor(serving=serving, chosen=_served(serving), controls=controls)
+    answering = _TaskPredictor(serving=serving, chosen=_served(serving), controls=controls)
     return {"results": await answering.answer([task.data for task in body.tasks])}
 
 
@@ -374,7 +374,7 @@ def webhook(request: Request, serving: Parts, body: WebhookBody) -> WebhookAnswe
         serving.inbox_handle.index.judged(record)
         facts["records"] += 1
 
-    event = WebhookEvent(
+    event = _WebhookEvent(
         inbox_handle=serving.inbox_handle,
         actor=actor_of(request),
         body=body,

@@ -23,12 +23,12 @@ from model_store.host.children import StderrTail, ending
 from model_store.host.machine import usable_cores
 
 NICENESS = 15
-LONGEST_PAUSE_S = 60.0
-LONG_LIFE_S = 300.0
+_LONGEST_PAUSE_S = 60.0
+_LONG_LIFE_S = 300.0
 """A longer uptime is not a start-up failure."""
 MAX_SHORT_LIVES = 8
 STOP_S = 10.0
-STDERR = 2
+_STDERR = 2
 FOREIGN = re.compile(r"DNE_.*(TOKEN|SECRET)")
 
 log = logging.getLogger("dne_serve")
@@ -106,7 +106,7 @@ class TrainerChild:
             how = self._run_once()
             if self._stopping.is_set():
                 return
-            short_lives = 0 if self._clock() - started > LONG_LIFE_S else short_lives + 1
+            short_lives = 0 if self._clock() - started > _LONG_LIFE_S else short_lives + 1
             if short_lives >= MAX_SHORT_LIVES:
                 log.error(
                     "the trainer ended %s times in a row and is not restarted; the last time it %s",
@@ -114,7 +114,7 @@ class TrainerChild:
                     how,
                 )
                 return
-            pause_s = min(LONGEST_PAUSE_S, self._first_pause_s * 2 ** (short_lives - 1))
+            pause_s = min(_LONGEST_PAUSE_S, self._first_pause_s * 2 ** (short_lives - 1))
             log.warning("the trainer %s; it starts again in %.0f s", how, pause_s)
             self._stopping.wait(pause_s)
 
@@ -137,7 +137,7 @@ class TrainerChild:
             os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
         log.info("the trainer runs as process %s", self._process.pid)
         stream, self._process.stderr = self._process.stderr, None
-        said = StderrTail(stream, echo=STDERR)
+        said = StderrTail(stream, echo=_STDERR)
         with self._process:  # closes its pipe at the end
             code = self._process.wait()
         said.join(STOP_S)  # a child of its own may hold the stream open

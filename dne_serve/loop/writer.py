@@ -38,9 +38,9 @@ from model_store.errors import DneError, ImageRejected, ItemNotFound, StoreError
 from model_store.loop.item_names import picture_name, short_of, timestamp_of
 from model_store.records.inbox import ItemRecord, KeptPicture, TopClass
 
-KEPT_TOP = 5
+_KEPT_TOP = 5
 MOST = 127
-MAX_CHANNELS = 4096
+_MAX_CHANNELS = 4096
 """Only the first channels of a wider token are kept: the record of an item has a limit."""
 KEEP, FEEDBACK = "keep", "feedback"
 """The rules of pictures that a client asked to keep, or sent feedback to."""
@@ -72,11 +72,11 @@ class GivenAnswer:
     ) -> GivenAnswer:
         """Note the likeliest classes. `listed` are the classes in the answer, which are usually
         enough."""
-        if len(listed) >= min(KEPT_TOP, len(resident.labels)):
-            top = tuple((entry["label"], entry["score"]) for entry in listed[:KEPT_TOP])
+        if len(listed) >= min(_KEPT_TOP, len(resident.labels)):
+            top = tuple((entry["label"], entry["score"]) for entry in listed[:_KEPT_TOP])
         else:
             scores = scored.probabilities
-            order = best_of(scores, KEPT_TOP)
+            order = best_of(scores, _KEPT_TOP)
             labels = [resident.labels[index] for index in order.tolist()]
             top = tuple(zip(labels, scores[order].tolist(), strict=True))
         return cls(
@@ -144,7 +144,7 @@ def broken_rules(
 
 def pack_direction(token: NDArray[np.floating]) -> str | None:
     """Encode the direction of a token; None if the token is zero or not finite."""
-    kept = np.asarray(token[:MAX_CHANNELS], dtype=np.float64)
+    kept = np.asarray(token[:_MAX_CHANNELS], dtype=np.float64)
     largest = float(np.abs(kept).max(initial=0.0))
     if not 0 < largest < np.inf:
         return None
@@ -161,7 +161,7 @@ NEAR_BITS = 6
 """Pictures whose hashes differ in at most this many of 64 bits are near-duplicates."""
 MAX_WAITING = 64
 MAX_WAITING_BYTES = 32 << 20
-HOUR_S = 3600.0
+_HOUR_S = 3600.0
 LOOK_S = 300.0
 """Time between two listings of the inbox, which other servers fill too."""
 HOLD_OFF_S = 5.0
@@ -334,7 +334,7 @@ class InboxWriter:
         return "kept"
 
     def _has_allowance(self, candidate: KeepCandidate, now: float) -> bool:
-        while self._last_hour and now - self._last_hour[0] >= HOUR_S:
+        while self._last_hour and now - self._last_hour[0] >= _HOUR_S:
             self._last_hour.popleft()
         return len(self._last_hour) < _room(candidate, self._limits.per_hour)
 

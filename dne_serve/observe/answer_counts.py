@@ -42,15 +42,15 @@ FEWEST = 500
 """Answers in the window before there is an index: chance then adds 0.04 at most."""
 IMAGES_A_BIN = 20
 """Held-out images for each bin: chance then adds 0.05 at most."""
-MOST_BINS = 20
+_MOST_BINS = 20
 SCORE_BINS = len(SCORE_BOUNDS) + 1
-EMPTY = 0.5
+_EMPTY = 0.5
 """Added to the count of every bin, so that an empty one has a logarithm."""
 KEPT = 4096
 """Requests whose times are remembered."""
-RATE_S = 10.0
+_RATE_S = 10.0
 """The time over which the rate is taken."""
-TAIL_S = 60.0
+_TAIL_S = 60.0
 """The time over which the percentiles are taken."""
 
 Counts = NDArray[np.int64]
@@ -116,7 +116,7 @@ class Mix:
     def of(cls, counts: ArrayLike) -> Mix | None:
         """Take the counts of the bins. None where they are too few to compare with."""
         bins = np.asarray(counts, dtype=np.int64)
-        most = min(MOST_BINS, int(bins.sum()) // IMAGES_A_BIN)
+        most = min(_MOST_BINS, int(bins.sum()) // IMAGES_A_BIN)
         if most < 2:
             return None
         group_of = grouped(bins, most=most)
@@ -189,7 +189,7 @@ def summed(counts: Counts, group_of: NDArray[np.intp]) -> Counts:
 
 
 def _shares(counts: ArrayLike) -> NDArray[np.float64]:
-    smoothed = np.asarray(counts, dtype=np.float64) + EMPTY
+    smoothed = np.asarray(counts, dtype=np.float64) + _EMPTY
     return np.asarray(smoothed / smoothed.sum())
 
 
@@ -226,11 +226,11 @@ class Latencies:
         rate of the requests that are kept."""
         count = min(self._added, KEPT)
         ages = self._clock() - np.frombuffer(self._ended, count=count)
-        if not count or ages.min() > TAIL_S:
+        if not count or ages.min() > _TAIL_S:
             return Pace(requests_per_second=0.0)
-        span = min(RATE_S, float(ages.max())) if count == KEPT else RATE_S
-        failed = np.frombuffer(self._failed, dtype=np.bool_, count=count)[ages <= TAIL_S]
-        took_ms = 1000 * np.frombuffer(self._took, count=count)[ages <= TAIL_S][~failed]
+        span = min(_RATE_S, float(ages.max())) if count == KEPT else _RATE_S
+        failed = np.frombuffer(self._failed, dtype=np.bool_, count=count)[ages <= _TAIL_S]
+        took_ms = 1000 * np.frombuffer(self._took, count=count)[ages <= _TAIL_S][~failed]
         p50, p99 = np.quantile(took_ms, (0.5, 0.99)).tolist() if len(took_ms) else (None, None)
         return Pace(
             requests_per_second=float((ages <= span).sum() / max(span, 1e-3)),
@@ -244,7 +244,7 @@ MAX_VERSIONS = 8
 MAX_LABELS = 100
 OTHER = "(other)"
 """Stands for the classes after the first MAX_LABELS."""
-MAX_SCORED = 50_000
+_MAX_SCORED = 50_000
 """Logits of a request whose probabilities are computed for the counts: about 0.6 ms. Of a larger
 request, only the first images are counted in the histogram of scores."""
 SCORES = SCORE_BOUNDS
@@ -319,7 +319,7 @@ class AnswerCounts(Collector):
         if event.error is not None or not event.is_traffic:
             return
         best = [int(image.logits.argmax()) for image in event.scored]
-        few = max(1, MAX_SCORED // len(event.resident.labels))
+        few = max(1, _MAX_SCORED // len(event.resident.labels))
         scores = [float(image.probabilities.max()) for image in event.scored[:few]]
         bins = [bisect_left(SCORES, score) for score in scores]
         with self._lock:

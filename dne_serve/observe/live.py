@@ -24,7 +24,7 @@ from dne_serve.observe.answer_counts import OTHER, Recently
 from dne_serve.observe.metrics import Agreement, ServerMetrics
 
 MOST_CLASSES = 8
-LONGEST_NAME = 60
+_LONGEST_NAME = 60
 """Characters of a class name: a name may have 200, and an event should stay small."""
 EVERY_S = 5.0
 LOOK_S = 0.1
@@ -144,7 +144,7 @@ def _classes(recently: Recently) -> RecentClasses:
 
 
 def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
 def _swap(metrics: ServerMetrics) -> Swap | None:

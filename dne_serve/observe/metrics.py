@@ -33,7 +33,7 @@ from model_store import __version__
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LastSwap:
+class _LastSwap:
     """The last change of the served version."""
 
     version: int
@@ -53,7 +53,7 @@ class Agreement:
 
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class ServerMetrics:
@@ -70,14 +70,14 @@ class ServerMetrics:
         self.answers = AnswerCounts()
         self.latencies = Latencies()
         self.canary, self.shadow = Agreement(), Agreement()
-        self.last_swap: LastSwap | None = None
+        self.last_swap: _LastSwap | None = None
         new.register(self.answers)
         self.requests = counter("dne_requests", "Requests answered.", ("method", "route", "status"))
         self.under_way = gauge("dne_requests_under_way", "Requests that wait for their answer.")
         self.seconds = times("dne_request_seconds", "From request to answer.", ("route",))
         self.images = counter("dne_images", "Images run through the network.")
         self.batch_images = Histogram(
-            "dne_batch_images", "Images in a batch.", buckets=BATCHES, registry=new
+            "dne_batch_images", "Images in a batch.", buckets=_BATCHES, registry=new
         )
         self.decode_seconds = times("dne_decode_seconds", "Decoding of a request's images.")
         self.wait_seconds = times("dne_wait_seconds", "From decoded image to its batch.")
@@ -221,7 +221,7 @@ class ServerMetrics:
         self.swaps.inc()
         self.swapped_at.set_to_current_time()
         count = self.last_swap.count if self.last_swap else 0
-        self.last_swap = LastSwap(version=version, count=count + 1)
+        self.last_swap = _LastSwap(version=version, count=count + 1)
         self.served_version.set(version)
 
     def text(self) -> bytes:

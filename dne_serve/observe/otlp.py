@@ -36,12 +36,12 @@ place is dropped."""
 BATCH = 2048
 """Spans in a post at most. As many wake the thread."""
 PAUSE_S = 1.0
-TRY_S = 10.0
+_TRY_S = 10.0
 """Time for a batch, with all tries. After it the batch is given up."""
-SDK_LOG = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+_SDK_LOG = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 KINDS = {"server": SpanKind.SERVER, "internal": SpanKind.INTERNAL}
 SAMPLED = TraceFlags(TraceFlags.SAMPLED)
-SCOPE = InstrumentationScope("dne_serve", __version__)
+_SCOPE = InstrumentationScope("dne_serve", __version__)
 
 log = logging.getLogger("dne_serve.tracing")
 
@@ -147,7 +147,7 @@ class _WebhookAdapter(BaseAdapter):
     ) -> requests.Response:
         body = request.body if isinstance(request.body, bytes) else b""
         try:
-            status = self._poster.post(body, headers=_headers(request), within_s=timeout or TRY_S)
+            status = self._poster.post(body, headers=_headers(request), within_s=timeout or _TRY_S)
         except NotPosted as error:
             self.fault = str(error)
             raise requests.exceptions.ConnectionError(self.fault) from error
@@ -170,13 +170,13 @@ def _headers(request: requests.PreparedRequest) -> dict[str, str]:
 
 def _exporter(url: WebhookUrl, adapter: BaseAdapter) -> OTLPSpanExporter:
     # It would log a line for each try, and several lines for each batch.
-    logging.getLogger(SDK_LOG).setLevel(logging.CRITICAL)
+    logging.getLogger(_SDK_LOG).setLevel(logging.CRITICAL)
     session = requests.Session()
     session.trust_env = False
     session.mount(f"{url.scheme}://", adapter)
     return OTLPSpanExporter(
         endpoint=str(url),
-        timeout=TRY_S,
+        timeout=_TRY_S,
         compression=Compression.NoCompression,
         headers={"User-Agent": f"dne-serve/{__version__}"},
         session=session,
@@ -211,7 +211,7 @@ def _readable(span: Span, epoch_ns: int, resource: Resource) -> ReadableSpan:
         status=error,
         start_time=epoch_ns + span.times.began_ns,
         end_time=epoch_ns + span.times.ended_ns,
-        instrumentation_scope=SCOPE,
+        instrumentation_scope=_SCOPE,
     )
 
 

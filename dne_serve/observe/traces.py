@@ -123,7 +123,7 @@ class RequestTrace:
     def _part(self, name: str, times: Times, *, images: int) -> Span:
         return Span(
             trace_id=self.trace_id,
-            span_id=new_span_id(),
+            span_id=_new_span_id(),
             parent_id=self.span_id,
             name=name,
             times=times,
@@ -142,16 +142,16 @@ def note_answered(event: Answered) -> None:
         trace.version, trace.images, trace.decoding = event.version, event.images, event.decoding
 
 
-def new_span_id() -> bytes:
+def _new_span_id() -> bytes:
     return os.urandom(8)
 
 
-MOST_LOADED = 16
+_MOST_LOADED = 16
 """Versions whose load is remembered until they are served. At most eight wait at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SwapTrace:
+class _SwapTrace:
     """One record of a channel on one server. All servers that follow the record share the trace:
     its id comes from the record."""
 
@@ -173,7 +173,7 @@ class SwapTrace:
         record = self.record
         return Span(
             trace_id=hashlib.sha256(record.model_dump_json().encode()).digest()[:16],
-            span_id=new_span_id(),
+            span_id=_new_span_id(),
             parent_id=parent_id,
             name=name,
             times=times,
@@ -196,12 +196,12 @@ class SwapTraces:
 
     def loaded(self, record: ChannelRecord, times: Times) -> None:
         self._loads[record.number] = times
-        while len(self._loads) > MOST_LOADED:
+        while len(self._loads) > _MOST_LOADED:
             self._loads.pop(min(self._loads), None)
 
     def not_loaded(self, record: ChannelRecord, times: Times, error: str) -> None:
-        self._send(SwapTrace(record=record, load=times, swap=None, error=error))
+        self._send(_SwapTrace(record=record, load=times, swap=None, error=error))
 
     def swapped(self, record: ChannelRecord, times: Times) -> None:
         load = self._loads.pop(record.number, None)
-        self._send(SwapTrace(record=record, load=load, swap=times))
+        self._send(_SwapTrace(record=record, load=load, swap=times))

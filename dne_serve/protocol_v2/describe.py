@@ -30,7 +30,7 @@ from model_store.errors import DneError
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 
-MAX_INDEXED = 100
+_MAX_INDEXED = 100
 """Versions in the index: each takes one read of a manifest."""
 
 EXTENSIONS = (
@@ -40,13 +40,13 @@ EXTENSIONS = (
     "model_repository",
     "statistics",
 )
-CONFIG_TYPES = {
+_CONFIG_TYPES = {
     "BYTES": "TYPE_STRING",
     "UINT8": "TYPE_UINT8",
     "FP32": "TYPE_FP32",
     "BOOL": "TYPE_BOOL",
 }
-LEVELS = ("debug", "info", "warning", "error")
+_LEVELS = ("debug", "info", "warning", "error")
 
 
 def server() -> ServerAnswer:
@@ -114,7 +114,7 @@ def config(serving: Serving, manifest: Manifest) -> ConfigAnswer:
         input=[
             ConfigInput(
                 name=input.name,
-                data_type=CONFIG_TYPES[input.datatype],
+                data_type=_CONFIG_TYPES[input.datatype],
                 dims=list(input.shape(preprocessing)),
                 optional=True,
             )
@@ -123,7 +123,7 @@ def config(serving: Serving, manifest: Manifest) -> ConfigAnswer:
         output=[
             ConfigOutput(
                 name=offer.name,
-                data_type=CONFIG_TYPES[offer.datatype],
+                data_type=_CONFIG_TYPES[offer.datatype],
                 dims=list(offer.shape(ANY, len(_labels(manifest)))),
             )
             for offer in OUTPUTS.values()
@@ -135,7 +135,7 @@ def config(serving: Serving, manifest: Manifest) -> ConfigAnswer:
 def index(serving: Serving, *, only_ready: bool) -> list[IndexRow]:
     """List the newest versions in the store. An unreadable one does not hide the others."""
     store = serving.open_store()
-    rows = [_row(serving, store, number) for number in store.versions()[-MAX_INDEXED:]]
+    rows = [_row(serving, store, number) for number in store.versions()[-_MAX_INDEXED:]]
     return [row for row in rows if row.state == "READY" or not only_ready]
 
 
@@ -215,10 +215,10 @@ def statistics(serving: Serving, version: int) -> ModelStatistics:
 
 
 def log(serving: Serving) -> LogAnswer:
-    verbosity = LEVELS.index(serving.settings.log_level)
+    verbosity = _LEVELS.index(serving.settings.log_level)
     return LogAnswer(
-        log_info=verbosity <= LEVELS.index("info"),
-        log_warnings=verbosity <= LEVELS.index("warning"),
+        log_info=verbosity <= _LEVELS.index("info"),
+        log_warnings=verbosity <= _LEVELS.index("warning"),
         log_errors=True,
         log_verbose_level=int(serving.settings.log_level == "debug"),
     )

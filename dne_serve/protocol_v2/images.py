@@ -25,9 +25,9 @@ from dne_serve.protocol_v2.schemas import Datatype
 from model_store.preprocess import FORMATS, Pixels
 from model_store.records.manifest import Preprocessing
 
-PREFIX_BYTES = 4
+_PREFIX_BYTES = 4
 """Before each element of a BYTES tensor stands its length, little-endian."""
-ITEM_BYTES = {"BYTES": PREFIX_BYTES, "UINT8": 1, "FP32": 4}
+ITEM_BYTES = {"BYTES": _PREFIX_BYTES, "UINT8": 1, "FP32": 4}
 """Size of one element; for BYTES, the least size."""
 
 
@@ -81,7 +81,7 @@ def check_size(tensor: Tensor) -> None:
         )
 
 
-def uint8_of(tensor: Tensor) -> NDArray[np.uint8]:
+def _uint8_of(tensor: Tensor) -> NDArray[np.uint8]:
     if tensor.binary is not None:
         return np.frombuffer(tensor.binary, dtype=np.uint8).reshape(tensor.shape)
     values = _from_json(tensor)
@@ -92,14 +92,14 @@ def uint8_of(tensor: Tensor) -> NDArray[np.uint8]:
     return values.astype(np.uint8)
 
 
-def floats_of(tensor: Tensor) -> NDArray[np.floating[Any]]:
+def _floats_of(tensor: Tensor) -> NDArray[np.floating[Any]]:
     """Decode floats, also infinite ones and NaN."""
     if tensor.binary is not None:
         return np.frombuffer(tensor.binary, dtype="<f4").reshape(tensor.shape)
     return _from_json(tensor)
 
 
-def elements_of(tensor: Tensor) -> list[bytes] | list[str]:
+def _elements_of(tensor: Tensor) -> list[bytes] | list[str]:
     """Split a BYTES tensor: into bytes if it is binary, into texts if it is JSON."""
     if tensor.binary is not None:
         return _split(tensor, tensor.binary)
@@ -155,7 +155,7 @@ def _split(tensor: Tensor, binary: memoryview) -> list[bytes]:
     elements = []
     at = 0
     for _ in range(tensor.count):
-        start = at + PREFIX_BYTES
+        start = at + _PREFIX_BYTES
         at = start + int.from_bytes(binary[at:start], "little")
         if at > len(binary):
             raise Malformed(f"input {tensor.name!r}: an element is longer than what was sent")
@@ -178,7 +178,7 @@ CHANNELS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PixelImage:
+class _PixelImage:
     """An image that came as pixels [H, W, 3]."""
 
     filename: str | None
@@ -213,7 +213,7 @@ class Input(ABC):
         )
 
 
-class EncodedImages(Input):
+class _EncodedImages(Input):
     name = "image"
     datatype = "BYTES"
 
@@ -232,11 +232,11 @@ class EncodedImages(Input):
     def pictures(self, tensor: Tensor, preprocessing: Preprocessing) -> list[Picture]:
         return [
             UploadedImage(filename=None, data=_decoded(sent) if isinstance(sent, str) else sent)
-            for sent in elements_of(tensor)
+            for sent in _elements_of(tensor)
         ]
 
 
-class UInt8Pixels(Input):
+class _UInt8Pixels(Input):
     name = "pixels"
     datatype = "UINT8"
 
@@ -250,10 +250,10 @@ class UInt8Pixels(Input):
         )
 
     def pictures(self, tensor: Tensor, preprocessing: Preprocessing) -> list[Picture]:
-        return _images(uint8_of(tensor))
+        return _images(_uint8_of(tensor))
 
 
-class FloatPixels(Input):
+class _FloatPixels(Input):
     name = "pixels_fp32"
     datatype = "FP32"
 
@@ -264,10 +264,10 @@ class FloatPixels(Input):
         return "as pixels, divided by 255: from 0 to 1, rounded to the nearest of 256 levels"
 
     def pictures(self, tensor: Tensor, preprocessing: Preprocessing) -> list[Picture]:
-        return _images(_levels(floats_of(tensor), of=self, preprocessing=preprocessing))
+        return _images(_levels(_floats_of(tensor), of=self, preprocessing=preprocessing))
 
 
-class NormalisedPixels(Input):
+class _NormalisedPixels(Input):
     name = "normalised"
     datatype = "FP32"
 
@@ -282,14 +282,15 @@ class NormalisedPixels(Input):
         )
 
     def pictures(self, tensor: Tensor, preprocessing: Preprocessing) -> list[Picture]:
-        values_NHWC = floats_of(tensor).transpose(0, 2, 3, 1)
+        values_NHWC = _floats_of(tensor).transpose(0, 2, 3, 1)
         with np.errstate(over="ignore", invalid="ignore"):  # `_levels` refuses infinities
             unit = values_NHWC * np.array(preprocessing.std) + np.array(preprocessing.mean)
         return _images(_levels(unit, of=self, preprocessing=preprocessing))
 
 
 INPUTS: dict[str, Input] = {
-    kind.name: kind for kind in (EncodedImages(), UInt8Pixels(), FloatPixels(), NormalisedPixels())
+    kind.name: kind
+    for kind in (_EncodedImages(), _UInt8Pixels(), _FloatPixels(), _NormalisedPixels())
 }
 
 
@@ -322,7 +323,7 @@ def _decoded(text: str) -> bytes:
 
 
 def _images(pixels_NHWC: Pixels) -> list[Picture]:
-    return [PixelImage(filename=None, pixels=pixels_HWC) for pixels_HWC in pixels_NHWC]
+    return [_PixelImage(filename=None, pixels=pixels_HWC) for pixels_HWC in pixels_NHWC]
 
 
 def _levels(

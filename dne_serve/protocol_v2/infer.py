@@ -58,7 +58,7 @@ from model_store.records.manifest import Preprocessing
 from model_store.records.sealing import first_reason
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-MOST_LIKELY_SHORT = 64
+_MOST_LIKELY_SHORT = 64
 """Characters of a client's own text that an error repeats."""
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -137,7 +137,7 @@ def _length(header: str | None, *, of: bytes) -> int:
         return len(of)
     # More digits than any body has bytes are not worth turning into a number.
     if not (header.isascii() and header.isdigit() and len(header) <= 20):
-        raise Malformed(f"{HEADER_LENGTH} {header[:MOST_LIKELY_SHORT]!r} is not a number of bytes")
+        raise Malformed(f"{HEADER_LENGTH} {header[:_MOST_LIKELY_SHORT]!r} is not a number of bytes")
     if int(header) > len(of):
         raise Malformed(f"{HEADER_LENGTH} is {int(header)}, and the body has {len(of)} bytes")
     return int(header)
@@ -161,7 +161,7 @@ def _tensors(inputs: Sequence[RequestInput], binary: memoryview) -> tuple[Tensor
             raise Malformed("shared memory is not offered: send the tensor in the request")
         if (size is None) == (given.data is None):
             raise Malformed(
-                f"input {given.name[:MOST_LIKELY_SHORT]!r} needs either data or binary_data_size"
+                f"input {given.name[:_MOST_LIKELY_SHORT]!r} needs either data or binary_data_size"
             )
         end = at + (size or 0)
         if end > len(binary):

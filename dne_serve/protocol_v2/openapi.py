@@ -84,17 +84,17 @@ INFER_ANSWER: dict[int | str, dict[str, Any]] = {
 
 
 PREFIX = "/v2"
-TAG = "Open Inference Protocol"
+_TAG = "Open Inference Protocol"
 
 
 def router(needed: Permission) -> APIRouter:
     """Make a router of the protocol whose routes all need this permission."""
     responses = {} if needed is Permission.OPEN else refusals(401, 403, 429)
-    return APIRouter(prefix=PREFIX, tags=[TAG], route_class=needing(needed), responses=responses)
+    return APIRouter(prefix=PREFIX, tags=[_TAG], route_class=needing(needed), responses=responses)
 
 
 # A coroutine although it waits for nothing: a plain function would cost a trip to the thread pool.
-async def this_model(
+async def _this_model(
     serving: Parts, model: Annotated[str, Path(description="The server's `--model-name`.")]
 ) -> None:
     if model != serving.settings.model_name:
@@ -103,7 +103,7 @@ async def this_model(
         )
 
 
-ThisModel = Depends(this_model)
+ThisModel = Depends(_this_model)
 Version = Annotated[int, Path(ge=1, le=MAX_VERSION, description="A version in the store.")]
 
 

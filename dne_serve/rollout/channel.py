@@ -24,7 +24,7 @@ from model_store.store.store import Store
 
 MAX_FALLBACKS = 8
 """Versions tried in place of a head that cannot be loaded, newest first."""
-MAX_RECORDS_BACK = 200
+_MAX_RECORDS_BACK = 200
 """Records read to find fallbacks: most of a long history names versions tried already."""
 
 log = logging.getLogger("dne_serve.reloader")
@@ -88,7 +88,7 @@ def earlier_records(
 ) -> Iterator[ChannelRecord]:
     """Yield the records before `head`, newest first. Unreadable records are passed over."""
     numbers = [n for n in store.record_numbers(channel) if head is None or n < head.number]
-    for number in sorted(numbers, reverse=True)[:MAX_RECORDS_BACK]:
+    for number in sorted(numbers, reverse=True)[:_MAX_RECORDS_BACK]:
         try:
             yield store.record(channel, number)
         except RecordInvalid as error:

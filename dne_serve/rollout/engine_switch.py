@@ -24,8 +24,8 @@ LOOK_S = 0.5
 """Seconds between two looks at the served version."""
 AGAIN_S = 60.0
 """Seconds until engines are measured again that could not be, or on a busy machine; doubled each
-time up to LONGEST_AGAIN_S."""
-LONGEST_AGAIN_S = 3600.0
+time up to _LONGEST_AGAIN_S."""
+_LONGEST_AGAIN_S = 3600.0
 NICENESS = 15
 """Of the child process that measures: a busy server leaves it a small share of a core."""
 COPIES = 8
@@ -152,7 +152,7 @@ class EngineSwitch:
         if why is not None:
             self._tell(why)
         self._again_at = time.monotonic() + self._again_s
-        self._again_s = min(LONGEST_AGAIN_S, 2 * self._again_s)
+        self._again_s = min(_LONGEST_AGAIN_S, 2 * self._again_s)
 
 
 def fits(served: Manifest, *, max_batch: int) -> bool:

@@ -22,7 +22,7 @@ from model_store.records.channel import ChannelRecord
 from model_store.tables import percent
 
 RETRY_S = 1.0
-MAX_RETRY_S = 60.0
+_MAX_RETRY_S = 60.0
 
 log = logging.getLogger("dne_serve.guard")
 
@@ -94,7 +94,7 @@ class Guard:
         if event.error is None:
             images = event.images if event.is_traffic else 0
             self._note(event.version, requests=1, images=images, unknown=_unknown(event))
-        elif event.decoding is not None and is_fault_of_version(event.error):
+        elif event.decoding is not None and _is_fault_of_version(event.error):
             self._note(event.version, requests=1, errors=1)
 
     def stop(self) -> None:
@@ -138,7 +138,7 @@ class Guard:
             except (DneError, OSError) as error:
                 log.error("the guard cannot roll back %s: %s", self._channel, error)
                 self._stopping.wait(wait_s)
-                wait_s = min(MAX_RETRY_S, 2 * wait_s)
+                wait_s = min(_MAX_RETRY_S, 2 * wait_s)
             else:
                 log.warning("the guard returned %s to version %s", self._channel, moved.target)
                 self._on_return(moved, rule.text)
@@ -149,7 +149,7 @@ def _unknown(event: Answered) -> int:
     return event.unknown if event.is_traffic else 0
 
 
-def is_fault_of_version(error: Exception) -> bool:
+def _is_fault_of_version(error: Exception) -> bool:
     """Return whether the engine failed on a version. The store, the decoder, a full queue and bad
     requests raise domain errors of their own, which do not count against the version."""
     return isinstance(error, ModelUnusable) or not isinstance(error, DneError)

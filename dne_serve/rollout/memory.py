@@ -14,7 +14,7 @@ from model_store.spec import ExpertRun, NetworkSpec
 
 COPIES = 3
 """Copies of a shard at the worst moment: its bytes, its tensors, and the engine's form of them."""
-CGROUP = Path("/sys/fs/cgroup")
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 class MemoryCheck:
@@ -63,7 +63,7 @@ def _of_machine(path: Path = Path("/proc/meminfo")) -> int | None:
     return None
 
 
-def _of_cgroup(folder: Path = CGROUP) -> int | None:
+def _of_cgroup(folder: Path = _CGROUP) -> int | None:
     """Return the container's limit minus the memory it cannot drop. "max" is no limit."""
     with suppress(OSError, ValueError):
         limit = int((folder / "memory.max").read_text())
@@ -85,7 +85,7 @@ def give_back() -> None:
         trim(0)
 
 
-NUMBER_BYTES = 4
+_NUMBER_BYTES = 4
 MARGIN = 1.25
 """Covers what the arithmetic leaves out: buffers of threads, numbers in another precision."""
 
@@ -93,7 +93,7 @@ MARGIN = 1.25
 def pass_bytes(spec: NetworkSpec, *, batch: int, backend: str, workers: int = 1) -> int:
     """Bound the bytes that `workers` simultaneous passes over `batch` images each take at most."""
     count = _in_onnxruntime if backend == "onnx" else _in_torch
-    return int(MARGIN * NUMBER_BYTES * workers * count(spec, batch=batch))
+    return int(MARGIN * _NUMBER_BYTES * workers * count(spec, batch=batch))
 
 
 def scratch_numbers(spec: NetworkSpec, *, rows: int) -> int:

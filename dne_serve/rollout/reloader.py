@@ -31,7 +31,7 @@ from model_store.errors import DneError, StoreError, StoreNotFound
 from model_store.records.channel import ChannelRecord
 from model_store.store.store import Store
 
-MAX_BACKOFF_S = 30.0
+_MAX_BACKOFF_S = 30.0
 NEXT_POLLS = 30
 """Polls that only ask for the next record, between two that look at the whole channel."""
 LEAST_WAIT = 0.75
@@ -43,7 +43,7 @@ log = logging.getLogger("dne_serve.reloader")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class _Failure:
     """The reason why the channel's head is not served. `record` is None if the store cannot be
     read."""
 
@@ -97,7 +97,7 @@ class Reloader:
         """The newest record that was seen, whether its version is served or not."""
         self.fallback = False
         """Whether an earlier version is served, as the head could not be loaded at the start."""
-        self.failure: Failure | None = None
+        self.failure: _Failure | None = None
         self.withdrawn = False
         """Whether nothing is served on purpose, whatever the channel names."""
 
@@ -250,7 +250,7 @@ class Reloader:
                 "serving version %s (%s, record %s)", resident.version, self._channel, record.number
             )
 
-    def _fall_back(self, store: Store, failure: Failure) -> None:
+    def _fall_back(self, store: Store, failure: _Failure) -> None:
         """Serve the newest version that the channel named before its head and that loads. If there
         is none, nothing changes, and the search is repeated with backoff."""
         if self._clock() < self._fall_back_at:
@@ -281,12 +281,12 @@ class Reloader:
         failure = self.failure
         return failure is not None and failure.record == head and self._clock() < failure.retry_at
 
-    def _remember(self, head: ChannelRecord | None, error: Exception) -> Failure:
+    def _remember(self, head: ChannelRecord | None, error: Exception) -> _Failure:
         last = self.failure
         again = last is not None and last.record == head
         times = last.times + 1 if last and again else 1
-        wait_s = min(MAX_BACKOFF_S, self._poll_s * 2 ** min(times, 16))
-        failure = Failure(record=head, error=error, times=times, retry_at=self._clock() + wait_s)
+        wait_s = min(_MAX_BACKOFF_S, self._poll_s * 2 ** min(times, 16))
+        failure = _Failure(record=head, error=error, times=times, retry_at=self._clock() + wait_s)
         self.failure = failure
         if head is not None:
             self._on_failed_load()

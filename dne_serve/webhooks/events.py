@@ -27,10 +27,10 @@ from model_store.store.store import Store
 MEDIA_TYPE = "application/cloudevents+json"
 GUARD = "guard:"
 """Start of the actor of a record that the guard has written."""
-MOST_REASONS = 20
+_MOST_REASONS = 20
 
 
-class EventType(StrEnum):
+class _EventType(StrEnum):
     PROMOTED = "dne.channel.promoted"
     ROLLED_BACK = "dne.channel.rolled_back"
     RESUMED = "dne.channel.resumed"
@@ -100,7 +100,7 @@ def not_loaded(failure: NotLoaded, *, store_id: str) -> Event:
     return _of_channel(
         failure.record,
         store_id=store_id,
-        type=EventType.NOT_LOADED,
+        type=_EventType.NOT_LOADED,
         time=timestamp(),
         data={"error": failure.error, "serving": failure.serving},
         about="/not_loaded",
@@ -114,14 +114,14 @@ def refused(manifest: Manifest, *, store_id: str) -> Event | None:
         return None
     return Event(
         id=f"{store_id}/versions/{manifest.version}/refused",
-        type=EventType.REFUSED,
+        type=_EventType.REFUSED,
         source=f"/stores/{store_id}",
         subject=f"versions/{manifest.version}",
         time=manifest.created,
         data={
             "version": manifest.version,
             "parent": manifest.parent,
-            "reasons": list(gate.reasons[:MOST_REASONS]),
+            "reasons": list(gate.reasons[:_MOST_REASONS]),
         },
     )
 
@@ -130,7 +130,7 @@ def filled(item: str, *, bound: int, waiting: int, store_id: str) -> Event:
     """Make the event of an inbox in which many pictures wait. `item` was the one too many."""
     return Event(
         id=f"{store_id}/inbox/{item}/{bound}",
-        type=EventType.INBOX_FILLED,
+        type=_EventType.INBOX_FILLED,
         source=f"/stores/{store_id}/inbox",
         subject="inbox",
         time=timestamp(),
@@ -138,17 +138,17 @@ def filled(item: str, *, bound: int, waiting: int, store_id: str) -> Event:
     )
 
 
-def _type_of(record: ChannelRecord, *, resumed: bool) -> EventType:
+def _type_of(record: ChannelRecord, *, resumed: bool) -> _EventType:
     if record.mode == "pin":
-        return EventType.GUARDED if record.actor.startswith(GUARD) else EventType.ROLLED_BACK
-    return EventType.RESUMED if resumed else EventType.PROMOTED
+        return _EventType.GUARDED if record.actor.startswith(GUARD) else _EventType.ROLLED_BACK
+    return _EventType.RESUMED if resumed else _EventType.PROMOTED
 
 
 def _of_channel(
     record: ChannelRecord,
     *,
     store_id: str,
-    type: EventType,
+    type: _EventType,
     time: str,
     data: Mapping[str, object],
     about: str = "",
@@ -219,13 +219,13 @@ class InboxNews:
 RECENT_S = 600.0
 """Age up to which records and versions that are found at the start are told. A server that was
 restarted may not have told them, and receivers know the others by their ids."""
-MOST_AT_ONCE = 20
+_MOST_AT_ONCE = 20
 """Records, or versions, that one look tells at most; the newest are told."""
-MOST_BACK = 50
+_MOST_BACK = 50
 """Records read at most, to find those that were not told and the one before a rollback."""
-MAX_TICK_S = 1.0
-MAX_REST_S = 30.0
-LAST_LOOK_S = 1.0
+_MAX_TICK_S = 1.0
+_MAX_REST_S = 30.0
+_LAST_LOOK_S = 1.0
 UNREADABLE = (RecordInvalid, StoreUnsupported, VersionNotFound)
 
 log = logging.getLogger("dne_serve.webhooks")
@@ -252,7 +252,7 @@ class ChannelNews:
         self._head = head
         self._failed = failed
         self._announce = announce
-        self._tick_s = min(MAX_TICK_S, tick_s)
+        self._tick_s = min(_MAX_TICK_S, tick_s)
         self._look_every_s = look_every_s
         self._inbox = inbox
         self._clock = clock
@@ -272,7 +272,7 @@ class ChannelNews:
     def stop(self) -> None:
         """Look once more, and do not wait for a store that hangs."""
         self._stopping.set()
-        self._thread.join(LAST_LOOK_S)
+        self._thread.join(_LAST_LOOK_S)
 
     def look(self) -> None:
         """Tell what is new. After a fault of the store wait, and tell it then."""
@@ -289,7 +289,7 @@ class ChannelNews:
         except Exception as error:  # a thread that ends would be silent for ever
             log.warning("no events can be made at the moment: %s", error)
             log.debug("the fault of the events", exc_info=error)
-            self._rest_until = self._clock() + min(MAX_REST_S, self._look_every_s)
+            self._rest_until = self._clock() + min(_MAX_REST_S, self._look_every_s)
 
     def _loop(self) -> None:
         while not self._stopping.wait(self._tick_s):
@@ -310,7 +310,7 @@ class ChannelNews:
         """Read the records up to the head that were not told, oldest first."""
         if self._told is not None and head.number < self._told:
             return []  # the store was mended or brought back from a backup
-        past = islice(_back_from(store, head), MOST_AT_ONCE)
+        past = islice(_back_from(store, head), _MOST_AT_ONCE)
         told = self._told
         if told is None:
             untold = takewhile(lambda record: _is_recent(record.time), past)
@@ -328,7 +328,7 @@ class ChannelNews:
     def _tell_refused(self) -> None:
         store = self._open_store()
         entries = store.version_entries(since=(self._newest or 0) + 1)
-        manifests = _manifests(store, sorted(entries, reverse=True)[:MOST_AT_ONCE])
+        manifests = _manifests(store, sorted(entries, reverse=True)[:_MOST_AT_ONCE])
         if self._newest is None:
             manifests = takewhile(lambda manifest: _is_recent(manifest.created), manifests)
         for manifest in [*manifests][::-1]:
@@ -351,7 +351,7 @@ def _moved(store: Store, record: ChannelRecord) -> Event:
 def _back_from(store: Store, record: ChannelRecord) -> Iterator[ChannelRecord]:
     """Yield a record and those before it, newest first. Those that cannot be read are left out."""
     yield record
-    for number in range(record.number - 1, max(0, record.number - 1 - MOST_BACK), -1):
+    for number in range(record.number - 1, max(0, record.number - 1 - _MOST_BACK), -1):
         try:
             yield store.record(record.channel, number)
         except UNREADABLE as error:

@@ -30,7 +30,7 @@ from model_store.errors import DneError, WrongUsage
 
 PREFIX = "whsec_"
 FEWEST_BYTES, MOST_BYTES = 24, 64
-MOST_SECRETS = 4
+_MOST_SECRETS = 4
 
 
 def read_secrets(settings: Settings) -> tuple[bytes, ...]:
@@ -50,8 +50,8 @@ def parse_secrets(text: str) -> tuple[bytes, ...]:
     """Parse secrets that are separated by white space: during a change there are two of them.
     WrongUsage does not repeat them."""
     words = text.split()
-    if not 1 <= len(words) <= MOST_SECRETS:
-        raise WrongUsage(f"there are {len(words)} webhook secrets, not 1 to {MOST_SECRETS}")
+    if not 1 <= len(words) <= _MOST_SECRETS:
+        raise WrongUsage(f"there are {len(words)} webhook secrets, not 1 to {_MOST_SECRETS}")
     return tuple(_parse(word) for word in words)
 
 
@@ -78,7 +78,7 @@ def _parse(word: str) -> bytes:
 MAX_ANSWER_BYTES = 4096
 """Bytes of an answer that are read at most. The status is in the first of them."""
 INTERIM = re.compile(rb"(?:HTTP/1\.[01] 1[0-9]{2}.*?\r\n\r\n)*", re.DOTALL)
-STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2})[ \r\n]")
+_STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2})[ \r\n]")
 
 
 class NotPosted(DneError):
@@ -133,7 +133,7 @@ def _read_status(connection: socket.socket, *, ends: float) -> int:
             break
         answer += piece
         interim = INTERIM.match(answer)
-        status = STATUS.match(answer, interim.end() if interim else 0)
+        status = _STATUS.match(answer, interim.end() if interim else 0)
         if status is not None:
             return int(status[1])
     raise NotPosted(
@@ -180,7 +180,7 @@ class RetryPlan:
     """Waits between tries."""
 
 
-class Outbox:
+class _Outbox:
     """A bounded queue of events, and the thread that posts them. If it is full, the oldest event
     makes room."""
 
@@ -303,7 +303,7 @@ class _Fault:
     is_final: bool = False
 
 
-RETRY_PLAN = RetryPlan()
+_RETRY_PLAN = RetryPlan()
 FLUSH_S = 2.0
 """Time that events get at the end of the server, or the grace time if this is shorter."""
 
@@ -316,13 +316,13 @@ class Announcer:
         settings: Settings,
         *,
         on_outcome: Callable[[PostOutcome], None] = lambda outcome: None,
-        plan: RetryPlan = RETRY_PLAN,
+        plan: RetryPlan = _RETRY_PLAN,
     ) -> None:
         urls = parse_webhook(settings.webhook).urls if settings.webhook is not None else ()
         secrets = read_secrets(settings) if urls else ()
         self._flush_s = min(FLUSH_S, settings.grace_seconds)
         self._outboxes = [
-            Outbox(url, secrets=secrets, on_outcome=on_outcome, plan=plan) for url in urls
+            _Outbox(url, secrets=secrets, on_outcome=on_outcome, plan=plan) for url in urls
         ]
         if urls and not secrets:
             log.warning(

@@ -23,12 +23,12 @@ from dne_serve.http.problems import MEDIA_TYPE, document, new_instance
 from dne_serve.inference.store_threads import ARRIVED, IS_GONE
 from dne_serve.settings import FixedLimits
 
-ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
+_ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 
 RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
-def origin_form(target: bytes, *, host: bytes) -> bytes | None:
+def _origin_form(target: bytes, *, host: bytes) -> bytes | None:
     """Return path and query of a target, or None if it names another host than the Host header.
 
     `http://localhost:8000/healthz` becomes `/healthz`. The name in such a target equals the Host
@@ -36,13 +36,13 @@ def origin_form(target: bytes, *, host: bytes) -> bytes | None:
     """
     if target.startswith(b"/") or target == b"*":
         return target
-    absolute = ABSOLUTE.fullmatch(target.partition(b"#")[0])
+    absolute = _ABSOLUTE.fullmatch(target.partition(b"#")[0])
     if absolute is None or absolute[1].lower() != host.lower():
         return None
     return absolute[2] if absolute[2].startswith(b"/") else b"/" + absolute[2]
 
 
-def head_without_upgrade(
+def _head_without_upgrade(
     method: bytes, target: bytes, *, version: str, headers: RawHeaders
 ) -> bytes:
     """Write the head of a request again, without its wish for another protocol."""
@@ -91,7 +91,7 @@ class Tally:
         return self._other > self.limit + self._body or self._without_body > self.limit
 
 
-class HeldFlow(FlowControl):
+class _HeldFlow(FlowControl):
     """Flow control that reads no more while it is held, even if uvicorn resumes it."""
 
     _is_held = False
@@ -108,7 +108,7 @@ class HeldFlow(FlowControl):
             super().resume_reading()
 
 
-def as_bytes(problem: dict[str, Any]) -> bytes:
+def _as_bytes(problem: dict[str, Any]) -> bytes:
     status = problem["status"]
     headers = {"Connection": "close", **({"Retry-After": "1"} if status == 503 else {})}
     answer = JSONResponse(problem, status, media_type=MEDIA_TYPE, headers=headers)
@@ -121,7 +121,7 @@ LINGER_S = 2.0
 PIECE_BYTES = 4096
 """Bytes for the parser at a time, besides the rest of a body of known length. The shortest request
 has 18 bytes, so that one piece makes no more than 228 requests that wait for their turn."""
-MOST_DIGITS = 100
+_MOST_DIGITS = 100
 """The parser takes a length with any number of zeros before it, and Python makes no number of more
 than 4,300 digits."""
 
@@ -136,7 +136,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = self._flow = HeldFlow(transport)
+        self.flow = self._flow = _HeldFlow(transport)
         self._deadline: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
         self._tally = Tally(self.limits.max_header_bytes)
@@ -184,7 +184,7 @@ class Connection(HttpToolsProtocol):
             self._refuse_headers()
         elif self.parser.get_method() == b"CONNECT":
             self._refuse(501, detail="this server is not a proxy", kind="not-implemented")
-        elif len(length) > MOST_DIGITS:
+        elif len(length) > _MOST_DIGITS:
             self._refuse(400, detail="the Content-Length has too many digits", kind="malformed")
         elif self.parser.should_upgrade():
             return  # `_read_without_upgrade` calls this again for the same request
@@ -277,7 +277,7 @@ class Connection(HttpToolsProtocol):
     def _read_without_upgrade(self) -> None:
         """Read the head again without its wish for another protocol, which no server has to grant.
         With that wish, the parser would skip the body."""
-        head = head_without_upgrade(
+        head = _head_without_upgrade(
             self.parser.get_method(),
             self.url,
             version=self.parser.get_http_version(),
@@ -294,7 +294,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(505, detail=detail, kind=kind)
             return
         host = next((value for name, value in self.headers if name == b"host"), b"")
-        target = origin_form(self.url, host=host)
+        target = _origin_form(self.url, host=host)
         if target is None:
             detail = "the request line names another host than the Host header, or no path"
             self._refuse(400, detail=detail, kind="malformed")
@@ -365,7 +365,7 @@ class Connection(HttpToolsProtocol):
     def _send_refusal(self, refusal: dict[str, Any]) -> None:
         if self.transport.is_closing():
             return
-        self.transport.write(as_bytes(refusal))
+        self.transport.write(_as_bytes(refusal))
         who = self.client[0] if self.client else "someone"
         log.info("%s %s %s %s", who, refusal["status"], refusal["instance"], refusal["detail"])
         if self.transport.can_write_eof():

@@ -20,13 +20,13 @@ from fastapi import FastAPI
 from dne_serve.settings import Settings
 from dne_serve.wire.connection import Connection
 
-OTHER_FILES = 256  # that a server has open besides its connections
+_OTHER_FILES = 256  # that a server has open besides its connections
 
 log = logging.getLogger("dne_serve.wire")
 
 
 def server_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
-    _allow_files(settings.fixed.max_connections + OTHER_FILES)
+    _allow_files(settings.fixed.max_connections + _OTHER_FILES)
     return uvicorn.Config(
         app,
         http=type("LimitedConnection", (Connection,), {"limits": settings.fixed}),

@@ -37,7 +37,7 @@ _OWN_NAME = re.compile(r"[0-9a-f]{32}\.rows|tmp-[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowFile:
+class _RowFile:
     """The rows of one store on disk. `stamp` changes with the code that makes rows: rows of other
     code are not taken."""
 
@@ -77,11 +77,11 @@ class RowFile:
         return hashlib.sha256(self.stamp.encode() + b"\n" + content).hexdigest()
 
 
-def _row_file(store: Store, *, stamp: str) -> RowFile:
+def _row_file(store: Store, *, stamp: str) -> _RowFile:
     """Return the file for the rows of a store."""
     place = store.location if "://" in store.location else os.path.abspath(store.location)
     which = hashlib.sha256(f"{store.id} {place}".encode()).hexdigest()[:32]
-    return RowFile(path=cache_folder() / FOLDER / f"{which}.rows", store=store.id, stamp=stamp)
+    return _RowFile(path=cache_folder() / FOLDER / f"{which}.rows", store=store.id, stamp=stamp)
 
 
 def _make_room(folder: Path, *, besides: str) -> None:
@@ -176,7 +176,7 @@ def _row(manifest: Manifest, base: Manifest | None) -> Row:
     return summary(manifest, parent=base)
 
 
-def _kept(store: Store) -> RowFile | None:
+def _kept(store: Store) -> _RowFile | None:
     """Find the file with the rows of this store; None where our own code cannot be read, because
     rows must carry a stamp of the code that made them."""
     try:

@@ -57,7 +57,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     show.add_argument(
         "--advice", action="store_true", help="say what would help the version most instead"
     )
-    diff = add("diff", show_difference, help="show what lies between two versions")
+    diff = add("diff", _show_difference, help="show what lies between two versions")
     add_version_argument(diff, "old")
     add_version_argument(diff, "new")
     verify = add("verify", verify_store, help="check every byte of the store, or of one version")
@@ -69,7 +69,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     )
     add_trust_option(verify)
     add_channel_commands(add)
-    export = add("export-onnx", export_version, help="write a version as ONNX files")
+    export = add("export-onnx", _export_version, help="write a version as ONNX files")
     add_version_argument(export)
     export.add_argument(
         "--precision",
@@ -153,7 +153,7 @@ def _shard_rows(shards: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str
     return [(kind, str(len(all_of)), size(sum(all_of))) for kind, all_of in kinds.items()]
 
 
-def show_difference(options: argparse.Namespace) -> int:
+def _show_difference(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     change_set = difference(store.manifest(options.old), store.manifest(options.new))
     if options.json:
@@ -192,7 +192,7 @@ def verify_store(options: argparse.Namespace) -> int:
     return EXIT_OK if report.ok else EXIT_FAILED
 
 
-def export_version(options: argparse.Namespace) -> int:
+def _export_version(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     # Here and not above: it imports torch, which no other command needs or should wait for.
     from model_store.onnx.export import export_onnx

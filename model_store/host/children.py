@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 KEPT_BYTES = 4000
-LINE_CHARACTERS = 300
+_LINE_CHARACTERS = 300
 
 
 def last_words(stderr: bytes | str) -> str:
@@ -25,7 +25,7 @@ def last_words(stderr: bytes | str) -> str:
 
 def last_line(stderr: bytes | str) -> str:
     """Return the last line of a child's output: with Python, the exception."""
-    return last_words(stderr).rpartition(" | ")[2][:LINE_CHARACTERS]
+    return last_words(stderr).rpartition(" | ")[2][:_LINE_CHARACTERS]
 
 
 def ending(code: int, stderr: bytes | str = b"") -> str:

@@ -22,18 +22,18 @@ from model_store.records.inbox import ItemRecord, LabelRecord
 from model_store.records.sealing import timestamp
 
 MAX_CHARACTERS = 1_000_000
-MAX_TAGS = 20_000
+_MAX_TAGS = 20_000
 CLASSES = "classes"
 """The key of a task's data that lists the classes."""
 IMAGE = "image"
-NEW_CLASS = "new_class"
+_NEW_CLASS = "new_class"
 """The name of the TextArea whose text names a class. Text of other TextAreas is ignored."""
 LABEL_CONFIG = f"""\
 <View>
   <Image name="{IMAGE}" value="${IMAGE}"/>
   <Choices name="class" toName="{IMAGE}" value="${CLASSES}" choice="single" showInLine="true"/>
   <Header value="Or name a new class:" size="6"/>
-  <TextArea name="{NEW_CLASS}" toName="{IMAGE}" maxSubmissions="1" editable="true"/>
+  <TextArea name="{_NEW_CLASS}" toName="{IMAGE}" maxSubmissions="1" editable="true"/>
 </View>
 """
 
@@ -109,8 +109,8 @@ def read_label_config(text: str) -> Controls:
 def _read(text: str) -> _TagReader:
     if len(text) > MAX_CHARACTERS:
         raise LabelConfigInvalid(f"the label config is longer than {MAX_CHARACTERS:,} characters")
-    if text.count("<") > MAX_TAGS:
-        raise LabelConfigInvalid(f"the label config has more than {MAX_TAGS:,} tags")
+    if text.count("<") > _MAX_TAGS:
+        raise LabelConfigInvalid(f"the label config has more than {_MAX_TAGS:,} tags")
     reader = _TagReader()
     parser = expat.ParserCreate("UTF-8")
     parser.StartDoctypeDeclHandler = _refuse_doctype
@@ -204,7 +204,7 @@ def kept_prediction(
 
 
 PREFIX = "label-studio:"
-MAX_WHO = 200
+_MAX_WHO = 200
 _MAX_NUMBER = 1 << 63
 
 _AnnotationOutcome = Literal["labelled", "cleared", "cancelled", "empty", "already", "overtaken"]
@@ -327,7 +327,7 @@ def _label_in(result: object, controls: Controls) -> str | None:
             continue
         if region.get("from_name") == controls.choices:
             chosen += _texts(region["value"].get("choices"))
-        elif region.get("from_name") == NEW_CLASS:
+        elif region.get("from_name") == _NEW_CLASS:
             typed += [name for name in map(str.strip, _texts(region["value"].get("text"))) if name]
     names = typed or chosen
     if len(names) > 1:
@@ -346,7 +346,7 @@ def _who(annotation: Mapping[str, Any]) -> str:
     else by number: webhooks have no address."""
     named = annotation.get("created_username")
     words = named.rpartition(",")[0].split() if isinstance(named, str) else []
-    if words and "@" in words[-1] and len(words[-1]) <= MAX_WHO and is_shown(words[-1]):
+    if words and "@" in words[-1] and len(words[-1]) <= _MAX_WHO and is_shown(words[-1]):
         return words[-1]
     number = number_in(annotation.get("completed_by"))
     return "user" if number is None else f"user-{number}"

@@ -26,7 +26,7 @@ from model_store.store.publish import announced, signer_of
 from model_store.store.store import Store, list_shards, read_all_manifests
 
 
-class Renewal:
+class _Renewal:
     """Records of a source as they are to be in the target. Without a key they stay as they are."""
 
     def __init__(self, keys: Keys, *, source: str, target: str) -> None:
@@ -119,7 +119,7 @@ def copy_store(
     Raise CopyRefused where the target has other versions of the same numbers: two stores that
     were filled separately do not become one.
     """
-    renewal = Renewal(keys, source=source.id, target=target.id)
+    renewal = _Renewal(keys, source=source.id, target=target.id)
     manifests = [renewal.version(manifest) for manifest in read_all_manifests(source)]
     digests = [ref.sha256 for manifest in manifests for ref in manifest.shards]
     with announced(target.objects, uuid.uuid4().hex, parent=None, digests=digests):
@@ -134,7 +134,7 @@ class _Copy:
         target: Store,
         *,
         manifests: list[Manifest],
-        renewal: Renewal,
+        renewal: _Renewal,
         progress: Progress,
     ) -> None:
         self.source = source

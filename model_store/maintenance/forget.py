@@ -153,7 +153,7 @@ Origin = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassNames:
+class _ClassNames:
     """The names of one class: in each version, and all of them."""
 
     by_version: Mapping[int, tuple[str, ...]]
@@ -169,7 +169,7 @@ class ClassNames:
 
 def _names_of_class(
     manifests: Iterable[Manifest], name: str, *, deleted: Mapping[int, DeletedVersion]
-) -> ClassNames:
+) -> _ClassNames:
     """Find all names of the classes that any version calls `name`."""
     classes = {manifest.version: manifest.spec.classes for manifest in manifests}
     parents = {manifest.version: manifest.parent for manifest in manifests}
@@ -192,7 +192,7 @@ def _names_of_class(
         for version, names in classes.items()
     }
     every = {label for names in by_version.values() for label in names}
-    return ClassNames(by_version=by_version, every=(name, *sorted(every - {name})))
+    return _ClassNames(by_version=by_version, every=(name, *sorted(every - {name})))
 
 
 def _origin(
@@ -325,7 +325,7 @@ def forget_version(store: Store, manifest: Manifest, *, actor: str, reason: str)
     delete_version(store, manifest.version, actor=actor, reason=reason)
 
 
-def _names(store: Store, manifests: list[Manifest], class_name: str) -> ClassNames:
+def _names(store: Store, manifests: list[Manifest], class_name: str) -> _ClassNames:
     tombstones = {
         number: tombstone
         for number in deleted_versions(store.objects)
@@ -334,7 +334,7 @@ def _names(store: Store, manifests: list[Manifest], class_name: str) -> ClassNam
     return _names_of_class(manifests, class_name, deleted=tombstones)
 
 
-def _new(manifests: list[Manifest], names: ClassNames) -> dict[str, int]:
+def _new(manifests: list[Manifest], names: _ClassNames) -> dict[str, int]:
     """Find the shards of images of a class. Weights stay, whatever a manifest calls them."""
     weights = {ref.sha256 for manifest in manifests for ref in manifest.model_shards}
     refs = _kept_of(manifests, names)
@@ -344,7 +344,7 @@ def _new(manifests: list[Manifest], names: ClassNames) -> dict[str, int]:
 def _report(
     store: Store,
     manifests: list[Manifest],
-    names: ClassNames,
+    names: _ClassNames,
     gone: Mapping[str, int],
     *,
     items: int,
@@ -371,12 +371,12 @@ def _forget(store: Store, sha256: str, *, class_name: str, actor: str, reason: s
     store.objects.delete(shard_name(sha256))
 
 
-def _check_known(names: ClassNames) -> None:
+def _check_known(names: _ClassNames) -> None:
     if not any(names.by_version.values()):
         raise DataRejected(f"no version knows a class {names.every[0]!r}")
 
 
-def _kept_of(manifests: list[Manifest], names: ClassNames) -> list[ShardRef]:
+def _kept_of(manifests: list[Manifest], names: _ClassNames) -> list[ShardRef]:
     return [
         entry.shard
         for manifest in manifests
@@ -385,7 +385,9 @@ def _kept_of(manifests: list[Manifest], names: ClassNames) -> list[ShardRef]:
     ]
 
 
-def _others(manifests: list[Manifest], gone: Collection[str], names: ClassNames) -> tuple[str, ...]:
+def _others(
+    manifests: list[Manifest], gone: Collection[str], names: _ClassNames
+) -> tuple[str, ...]:
     """List the other classes that had the same images, and lose them too."""
     classes = {
         entry.class_name

@@ -40,7 +40,7 @@ _LEFTOVER_S = 24 * 3600.0
 
 
 @dataclass(slots=True, kw_only=True)
-class GcPlan:
+class _GcPlan:
     """The actions of one run. Shards are given as their listing has them."""
 
     reachable: list[Entry] = field(default_factory=list)
@@ -103,7 +103,7 @@ def collect_garbage(
     )
 
 
-def _plan_collection(store: Store, *, grace_s: float) -> GcPlan:
+def _plan_collection(store: Store, *, grace_s: float) -> _GcPlan:
     """Plan a run. Only the clock's own object is written."""
     now_s = clock_s(store.objects)
     # This order, and no other. A publisher announces, then looks for marks: a mark that it did
@@ -116,7 +116,7 @@ def _plan_collection(store: Store, *, grace_s: float) -> GcPlan:
     for run in runs:
         named.update(run.record.shards if run.record else ())
     shards = list_shards(store)
-    plan = GcPlan(reachable=[entry for sha256, entry in shards.items() if sha256 in named])
+    plan = _GcPlan(reachable=[entry for sha256, entry in shards.items() if sha256 in named])
     listing = _Found(now_s=now_s, grace_s=grace_s, named=named, shards=shards)
     _judge_marks(store, plan, condemned, listing)
     plan.forgotten = _still_there(store, manifests, shards=shards)
@@ -125,7 +125,7 @@ def _plan_collection(store: Store, *, grace_s: float) -> GcPlan:
     return plan
 
 
-def _judge_marks(store: Store, plan: GcPlan, condemned: Condemned, listing: _Found) -> None:
+def _judge_marks(store: Store, plan: _GcPlan, condemned: Condemned, listing: _Found) -> None:
     """Sort every shard that nothing names into condemned, waiting or swept. The largest come first:
     on a full disk there may not be room for all marks."""
     marked: set[str] = set()
@@ -183,7 +183,7 @@ def _old(store: Store, *, now_s: float) -> list[str]:
     return [entry.name for entry in entries if now_s - entry.modified_s > _LEFTOVER_S]
 
 
-def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> list[Entry]:
+def _apply(store: Store, plan: _GcPlan, *, monotonic_s: Callable[[], float]) -> list[Entry]:
     """Delete the planned objects and return the shards that are gone. On a full disk each deletion
     makes room: objects that need no record go first, then the largest shards."""
     objects = store.objects
@@ -204,7 +204,7 @@ def _apply(store: Store, plan: GcPlan, *, monotonic_s: Callable[[], float]) -> l
     return swept
 
 
-def _condemn(store: Store, plan: GcPlan) -> list[Entry]:
+def _condemn(store: Store, plan: _GcPlan) -> list[Entry]:
     """Mark the shards that nothing names, as many as there is room for."""
     marked: list[Entry] = []
     for sha256, entry in plan.condemn.items():

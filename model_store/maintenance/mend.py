@@ -38,7 +38,7 @@ from model_store.store.store import Store
 _MAX_CONTENT_BYTES = 64 << 10
 
 
-class MendedRecord(Record):
+class _MendedRecord(Record):
     """`mended/<channel>/<number>.<n>.json`: an object that was set aside. It is a claim as well:
     only its writer deletes the object."""
 
@@ -191,11 +191,11 @@ def _taken(channel: str, number: int) -> StoreError:
     )
 
 
-def _record_of(channel: str, stray: Stray, *, mender: Mender) -> MendedRecord:
+def _record_of(channel: str, stray: Stray, *, mender: Mender) -> _MendedRecord:
     data = stray.data
     short = data is not None and len(data) <= _MAX_CONTENT_BYTES
     return make_record(
-        MendedRecord,
+        _MendedRecord,
         channel=channel,
         number=stray.number,
         problem=(stray.problem or "it comes after a gap")[:2000],

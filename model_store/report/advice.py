@@ -106,7 +106,7 @@ class Advice(Record):
     """Sentences on what could not be computed."""
 
 
-class AdviceRecord(Record):
+class _AdviceRecord(Record):
     """`advice/<version>.json`."""
 
     format: Literal[1] = FORMAT
@@ -120,7 +120,7 @@ class AdviceRecord(Record):
 def write_advice(store: Store, manifest: Manifest, advice: Advice) -> None:
     """Write the advice on a version that is published. The first one that is written stays."""
     record = make_record(
-        AdviceRecord, version=manifest.version, manifest_digest=manifest.digest, advice=advice
+        _AdviceRecord, version=manifest.version, manifest_digest=manifest.digest, advice=advice
     )
     create_record(store.objects, advice_name(manifest.version), record)
     # Checked after the write: a deletion that comes later finds the advice and deletes it.
@@ -131,7 +131,7 @@ def write_advice(store: Store, manifest: Manifest, advice: Advice) -> None:
 def read_advice(store: Store, manifest: Manifest) -> Advice | None:
     """Read the advice on a version. Return None where there is none, and where it is about another
     version that had the number before."""
-    record = find_record(store.objects, advice_name(manifest.version), AdviceRecord)
+    record = find_record(store.objects, advice_name(manifest.version), _AdviceRecord)
     if record is None or record.manifest_digest != manifest.digest:
         return None
     return record.advice

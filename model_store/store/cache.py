@@ -22,7 +22,7 @@ from model_store.host.private import READ_FLAGS, private_folder, read_private, r
 from model_store.records.manifest import ShardRef
 from model_store.store.shard import check_digest
 
-DEFAULT_BYTES = 8 << 30
+_DEFAULT_BYTES = 8 << 30
 _KEPT_KINDS = ("expert", "classifier")
 
 log = logging.getLogger("model_store.cache")
@@ -99,7 +99,7 @@ def shard_cache(location: str) -> ShardCache | None:
     and where DNE_CACHE_BYTES is 0."""
     if "://" not in location:
         return None
-    max_bytes = _max_bytes(os.environ.get("DNE_CACHE_BYTES") or str(DEFAULT_BYTES))
+    max_bytes = _max_bytes(os.environ.get("DNE_CACHE_BYTES") or str(_DEFAULT_BYTES))
     return ShardCache(root=cache_folder(), max_bytes=max_bytes) if max_bytes else None
 
 
@@ -114,7 +114,7 @@ def cache_folder() -> Path:
 
 RUNS = ("tokens", "checkpoints")
 """The folders of what training runs keep on this machine: it follows from images."""
-REMOVALS = "removals.json"
+_REMOVALS = "removals.json"
 """The removals that this machine has heard of."""
 _MAX_NOTE_BYTES = 1 << 26
 
@@ -162,7 +162,7 @@ def drop_runs(location: str) -> tuple[int, tuple[str, ...]]:
 def heed_removals(location: str, removals: Collection[str]) -> int:
     """Drop what runs have kept on this machine where a removal from the store is new here, and
     return the number of files that are gone. `removals`: the names of all marks in the store."""
-    note = runs_folder("tokens", location) / REMOVALS
+    note = runs_folder("tokens", location) / _REMOVALS
     try:
         known = set(json.loads(read_private(note, max_bytes=_MAX_NOTE_BYTES)))
     except (OSError, ValueError, TypeError, NotPrivate):

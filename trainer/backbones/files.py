@@ -16,7 +16,7 @@ from model_store.spec import Shape
 from model_store.store.shard import Stored, read_layout
 
 MAX_FILE_BYTES = 8 << 30
-MAX_JSON_BYTES = 4 << 20
+_MAX_JSON_BYTES = 4 << 20
 MAX_FILES = 100
 DTYPES = {
     "F64": torch.float64,
@@ -26,8 +26,8 @@ DTYPES = {
 }
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 """Bytes of a number, of the types that are read and of others that a file may hold."""
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_PICKLED = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 """First bytes of the files that `torch.save` and `pickle` write."""
 INDEX = ".index.json"
 
@@ -80,7 +80,7 @@ def read_weight_file(path: Path) -> WeightFile:
 
 def _read_indexed(path: Path) -> WeightFile:
     """Read the files that the `weight_map` of an index names, which lie beside it."""
-    index = _read(path, most=MAX_JSON_BYTES)
+    index = _read(path, most=_MAX_JSON_BYTES)
     files = _weight_map(path, index)
     digest = hashlib.sha256(index)
     places: dict[str, tuple[bytes, Stored]] = {}
@@ -122,7 +122,7 @@ def _layout(path: Path, data: bytes) -> dict[str, Stored]:
 
 
 def _refuse_pickle(path: Path, data: bytes = b"") -> None:
-    if path.suffix.lower() in PICKLES or data.startswith(PICKLED):
+    if path.suffix.lower() in _PICKLES or data.startswith(_PICKLED):
         raise DataRejected(
             f"{path} is a pickle, which can run programs when it is read, so it is not read: "
             "give the safetensors file of the same model, or convert it elsewhere"
@@ -141,7 +141,7 @@ def _read(path: Path, *, most: int) -> bytes:
 def read_json(path: Path, data: bytes | None = None) -> dict[str, object]:
     """Read a JSON object. Raise DataRejected for anything else."""
     try:
-        read = json.loads(_read(path, most=MAX_JSON_BYTES) if data is None else data)
+        read = json.loads(_read(path, most=_MAX_JSON_BYTES) if data is None else data)
     except (ValueError, RecursionError) as error:
         raise DataRejected(f"{path} is not JSON") from error
     if not isinstance(read, dict):

@@ -28,7 +28,7 @@ INDEX = f"{WEIGHTS}.index.json"
 SETTINGS = ("config.json", "preprocessor_config.json")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ANSWER_S = 10.0
-MAX_INDEX_BYTES = 4 << 20
+_MAX_INDEX_BYTES = 4 << 20
 MAX_FILES = 100
 READ_BYTES = 1 << 20
 
@@ -148,7 +148,7 @@ def _parts(file: Path, backbone: KnownBackbone) -> list[str]:
     """List the files of weights: the file itself, or those that an index names beside it."""
     if not file.name.endswith(INDEX):
         return [file.name]
-    if file.stat().st_size > MAX_INDEX_BYTES:
+    if file.stat().st_size > _MAX_INDEX_BYTES:
         raise WeightsMissing(f"{backbone.repository}: {file.name} is too large for an index")
     try:
         names = set(json.loads(file.read_bytes())["weight_map"].values())
@@ -182,13 +182,13 @@ def _in_cache(backbone: KnownBackbone) -> WeightsFile | None:
 def _snapshot(backbone: KnownBackbone, revision: str | None) -> Path | None:
     """Return the folder of a revision in the cache, or of the one that came last, without
     importing huggingface_hub."""
-    own = cache_of_hub() / f"models--{backbone.repository.replace('/', '--')}" / "snapshots"
+    own = _cache_of_hub() / f"models--{backbone.repository.replace('/', '--')}" / "snapshots"
     if revision is None:
         return max(own.glob("*/"), key=lambda folder: folder.stat().st_mtime, default=None)
     return own / revision if (own / revision).is_dir() else None
 
 
-def cache_of_hub() -> Path:
+def _cache_of_hub() -> Path:
     """Return the folder that huggingface_hub keeps files in, as its variables say."""
     above = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     home = os.environ.get("HF_HOME") or os.path.join(above, "huggingface")
@@ -212,7 +212,7 @@ def _refuse_damaged(path: Path, known: str | None) -> None:
     else:
         return
     then = "put the right one there"
-    if cache_of_hub().resolve() in blob.parents:
+    if _cache_of_hub().resolve() in blob.parents:
         blob.unlink()
         then = "it was deleted: check HF_ENDPOINT and the proxy, and try again"
     raise WeightsMissing(f"{path} {found}; {then}")

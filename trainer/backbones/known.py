@@ -12,8 +12,8 @@ from pathlib import Path
 
 from model_store.errors import WrongUsage
 
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
-FILE_ENDINGS = (".safetensors", ".json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+_FILE_ENDINGS = (".safetensors", ".json", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +110,11 @@ def backbone_named(asked: str) -> KnownBackbone | None:
     Raise WrongUsage, which names the nearest ones, for a word that is neither.
     """
     known = {one.shown: one for one in KNOWN}
-    if Path(asked).is_file() or asked.lower().endswith(FILE_ENDINGS):
+    if Path(asked).is_file() or asked.lower().endswith(_FILE_ENDINGS):
         return None
     if asked in known:
         return known[asked]
-    if REPOSITORY.fullmatch(asked):
+    if _REPOSITORY.fullmatch(asked):
         same = (one for one in KNOWN if one.repository == asked)
         return next(same, KnownBackbone(repository=asked))
     if "/" in asked or asked.startswith((".", "~")):

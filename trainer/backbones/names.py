@@ -95,7 +95,7 @@ TIMM = Scheme(
 )
 """timm; the authors of DINO, DINOv2 and DINOv3 use the same names."""
 
-HUGGING_FACE = Scheme(
+_HUGGING_FACE = Scheme(
     sign="embeddings.patch_embeddings.projection.weight",
     prefixes=("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "model."),
     edges={
@@ -199,7 +199,7 @@ DINOV3 = Scheme(
 )
 """`transformers`: DINOv3."""
 
-SCHEMES = (TIMM, HUGGING_FACE, CLIP, DINOV3)
+SCHEMES = (TIMM, _HUGGING_FACE, CLIP, DINOV3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

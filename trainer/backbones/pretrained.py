@@ -34,13 +34,13 @@ from trainer.backbones.shapes import (
     width_of,
 )
 
-EVA_SIDE = 16
+_EVA_SIDE = 16
 """Patches of a side in the pre-training of EVA-02, onto which other sizes are scaled."""
-EVA_THETA = 10_000.0
-DINOV3_THETA = 100.0
+_EVA_THETA = 10_000.0
+_DINOV3_THETA = 100.0
 
 
-def dinov3_angles(*, patches: int, channels: int, theta: float) -> Tensor:
+def _dinov3_angles(*, patches: int, channels: int, theta: float) -> Tensor:
     """Give [P, R]: first those of rows, then those of columns; centres lie between −1 and 1."""
     side = math.isqrt(patches)
     centres = (torch.arange(side, dtype=torch.float32) + 0.5) / side * 2 - 1
@@ -48,12 +48,12 @@ def dinov3_angles(*, patches: int, channels: int, theta: float) -> Tensor:
     return _by_place(2 * math.pi * centres[:, None] * frequency)
 
 
-def eva02_angles(*, patches: int, channels: int) -> Tensor:
+def _eva02_angles(*, patches: int, channels: int) -> Tensor:
     """Give [P, R]: places are counted from 0, on a grid of 16 patches a side."""
     side = math.isqrt(patches)
-    places = torch.arange(side, dtype=torch.float32) / side * EVA_SIDE
+    places = torch.arange(side, dtype=torch.float32) / side * _EVA_SIDE
     bands = channels // 4
-    frequency = 1 / EVA_THETA ** (torch.arange(bands, dtype=torch.float32) / bands)
+    frequency = 1 / _EVA_THETA ** (torch.arange(bands, dtype=torch.float32) / bands)
     return _by_place(places[:, None] * frequency)
 
 
@@ -65,7 +65,7 @@ def _by_place(along_SQ: Tensor) -> Tensor:
     return torch.cat((rows, columns), dim=-1).flatten(0, 1)
 
 
-def halves_of_pairs(rows: Tensor, *, heads: int) -> Tensor:
+def _halves_of_pairs(rows: Tensor, *, heads: int) -> Tensor:
     """Reorder the channels of each head from neighbouring pairs (EVA-02) to halves, as ours are.
 
     Both queries and keys are reordered, so no product of a query and a key changes.
@@ -86,7 +86,7 @@ class Pretrained:
     normalisation: tuple[Triple, Triple]
     """Mean and deviation, of the settings beside the file or by the custom of the family."""
     family: Family
-    rope_theta: float = DINOV3_THETA
+    rope_theta: float = _DINOV3_THETA
 
     @property
     def width(self) -> int:
@@ -144,8 +144,8 @@ class Pretrained:
     def _angles(self, geometry: NetworkSpec) -> Tensor:
         patches, channels = geometry.patches, self.width // self.expert.attention_heads
         if self.family == "eva02":
-            return eva02_angles(patches=patches, channels=channels)
-        return dinov3_angles(patches=patches, channels=channels, theta=self.rope_theta)
+            return _eva02_angles(patches=patches, channels=channels)
+        return _dinov3_angles(patches=patches, channels=channels, theta=self.rope_theta)
 
     def _block(self, ours: str, layers: Mapping[str, str], theirs: str) -> dict[str, Tensor]:
         state = {
@@ -180,7 +180,7 @@ class Pretrained:
                 if name in state:
                     q, k, v = state[name].chunk(3)
                     heads = self.expert.attention_heads
-                    q, k = (halves_of_pairs(one, heads=heads) for one in (q, k))
+                    q, k = (_halves_of_pairs(one, heads=heads) for one in (q, k))
                     state[name] = torch.cat((q, k, v))
 
 
@@ -204,7 +204,7 @@ def read_pretrained(path: Path, *, attention_heads: int | None = None) -> Pretra
         expert=ExpertSpec(heads=width // READ_WIDTH, attention_heads=heads),
         normalisation=settings.normalisation or customary_normalisation(named, family),
         family=family,
-        rope_theta=settings.rope_theta or DINOV3_THETA,
+        rope_theta=settings.rope_theta or _DINOV3_THETA,
     )
 
 

@@ -13,7 +13,7 @@ from model_store.spec import Activation
 from trainer.backbones.files import read_json
 
 LARGEST = 1e30  # infinity and NaN are no numbers here
-SMALLEST = 1e-30  # less becomes 0 in float32
+_SMALLEST = 1e-30  # less becomes 0 in float32
 Triple = tuple[float, float, float]
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -114,8 +114,8 @@ class _Said:
         found = self.members.get(name)
         if found is None:
             return None
-        if not _is_number(found) or found < SMALLEST:
-            raise self.senseless(name, f"a number above 0, at least {SMALLEST:g}")
+        if not _is_number(found) or found < _SMALLEST:
+            raise self.senseless(name, f"a number above 0, at least {_SMALLEST:g}")
         return float(found)
 
     def between_0_and_1(self, name: str) -> float | None:

@@ -17,12 +17,12 @@ from trainer.backbones.settings import FileSettings, Triple
 
 READ_WIDTH = 32
 """The channels of a slice that younger experts read."""
-NARROWEST_WITH_64 = 192
-HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+_NARROWEST_WITH_64 = 192
+_HEADS_OF_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
 """Plain transformers whose attention heads do not have 64 channels: SO400M, H, g and G."""
-LARGE_POSITIONS = (14, 37)
+_LARGE_POSITIONS = (14, 37)
 """Patch size and patches of a side in files of DINOv2, whose last steps used 518 pixels."""
-CUSTOMARY_SIZE = 224
+_CUSTOMARY_SIZE = 224
 """Pixels of an image's side for files whose positions fit any size, or 518 pixels."""
 HALF: tuple[Triple, Triple] = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 IMAGENET: tuple[Triple, Triple] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -191,7 +191,7 @@ def _activation(named: Named, family: Family, settings: FileSettings) -> Activat
 
 def _image_size(named: Named, kind: Backbone, *, patch: int, settings: FileSettings) -> int:
     if "pos_embed" not in named:
-        return settings.image_size or CUSTOMARY_SIZE
+        return settings.image_size or _CUSTOMARY_SIZE
     positions = math.prod((named.shape("pos_embed") or (0,))[:-1])
     in_sequence = kind.pooling != "attention"
     before = rows_before(positions, int(in_sequence), kind.registers)
@@ -202,8 +202,8 @@ def _image_size(named: Named, kind: Backbone, *, patch: int, settings: FileSetti
             f"found {positions} positions"
         )
     side = math.isqrt(positions - before)
-    if "blocks.0.ls1.gamma" in named and (patch, side) == LARGE_POSITIONS:
-        return CUSTOMARY_SIZE
+    if "blocks.0.ls1.gamma" in named and (patch, side) == _LARGE_POSITIONS:
+        return _CUSTOMARY_SIZE
     return side * patch
 
 
@@ -291,8 +291,8 @@ def customary_normalisation(named: Named, family: Family) -> tuple[Triple, Tripl
 def attention_heads_of(path: Path, *, width: int, asked: int | None, settings: FileSettings) -> int:
     """Choose the number of attention heads: by the settings, or by the custom of the width."""
     if asked is None:
-        custom = 64 if width >= NARROWEST_WITH_64 and width % 64 == 0 else 32
-        heads = settings.attention_heads or HEADS_OF_WIDTH.get(width, width // custom)
+        custom = 64 if width >= _NARROWEST_WITH_64 and width % 64 == 0 else 32
+        heads = settings.attention_heads or _HEADS_OF_WIDTH.get(width, width // custom)
         if width % heads:
             raise DataRejected(
                 f"{settings.source}: the {width} channels of {path} cannot be cut into "

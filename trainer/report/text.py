@@ -17,7 +17,7 @@ from trainer.backbones.known import FIRST
 from trainer.versions.outcome import Outcome
 
 _MAX_LINES = 10
-POOR = 0.7
+_POOR = 0.7
 """The share of right answers below which a version is called poor."""
 
 
@@ -105,7 +105,7 @@ def tell_poor(outcome: Outcome) -> None:
     """Say that a version is poor, whatever the gate says: it compares, and does not know what is
     good enough."""
     accuracy, spec = outcome.as_json()["accuracy"]["all"], outcome.manifest.spec
-    if accuracy is None or accuracy >= POOR:
+    if accuracy is None or accuracy >= _POOR:
         return
     print(f"this version is poor: {percent(1 - accuracy)} of the images it was judged by are wrong")
     if not spec.is_pretrained:

@@ -18,9 +18,9 @@ from trainer.progress import Progress
 from trainer.request import AddTask, NetworkShape, PretrainedFile
 
 NORMALISATIONS: dict[str, tuple[Triple, Triple]] = {"half": HALF, "imagenet": IMAGENET}
-READ_AT = (4 / 12, 6 / 12, 8 / 12, 10 / 12)
+_READ_AT = (4 / 12, 6 / 12, 8 / 12, 10 / 12)
 """The places of earlier blocks that a wide readout reads, as shares of the depth."""
-FEW_A_CLASS = 300
+_FEW_A_CLASS = 300
 """Images of a class below which a start from scratch has to be meant."""
 GRID_AT, GRID = 6 / 12, 3
 """The place of the block that is read on a grid, and the cells of a side."""
@@ -61,7 +61,7 @@ def start_of(request: AddTask, *, images: int, classes: int, progress: Progress)
 def _say_what_to_expect(request: AddTask, *, images: int, classes: int, progress: Progress) -> None:
     """Say that so few images are better learnt after a pre-trained start, unless this is meant."""
     is_meant = request.from_scratch or request.shape != NetworkShape()
-    if is_meant or images >= FEW_A_CLASS * classes:
+    if is_meant or images >= _FEW_A_CLASS * classes:
         return
     progress.note(
         f"note: without a pre-trained start {counted(images, 'photo')} of "
@@ -90,7 +90,7 @@ def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: P
             f"`unfreeze_last={asked.unfreeze_last}`: {asked.file} has "
             f"{counted(geometry.depth, 'block')}"
         )
-    readout = None if asked.readout == "narrow" else wide_readout(geometry)
+    readout = None if asked.readout == "narrow" else _wide_readout(geometry)
     if asked.readout == "wide" and readout is None:
         raise WrongUsage(f"`readout=wide`: {asked.file} has no block before its last one")
     heads = counted(weights.expert.attention_heads, "attention head")
@@ -110,13 +110,13 @@ def _pretrained_start(asked: PretrainedFile, shape: NetworkShape, *, progress: P
     )
 
 
-def wide_readout(geometry: NetworkSpec) -> Readout | None:
+def _wide_readout(geometry: NetworkSpec) -> Readout | None:
     """Choose the earlier blocks to read: 4, 6, 8 and 10 of 12, and a grid of block 6 (ADR 92).
 
     Return None where there is only one block.
     """
     depth, side = geometry.depth, geometry.image_size // geometry.patch_size
-    chosen = {max(1, round(share * depth)) for share in READ_AT}
+    chosen = {max(1, round(share * depth)) for share in _READ_AT}
     blocks = tuple(sorted(block for block in chosen if block < depth))
     if not blocks:
         return None

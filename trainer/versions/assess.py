@@ -40,7 +40,7 @@ class Assessment:
     """The shard of the score by which `unknown` judges; None for the largest logit."""
 
 
-TIMED_RUNS = 11
+_TIMED_RUNS = 11
 
 
 def assess(
@@ -219,7 +219,7 @@ def _older(student: Student) -> tuple[str, ...]:
 
 
 def _latency_ms(student: Student, experts: Lineage) -> float:
-    return median(latencies_ms(student.network, experts, runs=TIMED_RUNS))
+    return median(latencies_ms(student.network, experts, runs=_TIMED_RUNS))
 
 
 def _judge_served(

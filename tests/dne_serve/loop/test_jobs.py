@@ -168,8 +168,9 @@ def test_a_worker_is_asked_to_adapt_what_is_worth_it(
     assert read(live, "/versions/1/report.json")["proposal"] == PROSPECT
     asked = live.admin("/jobs", kind="grow", reason="it is night").json()
     assert (asked["kind"], asked["state"], asked["reason"]) == ("grow", "waiting", "it is night")
-    wait_for(lambda: (tmp_path / "audit").exists())
-    line = json.loads((tmp_path / "audit").read_text().splitlines()[-1])
+    audit = tmp_path / "audit"
+    wait_for(lambda: audit.exists() and audit.read_text() != "")
+    line = json.loads(audit.read_text().splitlines()[-1])
     assert (line["kind"], line["job"], line["reason"]) == ("grow", asked["id"], "it is night")
     assert_problem(live.admin("/jobs", kind="grow"), 409, says="under way")
     assert read(live, f"/jobs/{asked['id']}")["kind"] == "grow"
