@@ -182,9 +182,8 @@ class Client:
         at_least: int | None = None,
     ) -> Prediction:
         """Classify one image. `at_least` refuses answers of versions with a smaller number."""
-        return self.predict_batch(
-            [image], top_k=top_k, version=version, at_least=at_least
-        ).predictions[0]
+        answer = self.predict_batch([image], top_k=top_k, version=version, at_least=at_least)
+        return answer.predictions[0]
 
     def predict_batch(
         self,

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import httpx
 
-from dne_client.answers import Answer, Outcome, understood
+from dne_client.answers import Outcome, understood
 from dne_client.calls import ApiCall, predict
 from dne_client.errors import (
     BadImage,
@@ -96,34 +96,22 @@ def converse_group(
     try:
         call = predict(uploads, top_k=top_k, version=version, at_least=None)
         answer = yield from converse(call, retries=retries)
-        outcomes = _outcomes(sent, answer)
+        outcomes = [
+            Outcome(place=placed.place, name=placed.name, prediction=prediction)
+            for placed, prediction in zip(sent, answer.predictions, strict=True)
+        ]
     except (BadImage, TooLarge) as error:
         if len(sent) == 1:
             outcomes = [Outcome(place=sent[0].place, name=sent[0].name, error=error)]
         else:
-            outcomes = yield from _one_by_one(sent, top_k=top_k, version=version, retries=retries)
+            outcomes = []
+            for placed in sent:
+                outcomes += yield from converse_group(
+                    [placed], top_k=top_k, version=version, retries=retries
+                )
     except ClientError as error:
         outcomes = [Outcome(place=placed.place, name=placed.name, error=error) for placed in sent]
     return sorted([*unread, *outcomes], key=lambda item: item.place)
-
-
-def _one_by_one(
-    group: Sequence[Placed], *, top_k: int | None, version: int | None, retries: Retries
-) -> Conversation[list[Outcome]]:
-    outcomes: list[Outcome] = []
-    for placed in group:
-        outcomes += yield from converse_group(
-            [placed], top_k=top_k, version=version, retries=retries
-        )
-    return outcomes
-
-
-def _outcomes(sent: Sequence[Placed], answer: Answer) -> list[Outcome]:
-    pairs = zip(sent, answer.predictions, strict=True)
-    return [
-        Outcome(place=placed.place, name=placed.name, prediction=prediction)
-        for placed, prediction in pairs
-    ]
 
 
 def _wait_s(

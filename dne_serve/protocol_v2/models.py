@@ -41,7 +41,6 @@ from dne_serve.protocol_v2.schemas import (
     StatisticsAnswer,
     TraceAnswer,
 )
-from dne_serve.server import Serving
 
 health = router(Permission.OPEN)
 read = router(Permission.READ)
@@ -86,9 +85,14 @@ async def server_metadata() -> ServerAnswer:
 
 # Before the routes with a name in this place: no model is called "stats".
 @read.get("/models/stats")
+@read.get("/models/{model}/stats", dependencies=[ThisModel], responses=refusals(404))
 async def all_statistics(serving: Parts) -> StatisticsAnswer:
     """Count the answers of each version since the server started, over all routes."""
-    return _statistics(serving)
+    served = serving.loaded.served
+    versions = {*serving.statistics.versions, *([served.version] if served else [])}
+    return StatisticsAnswer(
+        model_stats=[describe.statistics(serving, version) for version in sorted(versions)]
+    )
 
 
 @read.get("/models/{model}", dependencies=[ThisModel], responses=refusals(404, 503))
@@ -123,12 +127,6 @@ def version_config(serving: Parts, version: Version) -> ConfigAnswer:
     return describe.config(serving, describe.manifest_of(serving, version))
 
 
-@read.get("/models/{model}/stats", dependencies=[ThisModel], responses=refusals(404))
-async def model_statistics(serving: Parts) -> StatisticsAnswer:
-    """Count the answers of each version since the server started, over all routes."""
-    return _statistics(serving)
-
-
 @read.get(
     "/models/{model}/versions/{version}/stats",
     dependencies=[ThisModel],
@@ -138,15 +136,6 @@ def version_statistics(serving: Parts, version: Version) -> StatisticsAnswer:
     """Count the answers of this version since the server started, over all routes."""
     describe.manifest_of(serving, version)
     return StatisticsAnswer(model_stats=[describe.statistics(serving, version)])
-
-
-def _statistics(serving: Serving) -> StatisticsAnswer:
-    """Collect the statistics of all versions that were asked, and of the served one."""
-    served = serving.loaded.served
-    versions = {*serving.statistics.versions, *([served.version] if served else [])}
-    return StatisticsAnswer(
-        model_stats=[describe.statistics(serving, version) for version in sorted(versions)]
-    )
 
 
 log = logging.getLogger("dne_serve.protocol_v2")
@@ -238,34 +227,24 @@ unoffered = router(Permission.READ)
 
 
 @unoffered.get("/trace/setting")
+@unoffered.get("/models/{model}/trace/setting", dependencies=[ThisModel], responses=refusals(404))
 async def trace_setting() -> TraceAnswer:
     """Say that no trace is written for this protocol."""
     return TraceAnswer(trace_level=["OFF"])
 
 
-@unoffered.get("/models/{model}/trace/setting", dependencies=[ThisModel], responses=refusals(404))
-async def model_trace_setting() -> TraceAnswer:
-    """Say that no trace is written for this protocol."""
-    return TraceAnswer(trace_level=["OFF"])
-
-
 @unoffered.post("/trace/setting", status_code=400, responses=refusals(400))
-async def set_trace() -> None:
-    """Refuse: only the operator turns traces on."""
-    raise Malformed(
-        "trace settings cannot be changed by clients: --otlp-endpoint turns traces on at the start"
-    )
-
-
 @unoffered.post(
     "/models/{model}/trace/setting",
     dependencies=[ThisModel],
     status_code=400,
     responses=refusals(400, 404),
 )
-async def set_model_trace() -> None:
+async def set_trace() -> None:
     """Refuse: only the operator turns traces on."""
-    await set_trace()
+    raise Malformed(
+        "trace settings cannot be changed by clients: --otlp-endpoint turns traces on at the start"
+    )
 
 
 @unoffered.get("/logging")
