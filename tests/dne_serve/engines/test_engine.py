@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from model_store.records.manifest import Manifest
 from model_store.spec import NetworkSpec
 from model_store.store.store import Store
 from tests.dne_serve.engines.asking import Reads, ask, load, noise
-from tests.live_server import live_server, png
 from tests.model_store.networks import BACKBONES
 from tests.tiny_versions import publish_tiny
 
@@ -108,21 +106,3 @@ def test_a_device_that_is_absent_is_wrong_usage(backend: str) -> None:
         pytest.skip("THE ABSENCE OF A GPU NOT TRIED: there is one")
     with pytest.raises(WrongUsage, match="cuda"):
         choose_engine(backend, device="cuda", threads=None)
-
-
-def test_a_server_on_onnx_answers_like_one_on_torch(store: Store, digits: Manifest) -> None:
-    answers = []
-    for make in ENGINES:
-        engine = make(device="cpu", threads=1)
-        with live_server(Path(store.location), engine=engine) as live:
-            live.wait_until_ready()
-            assert live.http.get("/readyz").json()["backend"] == engine.backend
-            answers.append(live.predict(*map(png, range(6))).json())
-            assert live.predict(png(), query="?version=1").json()["version"] == 1
-            assert live.admin("/rollback", to=1).json()["version"] == 1
-            assert live.admin("/resume").json()["version"] == 2
-    by_torch, by_onnx = (answer["predictions"] for answer in answers)
-    assert answers[0]["version"] == answers[1]["version"] == 2
-    for one, other in zip(by_torch, by_onnx, strict=True):
-        assert one["label"] == other["label"]
-        assert one["score"] == pytest.approx(other["score"], abs=1e-4)

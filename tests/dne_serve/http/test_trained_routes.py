@@ -165,27 +165,6 @@ def test_a_version_that_is_not_there_is_404_everywhere(trained: Trained) -> None
             trained.document.check(operation, answer)
 
 
-def test_statistics_name_every_version_that_was_asked(
-    trained: Trained, trained_store: TrainedStore
-) -> None:
-    for version in trained.versions:
-        assert trained.infer(version, trained_store.image("a")).is_success
-    operation = trained.document.operation("get", "/v2/models/stats")
-    answer = trained.ask(operation)
-    trained.document.check(operation, answer)
-    told = [int(one["version"]) for one in answer.json()["model_stats"]]
-    assert told == trained.versions
-
-
-def test_the_index_has_every_version_ready(trained: Trained) -> None:
-    operation = trained.document.operation("post", "/v2/repository/index")
-    answer = trained.ask(operation)
-    trained.document.check(operation, answer)
-    assert [(int(row["version"]), row["state"]) for row in answer.json()] == [
-        (version, "READY") for version in trained.versions
-    ]
-
-
 def test_an_outside_client_asks_every_version(
     trained: Trained, trained_store: TrainedStore
 ) -> None:

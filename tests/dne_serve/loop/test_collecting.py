@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from dne_serve.access.permission import new_token
 from model_store.loop.inbox import Inbox
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
@@ -215,30 +214,6 @@ def test_a_canary_that_disagrees_has_the_picture_kept(store: Store, digits: Mani
         wait_for(lambda: listed(live)["total"] == len(differing))
         assert {one["id"] for one in listed(live)["items"]} == differing
         assert live.metric('dne_shadow_images_total{label="other"}') == 0  # there is no shadow
-
-
-def test_who_may_only_predict_sees_no_inbox(store: Store, digits: Manifest, tmp_path: Path) -> None:
-    tokens = {name: new_token(f"{name}={name}") for name in ("predict", "read", "label")}
-    file = tmp_path / "tokens"
-    file.write_text("".join(f"{one.line}\n" for one in tokens.values()))
-    given: dict[str, Any] = {"collect": "sample=100%", "admin_token": None, "token_file": file}
-    with live_server(Path(store.location), **given) as live:
-        wait_for(lambda: live.http.get("/readyz").status_code == 200)
-
-        def ask(method: str, path: str, who: str | None, **more: Any) -> int:
-            headers = {"Authorization": f"Bearer {tokens[who].secret}"} if who else {}
-            return live.http.request(method, path, headers=headers, **more).status_code
-
-        files = [("files", ("a.png", pictures(1)[0]))]
-        assert ask("POST", "/predict", "predict", files=files) == 200
-        assert ask("POST", "/predict", "label", files=files) == 403
-        for who, status in (("predict", 403), ("read", 403), (None, 401)):
-            assert ask("GET", "/inbox", who) == status
-            assert ask("GET", "/inbox/x/image", who) == status
-            assert ask("POST", "/inbox/x/label", who, json={"label": "a"}) == status
-            assert ask("POST", "/feedback", who, json={"id": "x", "wrong": True}) == status
-            assert ask("DELETE", "/inbox/x", who) == status
-        assert ask("GET", "/inbox", "label") == 200
 
 
 @pytest.mark.parametrize(("host", "status"), [("127.0.0.1", 200), ("0.0.0.0", 403)])

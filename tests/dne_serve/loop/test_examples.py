@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dne_serve.access.permission import new_token
 from dne_serve.loop.routes import MAX_EXAMPLES
 from model_store import codec
 from model_store.cli.main import main as dne_store
@@ -85,21 +84,6 @@ def test_a_class_with_a_name_of_markup_is_shown_as_any_other(
     assert found["pictures"]
     assert found["label"] == HOSTILE
     assert ask(live, NEW_NAME).status_code == 404
-
-
-def test_who_may_only_predict_or_read_sees_no_example(
-    trained_store: TrainedStore, tmp_path: Path
-) -> None:
-    tokens = [new_token(f"{scope}={scope}") for scope in ("predict", "read", "label")]
-    (tmp_path / "tokens").write_text("\n".join(one.line for one in tokens))
-    with live_server(trained_store.location, token_file=tmp_path / "tokens") as live:
-        live.wait_until_ready()
-        statuses = [
-            ask(live, NEW_NAME, {"Authorization": f"Bearer {one.secret}"}).status_code
-            for one in tokens
-        ]
-        assert statuses == [403, 403, 200]
-        assert ask(live, NEW_NAME, {}).status_code == 401
 
 
 def test_a_version_that_keeps_no_images_says_so(store: Store) -> None:

@@ -124,12 +124,6 @@ def test_a_column_of_images_is_as_good_as_a_row(client: triton.InferenceServerCl
     assert client.infer("dne", [given]).as_numpy("label").shape == (2,)
 
 
-def test_any_version_answers_and_is_named(client: triton.InferenceServerClient) -> None:
-    result = client.infer("dne", [image_input(png())], model_version="1")
-    assert result.get_response()["model_version"] == "1"
-    assert result.as_numpy("logits").shape == (1, 2)
-
-
 def test_many_async_requests_get_their_own_answers(steady: Live) -> None:
     images = [png(seed) for seed in range(24)]
     with connected(steady, concurrency=6) as client:
@@ -218,12 +212,6 @@ def test_refusals_are_shown_as_a_sentence_with_their_status(
     for sentence, call in refused.items():
         with pytest.raises(InferenceServerException, match=f"^{sentence}"):
             call()
-
-
-def test_a_compressed_bomb_is_413(client: triton.InferenceServerClient) -> None:
-    bomb = image_input(b"\0" * (40 << 20))
-    with pytest.raises(InferenceServerException, match=r"^\[413\] the body has more"):
-        client.infer("dne", [bomb], request_compression_algorithm="gzip")
 
 
 def test_what_is_not_offered_answers_how_it_stands_and_refuses_changes(

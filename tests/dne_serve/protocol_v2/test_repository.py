@@ -210,12 +210,3 @@ def test_moving_the_channel_brings_an_unloaded_model_back(live: Live) -> None:
         client.unload_model("dne", headers=ADMIN, unload_dependents=True)
         assert live.admin("/rollback", to=1).status_code == 200
         assert client.infer("dne", [image_input(png())]).get_response()["model_version"] == "1"
-
-
-def test_without_an_admin_token_load_and_unload_are_closed(store: Store, letters: Manifest) -> None:
-    with live_server(Path(store.location), admin_token=None) as live, connected(live) as client:
-        live.wait_until_ready()
-        for call in (client.load_model, client.unload_model):
-            with pytest.raises(InferenceServerException, match=r"^\[403\]"):
-                call("dne", headers=ADMIN)
-        assert client.is_model_ready("dne")

@@ -60,33 +60,6 @@ def test_a_rollback_stays_until_someone_moves_on(live: Live, store: Store) -> No
     assert live.http.get("/versions").json()["mode"] == "follow"
 
 
-@pytest.mark.parametrize("route", ROUTES)
-def test_without_a_token_it_is_401(steady: Live, route: str) -> None:
-    before = steady.history()
-    for headers in ({}, {"Authorization": "Basic abc"}, {"Authorization": "Bearer"}):
-        answer = steady.http.post(route, json={"to": 1}, headers=headers)
-        assert_problem(answer, 401)
-        assert answer.headers["www-authenticate"].startswith("Bearer")
-    assert steady.history() == before
-
-
-@pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("token", ["wrong", TOKEN + "x", TOKEN[:-1], "ÿ"])
-def test_with_a_wrong_token_it_is_403(steady: Live, route: str, token: str) -> None:
-    before = steady.history()
-    assert_problem(steady.admin(route, token=token, to=1), 403)
-    assert steady.history() == before
-
-
-def test_without_a_token_in_the_settings_the_routes_are_closed(
-    store: Store, digits: Manifest
-) -> None:
-    with live_server(Path(store.location), admin_token=None) as live:
-        for route in ROUTES:
-            for token in (None, "None", TOKEN):
-                assert_problem(live.admin(route, token=token, to=1), 403)
-
-
 @pytest.mark.parametrize(
     ("route", "body"),
     [
