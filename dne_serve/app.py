@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -20,12 +21,14 @@ from dne_serve.loop.routes import asking_jobs, labelling, reading_jobs
 from dne_serve.protocol_v2 import infer, models
 from dne_serve.protocol_v2.openapi import ErrorForm
 from dne_serve.rollout.engine_switch import Auto
+from dne_serve.rollout.memory import give_back
 from dne_serve.server import Serving
 from dne_serve.settings import Settings
 from model_store import __version__
 from model_store.report.ancestry import AncestryCache
 
 _WORTH_PACKING = 4096  # bytes of an answer: most clients offer to unpack, and few need it
+_SOON_S = 0.2
 DESCRIPTION = (
     "An image classifier that grows task by task. A request is answered by one version, and the "
     "answer names it."
@@ -72,7 +75,11 @@ def create_app(settings: Settings, *, engine: Engine, auto: Auto | None = None) 
     for router in (*routes.ROUTERS, pages.report_page, pages.reports, *inbox, *_PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)
-    budget = MemoryBudget(settings.fixed.max_buffered_bytes, max_body_bytes=settings.max_body_bytes)
+    budget = MemoryBudget(
+        settings.fixed.max_buffered_bytes,
+        max_body_bytes=settings.max_body_bytes,
+        on_freed=_give_back_soon,
+    )
     app.add_middleware(Inflated)
     app.add_middleware(Packed, minimum_size=_WORTH_PACKING, compresslevel=1)
     app.add_middleware(
@@ -89,3 +96,9 @@ def create_app(settings: Settings, *, engine: Engine, auto: Auto | None = None) 
     )
     app.add_middleware(ErrorForm)
     return app
+
+
+def _give_back_soon() -> None:
+    """Return freed memory to the system when the request has ended, which still holds its body."""
+    loop = asyncio.get_running_loop()
+    loop.call_later(_SOON_S, loop.run_in_executor, None, give_back)

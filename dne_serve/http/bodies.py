@@ -33,6 +33,9 @@ RESERVATION = "dne.reservation"
 """Key of an ASGI scope: the reservation of the request's body."""
 _RESERVED = 4  # a quarter of the room is for small bodies
 SMALL = 128  # a body that takes up to that part of the room: 4 MiB of 512 MiB
+_FREED_BYTES = 128 << 20
+"""Bytes of large bodies, after which freed memory goes back to the system. The C library keeps what
+a thread has freed for that thread: after many bodies this was more than a gigabyte."""
 STALLED_S = 1.0
 STEP_BYTES = 64 << 10
 """Bytes that have to arrive within `STALLED_S`: a body that drips single bytes is stalled."""
@@ -102,13 +105,17 @@ class MemoryBudget:
         *,
         max_body_bytes: int,
         clock: Callable[[], float] = time.monotonic,
+        on_freed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_freed` is called after `_FREED_BYTES` of large bodies were let go of."""
         self._max_bytes = max_bytes
         # One body of the largest size gets in, however small the room is.
         self._for_large = max_bytes - max(
             0, min(max_bytes // _RESERVED, max_bytes - max_body_bytes)
         )
         self._clock = clock
+        self._on_freed = on_freed
+        self._freed = 0
         self._used = 0
         self._reservations: set[Reservation] = set()
 
@@ -132,9 +139,14 @@ class MemoryBudget:
         reservation.grow(count, now=self._clock())
 
     def let_go(self, reservation: Reservation) -> None:
-        self._used -= reservation.held
-        reservation.held = 0
+        freed, reservation.held = reservation.held, 0
+        self._used -= freed
         self._reservations.discard(reservation)
+        if freed > self._max_bytes // SMALL:
+            self._freed += freed
+        if self._freed >= _FREED_BYTES:
+            self._freed = 0
+            self._on_freed()
 
     def _slowest(self, *, besides: Reservation) -> Reservation | None:
         """Find the longest stalled body of the address whose stalled bodies take most.

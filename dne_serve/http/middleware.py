@@ -206,6 +206,7 @@ class Observed:
                 # Before anybody asks for it.
                 ids = _ids(request_id, trace)
                 _tell(scope, status, time.perf_counter() - began, note, ids=ids)
+                note.cause = None  # whose traceback holds the body while the connection is open
             await send(message)
 
         self._metrics.under_way.inc()

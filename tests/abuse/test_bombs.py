@@ -117,9 +117,12 @@ def test_images_that_take_long_are_ended_and_others_answered_meanwhile(
     finally:
         done.set()
         asking.join()
+    # A quick machine decodes some of them within the limit: then the answer is right.
+    ended = {name for name, answer in answers.items() if answer.status == 422}
+    assert len(ended) >= len(SLOW) / 2, answers
     for name, answer in answers.items():
-        assert answer.status == 422, (name, answer)
         assert answer.seconds < limit_s + 4, (name, answer.seconds)
+        assert name in ended or (answer.status == 200 and answer.seconds < limit_s), (name, answer)
     assert {answer.status for answer in meanwhile} == {200}
     taken = sorted(answer.seconds for answer in meanwhile)
     p99 = taken[int(len(taken) * 0.99)]
@@ -127,6 +130,7 @@ def test_images_that_take_long_are_ended_and_others_answered_meanwhile(
     abuse_row(
         "images that take long",
         f"{len(answers)}: {'; '.join(answers)}",
-        f"all 422, slowest {max(a.seconds for a in answers.values()):.1f} s (limit {limit_s:g} s); "
+        f"{len(ended)} ended with 422, the others decoded in time; slowest "
+        f"{max(a.seconds for a in answers.values()):.1f} s (limit {limit_s:g} s); "
         f"{len(meanwhile):,} others answered meanwhile, p99 {1000 * p99:.0f} ms",
     )

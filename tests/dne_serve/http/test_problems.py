@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from dne_serve.errors import public_message
-from dne_serve.http.problems import answer_to
+from dne_serve.http import middleware
+from dne_serve.http.problems import Note, answer_to
 from model_store import errors
 from tests.live_server import TOKEN, Live, assert_problem, png
 
@@ -126,3 +127,24 @@ def test_a_long_file_name_is_refused_or_comes_back(steady: Live, tmp_path: Path)
     answer = steady.http.post("/predict", files=[("files", ("n" * 1_000_000 + ".png", png()))])
     assert_problem(answer, 400)
     assert len(answer.content) < 3000
+
+
+def test_a_refusal_holds_its_body_no_longer_than_the_request(
+    steady: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The traceback of a cause holds the body, and a note lives as long as its connection."""
+    notes: list[Note] = []
+    causes: list[BaseException | None] = []
+
+    def noted() -> Note:
+        notes.append(Note())
+        return notes[-1]
+
+    def log_line(*_: object, **__: object) -> None:
+        causes.append(notes[-1].cause)
+
+    monkeypatch.setattr(middleware, "Note", noted)
+    monkeypatch.setattr(middleware, "_tell", log_line)
+    assert steady.http.post("/v2/models/dne/infer", content=b" " * 100_000).status_code == 400
+    assert [type(cause).__name__ for cause in causes] == ["ValidationError"]
+    assert [note.cause for note in notes] == [None]

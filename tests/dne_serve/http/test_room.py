@@ -108,6 +108,19 @@ def test_what_was_let_go_of_is_free_once() -> None:
             reservation.let_go()
 
 
+def test_freed_memory_goes_back_after_many_large_bodies_and_not_after_small_ones() -> None:
+    given_back: list[None] = []
+    shared = MemoryBudget(
+        512 * MIB, max_body_bytes=32 * MIB, on_freed=lambda: given_back.append(None)
+    )
+    for reservation in fill(shared, 64, size=4 * MIB):
+        reservation.let_go()
+    assert not given_back
+    for count in range(1, 9):
+        fill(shared, 1, size=32 * MIB)[0].let_go()
+        assert len(given_back) == count // 4
+
+
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     store = Store.create(str(tmp_path_factory.mktemp("narrow") / "models"))
