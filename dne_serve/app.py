@@ -18,6 +18,7 @@ from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
 from dne_serve.loop.label_studio import backend
 from dne_serve.loop.routes import asking_jobs, labelling, reading_jobs
+from dne_serve.loop.teach import teaching
 from dne_serve.protocol_v2 import infer, models
 from dne_serve.protocol_v2.openapi import ErrorForm
 from dne_serve.rollout.engine_switch import Auto
@@ -71,7 +72,7 @@ def create_app(settings: Settings, *, engine: Engine, auto: Auto | None = None) 
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
-    inbox = (labelling, reading_jobs, asking_jobs, backend)
+    inbox = (labelling, teaching, reading_jobs, asking_jobs, backend)
     for router in (*routes.ROUTERS, pages.report_page, pages.reports, *inbox, *_PROTOCOL_V2):
         app.include_router(router)
     pages.install(app)

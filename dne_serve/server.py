@@ -37,7 +37,13 @@ from dne_serve.rollout.loaded_versions import (
 )
 from dne_serve.rollout.memory import MemoryCheck, pass_bytes
 from dne_serve.rollout.reloader import NEXT_POLLS, Reloader
-from dne_serve.setting_values import parse_canary, parse_collect, parse_guard, parse_webhook
+from dne_serve.setting_values import (
+    CollectLimits,
+    parse_canary,
+    parse_collect,
+    parse_guard,
+    parse_webhook,
+)
 from dne_serve.settings import SECRETS, Settings, listed
 from dne_serve.webhooks.events import GUARD, RECENT_S, ChannelNews, InboxNews, NotLoaded
 from dne_serve.webhooks.outbox import Announcer
@@ -106,10 +112,11 @@ class Serving:
     def _open_inbox(self) -> None:
         """Make what keeps pictures, and the child that learns from them."""
         self.inbox_handle = InboxHandle(self.open_store)
-        self._writer = self._new_writer()
-        rules = parse_collect(listed(self.settings.collect)).rules
-        self.collector = Collector(rules, writer=self._writer) if rules else None
-        self._trainer = self._new_trainer() if self.settings.with_trainer else None
+        collecting = parse_collect(listed(self.settings.collect))
+        self.writer = self._new_writer(collecting.limits, sweeps=bool(collecting.rules))
+        rules = collecting.rules
+        self.collector = Collector(rules, writer=self.writer) if rules else None
+        self.trainer = self._new_trainer() if self.settings.with_trainer else None
 
     def _make_pools(self) -> None:
         """Make the threads and processes that keep long work off the event loop."""
@@ -257,9 +264,9 @@ class Serving:
         if self._engines is not None:
             self._engines.start()
         if self.collector is not None:
-            self._writer.start()
-        if self._trainer is not None:
-            self._trainer.start()
+            self.writer.start()
+        if self.trainer is not None:
+            self.trainer.start()
         if self.webhooks.is_heard:
             self.webhooks.start()
             self._news.start()
@@ -269,9 +276,9 @@ class Serving:
         self._guard.stop()
         if self._engines is not None:
             self._engines.stop()
-        if self._trainer is not None:
-            self._trainer.stop()
-        self._writer.stop()
+        if self.trainer is not None:
+            self.trainer.stop()
+        self.writer.stop()
         self.reloader.stop()
         self.readers.stop(wait=False)
         self.labellers.stop(wait=False)
@@ -329,8 +336,9 @@ class Serving:
             recent_s=RECENT_S,
         )
 
-    def _new_writer(self) -> InboxWriter:
-        """Make the writer of the inbox, whose process gives way to all others."""
+    def _new_writer(self, limits: CollectLimits, *, sweeps: bool) -> InboxWriter:
+        """Make the writer of the inbox, whose process gives way to all others. Only a server that
+        collects sweeps the inbox: its operator has said for how many days pictures stay."""
         process = DecodeProcess(
             seconds=self.settings.fixed.decode_seconds,
             max_pixels=self.settings.max_pixels,
@@ -340,7 +348,8 @@ class Serving:
             self.inbox_handle,
             process=process,
             channel=self.settings.channel,
-            limits=parse_collect(listed(self.settings.collect)).limits,
+            limits=limits,
+            sweeps=sweeps,
             on_outcome=self.metrics.settled,
         )
 

@@ -141,6 +141,10 @@ class LabelConflict(StoreError):
         self.actor = actor
 
 
+class LabelledOtherwise(StoreError):
+    """The same picture has another label already."""
+
+
 class LabelsFull(StoreError):
     def __init__(self, item: str, *, most: int) -> None:
         super().__init__(

@@ -103,7 +103,7 @@ function tell() {
   tiles.showLarge($("picture"), one);
   const said = one.judgement ? [`${one.judgement.kind} by ${one.judgement.actor}`] : [];
   const others = one.other_label ? [`version ${one.other_version} says ${one.other_label}`] : [];
-  $("facts").textContent = [...said, `version ${one.version}`, ...others, `kept by ${one.rules.join(", ")}`, when(one.time)].join(" · ");
+  $("facts").textContent = [...said, one.version ? `version ${one.version}` : "taught", ...others, `kept by ${one.rules.join(", ")}`, when(one.time)].join(" · ");
   $("likeliest").replaceChildren(...one.top.slice(0, KEYED).map(choice));
   $("group").hidden = one.group === undefined;
   $("again").hidden = !names.last;
@@ -118,6 +118,7 @@ function compare(offered) {
 }
 
 function titleOf(one) {
+  if (one.label === null) return "No label";
   return one.unknown ? `Unknown. Closest class: ${one.label}` : `${one.label}, ${percent(one.score)}`;
 }
 
@@ -178,7 +179,7 @@ async function undo() {
 // Keys
 
 function onKey(event) {
-  if (event.target === $("name") || event.target.closest("select, #door, summary, dialog, #learn")) return;
+  if (event.target === $("name") || event.target.closest("select, #door, summary, dialog, #learn, #teach")) return;
   const plain = !event.ctrlKey && !event.metaKey && !event.altKey;
   if ((event.ctrlKey || event.metaKey) && event.key === "z") act(event, undo);
   else if ((event.ctrlKey || event.metaKey) && event.key === "a") act(event, () => tiles.selectAll());

@@ -111,8 +111,8 @@ export class Tiles {
   say(tile, item) {
     const [, said, why] = tile.children;
     const label = item.judgement?.label ?? item.label;
-    said.textContent = item.judgement ? label : item.unknown ? "Unknown" : label;
-    why.textContent = item.judgement ? item.judgement.kind : item.unknown ? `closest: ${item.label}` : percent(item.score);
+    said.textContent = item.judgement ? label : item.unknown ? "Unknown" : (label ?? "No label");
+    why.textContent = item.judgement ? item.judgement.kind : item.unknown ? `closest: ${item.label}` : item.score === null ? "taught" : percent(item.score);
     tile.title = `${said.textContent}, ${why.textContent}`;
   }
 

@@ -17,7 +17,7 @@ const SAID = {
 };
 
 let job = null; // the newest job
-let head = null; // the version that the channel names
+let head; // the version that the channel names; null: none
 let turn = 0; // numbers the looks, so that only the newest one goes on
 
 const bearer = () => token(LABEL_TOKEN) || token(READ_TOKEN) || token(ADMIN_TOKEN);
@@ -44,14 +44,44 @@ async function look() {
   }
   const answer = await ask("jobs?limit=1", { bearer: bearer() });
   [job = null] = answer.jobs;
-  if (head !== null && head !== answer.head) document.dispatchEvent(new CustomEvent("head", { detail: answer.head }));
+  if (head !== undefined && head !== answer.head) document.dispatchEvent(new CustomEvent("head", { detail: answer.head }));
   head = answer.head;
   $("learn").hidden = false;
   showWaiting(answer.waiting);
+  showBackbones(head === null ? answer.backbones : null);
   $("learn-go").hidden = Boolean(answer.refused);
   show($("learn-refused"), answer.refused ? `Learning cannot be asked for from this page: ${answer.refused}. dne-train add-task --from-inbox learns from the labels.` : "");
   showJob();
   await showAdvice(head, bearer());
+}
+
+// What a first task begins with
+
+const BY_NAME = "by name";
+let backbones = null;
+
+function showBackbones(found) {
+  $("begin").hidden = found === null;
+  $("teach-box").open ||= found !== null && backbones === null; // there is no version yet: begin here
+  if (found === null || JSON.stringify(found) === JSON.stringify(backbones)) return;
+  backbones = found;
+  const known = found.map(({ name, cached, megabytes }) => [name, `${name} (${cached ? "on this machine" : `${megabytes} MB to fetch`})`]);
+  const others = [[BY_NAME, "weights by their name…"], ["", "nothing: learn from scratch"]];
+  $("backbone").replaceChildren(...[...known, ...others].map(([value, text]) => Object.assign(make("option", "", text), { value })));
+  tellBackbone();
+}
+
+function tellBackbone() {
+  const chosen = $("backbone").value;
+  const one = backbones.find(({ name }) => name === chosen);
+  $("backbone-name").hidden = chosen !== BY_NAME;
+  $("backbone-about").textContent = one ? `For ${one.good_for}. Licence: ${one.licence ?? "not known"}.` : chosen ? "A known name, or owner/name on the Hugging Face Hub." : "For many images that look like no photo; it takes long.";
+}
+
+function chosenBackbone() {
+  if (head !== null || backbones === null) return {};
+  const chosen = $("backbone").value === BY_NAME ? $("backbone-name").value.trim() : $("backbone").value;
+  return chosen ? { pretrained: chosen } : {};
 }
 
 function showWaiting({ known, new: fresh, left }) {
@@ -165,7 +195,8 @@ async function moveNow(path, body, dialog) {
   }
 }
 
-$("learn-go").addEventListener("click", () => openMove({ path: "jobs", title: "Learn from the labels", verb: "Learn" }));
+$("learn-go").addEventListener("click", () => openMove({ path: "jobs", title: "Learn from the labels", verb: "Learn", ...chosenBackbone() }));
+$("backbone").addEventListener("change", tellBackbone);
 $("learn-cancel").addEventListener("click", () => moveNow(`jobs/${job.id}/cancel`, {}, { title: "Cancel learning", verb: "Cancel learning" }));
 for (const event of ["moved", "labelled", "token"]) document.addEventListener(event, keepLooking);
 keepLooking();

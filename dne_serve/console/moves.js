@@ -90,7 +90,7 @@ export function openMove({ title, verb, refused = false, reasons = [], ...wanted
 async function goOn() {
   const body = { reason: $("reason").value.trim() };
   if (move.to !== undefined) body.to = move.to;
-  if (move.kind !== undefined) body.kind = move.kind;
+  for (const name of ["kind", "pretrained"]) if (move[name] !== undefined) body[name] = move[name];
   $("move-go").disabled = true;
   try {
     await ask(move.path, {

@@ -2,7 +2,9 @@
 
 import { READ_TOKEN, ask, keepToken } from "./ask.js";
 import { addOther, beginComparing, otherAnswer } from "./compare.js";
+import { entriesOf, filesIn, isImage } from "./dropped.js";
 import { $, count, line, make, percent, seconds, show, sleep } from "./elements.js";
+import { wrongBox } from "./wrong.js";
 
 const GROUP_IMAGES = 8; // far below what a server takes at once, so that others get their turn
 const GROUP_BYTES = 4 * 2 ** 20;
@@ -12,7 +14,6 @@ const KEPT = 200; // answers on the page
 const TOP_K = 5;
 const TICK_MS = 200;
 const MOST_DROPPED = 2000; // files of folders
-const PHONE = /\.(heic|heif|hif|avif)$/i; // images that a browser may not know
 const BUSY = new Set([429, 503]);
 // Statuses that speak of the images of a group, not of the server or of the person asking.
 const ABOUT_IMAGES = new Set([400, 413, 415, 422]);
@@ -166,7 +167,9 @@ function put(rows) {
 
 function answerRow(prediction, file, { version, took }, other) {
   const row = make("li", "answer");
-  row.append(thumbnail(file), answerBox(prediction, { version, took, isOpen: Boolean(other) || run.total <= GROUP_IMAGES }));
+  const box = answerBox(prediction, { version, took, isOpen: Boolean(other) || run.total <= GROUP_IMAGES });
+  row.append(thumbnail(file), box);
+  if (!other) box.append(wrongBox(file));
   if (other) {
     const { prediction: second, version: otherVersion } = other;
     addOther(row, answerBox(second, { version: otherVersion, took: "", isOpen: true }), { first: prediction, second, versions: [version, otherVersion] });
@@ -243,33 +246,18 @@ for (const input of [$("files"), $("shot")]) {
 }
 /** Ask about what was dropped; of folders, about the images in them. */
 async function takeDropped(transfer) {
-  const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean); // gone after an await
+  const entries = entriesOf(transfer);
   if (!entries.some((entry) => entry.isDirectory)) {
     takeImages(transfer.files);
     return;
   }
-  const files = [];
-  while (entries.length && files.length < MOST_DROPPED) {
-    const entry = entries.shift();
-    if (entry.isDirectory) entries.push(...(await entriesIn(entry)));
-    else files.push(await new Promise((resolve, reject) => entry.file(resolve, reject)));
-  }
-  const images = files.filter(({ type, name }) => type.startsWith("image/") || PHONE.test(name));
+  const { found, isCut } = await filesIn(entries, MOST_DROPPED);
+  const files = found.slice(0, MOST_DROPPED).map(({ file }) => file);
+  const images = files.filter(isImage);
   const left = files.length - images.length;
-  const cut = entries.length ? `Only the first ${MOST_DROPPED} files were taken. ` : "";
+  const cut = isCut ? `Only the first ${MOST_DROPPED} files were taken. ` : "";
   takeImages(images);
   show($("predict-error"), cut + (left ? `${count(left, "file that is not an image was", "files that are not images were")} left out.` : ""));
-}
-
-async function entriesIn(folder) {
-  const reader = folder.createReader();
-  const found = [];
-  for (;;) {
-    const some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject)); // a hundred at a time
-    if (!some.length) return found.sort((a, b) => (a.name < b.name ? -1 : 1));
-    found.push(...some);
-    if (found.length > MOST_DROPPED) return found;
-  }
 }
 
 document.addEventListener("dragover", (event) => {

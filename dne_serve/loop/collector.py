@@ -21,6 +21,7 @@ from dne_serve.loop.writer import (
     GivenAnswer,
     InboxWriter,
     KeepCandidate,
+    Settled,
     broken_rules,
 )
 from dne_serve.setting_values import CollectRule
@@ -118,6 +119,7 @@ class Collector:
 
     def judge(self, candidate: KeepCandidate, *, keep: bool) -> KeepCandidate:
         """Add the rules that keep a candidate, and hand it to the writer if there are any."""
+        assert candidate.given is not None, "what is taught has no answer, and goes to the writer"
         rules = broken_rules(self._rules, candidate.given, draw=self._chance.random())
         if candidate.other is not None and self._disagrees is not None:
             rules = (*rules, self._disagrees)
@@ -129,13 +131,13 @@ class Collector:
             self._writer.offer(judged)
         return judged
 
-    def keep(self, item: str) -> Future[None] | None:
+    def keep(self, item: str) -> Future[Settled] | None:
         """Keep a picture that was answered a moment ago. Return None if it is not held any more:
         then it is in the inbox, or lost."""
         candidate = self._recent.get(item)
         if candidate is None:
             return None
-        kept: Future[None] = Future()
+        kept: Future[Settled] = Future()
         if not self._writer.offer(candidate.kept_by(FEEDBACK, kept)):
             raise QueueFull("too many pictures wait to be kept; try again soon")
         return kept

@@ -41,7 +41,9 @@ def group(items: Sequence[Item]) -> Groups:
     parts: dict[Hashable, list[Item]] = defaultdict(list)
     for item in items:
         token = item.record.token if linkage else None
-        parts[len(token) if token else ("label", item.record.answer.label)].append(item)
+        parts[
+            len(token) if token else ("label", item.record.answer and item.record.answer.label)
+        ].append(item)
     groups = [
         cluster
         for key, part in parts.items()

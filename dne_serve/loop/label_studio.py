@@ -169,7 +169,7 @@ class _TaskPredictor:
 
 
 def _kept(item: ItemRecord) -> tuple[str, float]:
-    return item.answer.label, item.answer.score
+    return item.top[0].label, item.top[0].score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from dne_serve.access.permission import Permission
-from dne_serve.errors import NotOffered, NotReady, WaitedTooLong
+from dne_serve.errors import Malformed, NotOffered, NotReady, WaitedTooLong
 from dne_serve.http.openapi import problems
 from dne_serve.http.pages import PICTURE
 from dne_serve.http.routes import JSON
@@ -42,9 +42,16 @@ from dne_serve.loop.schemas import (
     ToldAdvice,
     WaitingAnswer,
 )
+from dne_serve.loop.trainer_child import BackboneAnswer
 from dne_serve.server import Serving
 from model_store.codec import read_kept
-from model_store.errors import ImageRejected, KeptTooLarge, NothingToLearn, ShardForgotten
+from model_store.errors import (
+    ImageRejected,
+    KeptTooLarge,
+    NothingToLearn,
+    ShardForgotten,
+    StoreNotFound,
+)
 from model_store.loop.describe import describe_item, describe_job, describe_label, describe_waiting
 from model_store.loop.inbox import Judgement
 from model_store.loop.index import STATES, Order, State
@@ -116,8 +123,15 @@ def list_inbox(
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = DEFAULT_LISTED,
 ) -> InboxAnswer:
-    """List pictures that were kept, a page at a time."""
-    index = serving.inbox_handle.index
+    """List pictures that were kept, a page at a time. There are none before there is a store."""
+    collecting = serving.collector is not None
+    try:
+        index = serving.inbox_handle.index
+    except StoreNotFound:
+        nothing = dict.fromkeys(STATES, 0)
+        return InboxAnswer(
+            items=[], counts=nothing, total=0, next_cursor=None, collecting=collecting
+        )
     index.refresh()
     page = index.page(order=order, states=state or STATES, cursor=cursor, limit=limit)
     items = [_item_answer(item) for item in read_items(serving.inbox_handle.inbox, page.rows)]
@@ -126,7 +140,7 @@ def list_inbox(
         counts=index.counts(),
         total=len(index),
         next_cursor=page.next_cursor,
-        collecting=serving.collector is not None,
+        collecting=collecting,
     )
 
 
@@ -140,7 +154,14 @@ def list_groups(
 ) -> GroupsAnswer:
     """Group the newest items that look alike, so that many images of one class are labelled at
     once."""
-    index = serving.inbox_handle.index
+    collecting = serving.collector is not None
+    try:
+        index = serving.inbox_handle.index
+    except StoreNotFound:
+        nothing = dict.fromkeys(STATES, 0)
+        return GroupsAnswer(
+            groups=[], others=[], by="labels", counts=nothing, total=0, collecting=collecting
+        )
     index.refresh()
     rows = index.page(states=[state], limit=limit).rows
     grouped = group(list(read_items(serving.inbox_handle.inbox, rows)))
@@ -152,7 +173,7 @@ def list_groups(
         by=grouped.by,
         counts=index.counts(),
         total=len(index),
-        collecting=serving.collector is not None,
+        collecting=collecting,
     )
 
 
@@ -282,8 +303,15 @@ def list_jobs(
     serving: Parts,
     limit: Annotated[int, Query(ge=1, le=MAX_JOBS)] = DEFAULT_JOBS,
 ) -> JobsAnswer:
-    """List the newest jobs of the served channel, and count the labels that wait."""
-    store = serving.open_store()
+    """List the newest jobs of the served channel, and count the labels that wait. There are none
+    before there is a store."""
+    refused = serving.authorizer.why_closed(Permission.ADMIN)
+    try:
+        store = serving.open_store()
+    except StoreNotFound:
+        nothing = WaitingAnswer(**describe_waiting(WaitingLabels()))
+        known = _backbones(serving)
+        return JobsAnswer(jobs=[], waiting=nothing, head=None, refused=refused, backbones=known)
     jobs = Jobs(store.objects, keys=store.keys)
     newest = jobs.of_channel(serving.settings.channel, limit=limit)
     waiting = describe_waiting(_labels_that_wait(serving, store))
@@ -292,8 +320,13 @@ def list_jobs(
         jobs=[_job_answer(jobs, job, store) for job in newest],
         waiting=WaitingAnswer(**waiting),
         head=head.target if head else None,
-        refused=serving.authorizer.why_closed(Permission.ADMIN),
+        refused=refused,
+        backbones=[] if head else _backbones(serving),
     )
+
+
+def _backbones(serving: Serving) -> list[BackboneAnswer]:
+    return serving.trainer.backbones() if serving.trainer else []
 
 
 @reading_jobs.get("/jobs/{job}")
@@ -312,7 +345,13 @@ def ask_for_job(request: Request, serving: Parts, body: JobBody | None = None) -
     _refuse_nothing_to_learn(serving, store, asked)
     jobs, channel = Jobs(store.objects, keys=store.keys), serving.settings.channel
     actor = actor_of(request)
-    made = jobs.ask(channel=channel, actor=actor, reason=asked.reason, kind=asked.kind)
+    made = jobs.ask(
+        channel=channel,
+        actor=actor,
+        reason=asked.reason,
+        kind=asked.kind,
+        pretrained=asked.pretrained,
+    )
     request.scope[FACTS].update(job=made.id, kind=asked.kind, reason=asked.reason)
     return _job_answer(jobs, jobs.job(made.id), store)
 
@@ -328,6 +367,9 @@ def cancel_job(request: Request, serving: Parts, job: JobPath) -> JobAnswer:
 
 
 def _refuse_nothing_to_learn(serving: Serving, store: Store, asked: JobBody) -> None:
+    has_version = store.head(serving.settings.channel) is not None
+    if asked.pretrained is not None and (has_version or asked.kind == "grow"):
+        raise Malformed("pretrained is for the first task: the network of this channel is there")
     if asked.kind == "learn-from-inbox":
         if not _labels_that_wait(serving, store).items:
             raise NothingToLearn("no label waits that can be learnt from; label images first")

@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dne_serve.http.schemas import Score
+from dne_serve.loop.trainer_child import BackboneAnswer
 from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Judgement
 from model_store.loop.index import State
 from model_store.loop.label_studio import MAX_CHARACTERS
 from model_store.records.inbox import LabelKind
-from model_store.records.jobs import JobKind
+from model_store.records.jobs import BackboneName, JobKind
 from model_store.report.advice import Advice, AdvisedImage
 
 MAX_LABEL = 1000
@@ -72,16 +73,17 @@ class JudgementAnswer(BaseModel):
 
 class ItemAnswer(BaseModel):
     """A picture of the inbox and the answer to it. `label`, `score` and `top` are those of the
-    version that answered. `other_label` is that of a shadow or of the served version, if it
-    differs. `rules` are the reasons for keeping it. `number` is that of the newest label record, 0
-    for none; send it as `after` of the next one."""
+    version that answered. `version`, `label` and `score` are null for a picture that was taught.
+    `other_label` is that of a shadow or of the served version, if it differs. `rules` are the
+    reasons for keeping it. `number` is that of the newest label record, 0 for none; send it as
+    `after` of the next one."""
 
     id: str
     time: str
-    version: int
+    version: int | None
     channel: str
-    label: str
-    score: float
+    label: str | None
+    score: float | None
     margin: float
     top: list[Score]
     unknown: bool
@@ -141,6 +143,25 @@ class LabelledAnswer(JudgementAnswer):
     """The label record that was written."""
 
     id: str
+
+
+class TaughtPicture(BaseModel):
+    """What became of a picture. `kept`: it is in the inbox with the label. `known`: the inbox had
+    the same picture, which has the label now. `item` is null for all others: `bad` (it cannot be
+    read), `other` (the same picture has another label), `refused` (there is no room, or no time;
+    send it again). `why` says why."""
+
+    filename: str | None
+    outcome: Literal["kept", "known", "bad", "other", "refused"]
+    item: str | None
+    why: str
+
+
+class TaughtAnswer(BaseModel):
+    """The pictures in the order sent."""
+
+    label: str
+    pictures: list[TaughtPicture]
 
 
 class DeletedAnswer(BaseModel):
@@ -276,22 +297,26 @@ class JobAnswer(BaseModel):
 
 class JobsAnswer(BaseModel):
     """The newest jobs of the served channel, the labels that wait for the next one, and the version
-    that the channel names (`head`). `refused` says why no client can ask for a job here."""
+    that the channel names (`head`). `refused` says why no client can ask for a job here.
+    `backbones` are those that the trainer beside the server knows, while there is no version."""
 
     jobs: list[JobAnswer]
     waiting: WaitingAnswer
     head: int | None
     refused: str | None
+    backbones: list[BackboneAnswer]
 
 
 class JobBody(BaseModel):
     """The `reason` is kept with the job. `kind`: learn from the labels that wait, or adapt the
-    version that the channel names (`growth` of `GET /versions`)."""
+    version that the channel names (`growth` of `GET /versions`). `pretrained` names the weights
+    that a first task begins with: a known backbone, or owner/name on the Hugging Face Hub."""
 
     model_config = ConfigDict(extra="forbid")
 
     kind: JobKind = "learn-from-inbox"
     reason: Annotated[str, Field(max_length=500)] = ""
+    pretrained: BackboneName | None = None
 
 
 MAX_TASKS = 10_000

@@ -6,7 +6,9 @@ server. Even if the server is killed, the worker's standard input closes, which 
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -17,6 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from model_store.errors import WrongUsage
 from model_store.host.children import StderrTail, ending
@@ -63,8 +67,21 @@ def _threads() -> int:
     return max(1, usable_cores() - 1)
 
 
+class BackboneAnswer(BaseModel):
+    """Weights that a first task can begin with. `cached`: they are on this machine already."""
+
+    name: str
+    megabytes: int | None
+    licence: str | None
+    good_for: str
+    cached: bool
+
+
 class TrainerChild:
     """Keeps a worker running. Restarts it when it dies, at most a few times in a row."""
+
+    LIST_S = 60.0
+    """Time for which a list of backbones counts."""
 
     def __init__(
         self,
@@ -76,6 +93,8 @@ class TrainerChild:
     ) -> None:
         self._command, self._environment = list(command), dict(environment)
         self._first_pause_s, self._clock = first_pause_s, clock
+        self._listed: tuple[float, list[BackboneAnswer]] = (-math.inf, [])
+        self._listing = threading.Lock()
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,6 +104,30 @@ class TrainerChild:
     def pid(self) -> int | None:
         process = self._process
         return process.pid if process and process.poll() is None else None
+
+    def backbones(self) -> list[BackboneAnswer]:
+        """List the backbones that the trainer knows, those on this machine first. Return none, and
+        log a warning, where it cannot say."""
+        with self._listing:
+            until, listed = self._listed
+            if self._clock() >= until:
+                listed = self._ask_backbones()
+                self._listed = self._clock() + self.LIST_S, listed
+            return listed
+
+    def _ask_backbones(self) -> list[BackboneAnswer]:
+        command = [self._command[0], "backbones", "--json"]
+        try:
+            said = subprocess.run(
+                command, env=self._environment, capture_output=True, timeout=STOP_S, check=True
+            )
+            known = [
+                BackboneAnswer.model_validate(one) for one in json.loads(said.stdout)["backbones"]
+            ]
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
+            log.warning("the trainer does not say which backbones it knows: %s", error)
+            return []
+        return sorted(known, key=lambda one: not one.cached)
 
     def start(self) -> None:
         self._thread.start()

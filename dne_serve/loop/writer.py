@@ -34,16 +34,29 @@ from dne_serve.inference.answers import Listed, best_of
 from dne_serve.inference.reencoding import Reencoded
 from dne_serve.loop.inbox_handle import InboxHandle, Retention
 from dne_serve.setting_values import CollectLimits, CollectRule
-from model_store.errors import DneError, ImageRejected, ItemNotFound, StoreError
+from model_store.errors import (
+    DneError,
+    ImageRejected,
+    ItemNotFound,
+    LabelledOtherwise,
+    LabelsFull,
+    StoreError,
+)
+from model_store.loop.inbox import Judgement
+from model_store.loop.index import ItemRow
 from model_store.loop.item_names import picture_name, short_of, timestamp_of
+from model_store.names import is_same
 from model_store.records.inbox import ItemRecord, KeptPicture, TopClass
 
+Reason = Literal["queue", "hour", "total", "duplicate", "image", "store", "disk"]
+KeepOutcome = Literal["kept", "known"] | Reason
+"""`known`: the item was in the inbox before."""
 _KEPT_TOP = 5
 MOST = 127
 _MAX_CHANNELS = 4096
 """Only the first channels of a wider token are kept: the record of an item has a limit."""
-KEEP, FEEDBACK = "keep", "feedback"
-"""The rules of pictures that a client asked to keep, or sent feedback to."""
+KEEP, FEEDBACK, TAUGHT = "keep", "feedback", "taught"
+"""The rules of pictures that a client asked to keep, sent feedback to, or sent with a label."""
 KEEP_SHARE, RULES_SHARE = 0.5, 0.9
 """The share of the room for each kind. Half is reserved for rules and feedback, and a tenth for
 feedback alone: every client that may predict can ask to keep pictures, or send pictures that the
@@ -91,38 +104,56 @@ class GivenAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """How a candidate ended, and the item with its picture."""
+
+    outcome: KeepOutcome
+    item: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taught:
+    """What somebody says of a picture that is sent to be learnt from."""
+
+    judgement: Judgement
+    actor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeepCandidate:
-    """A picture as it was sent, with its answer and the rules that keep it."""
+    """A picture as it was sent, with its answer and the rules that keep it. A picture that is
+    taught has a label instead of an answer."""
 
     id: str
     data: bytes
-    given: GivenAnswer
+    given: GivenAnswer | None
     rules: tuple[str, ...] = ()
     other: tuple[int, str] | None = None
     """Number and label of another version that disagrees."""
-    kept: Future[None] | None = None
+    taught: Taught | None = None
+    kept: Future[Settled] | None = None
     """Set when the picture is kept, for a client that waits for it."""
 
     @property
     def nbytes(self) -> int:
         """The memory that the candidate takes, less a few hundred bytes."""
-        token = self.given.token
+        token = self.given.token if self.given else None
         return len(self.data) + (0 if token is None else token.nbytes)
 
     @property
-    def is_feedback(self) -> bool:
-        """Return whether a client sent feedback, which skips the hourly cap and the check for
-        duplicates."""
-        return FEEDBACK in self.rules
+    def is_asked(self) -> bool:
+        """Return whether a person waits, with feedback or a label. Such a picture skips the hourly
+        cap and the check for near-duplicates."""
+        return FEEDBACK in self.rules or self.taught is not None
 
     @property
     def share(self) -> float:
         """The share of queue and inbox that candidates of this kind may fill."""
-        if self.is_feedback:
+        if FEEDBACK in self.rules:
             return 1.0
         return KEEP_SHARE if set(self.rules) == {KEEP} else RULES_SHARE
 
-    def kept_by(self, rule: str, kept: Future[None]) -> KeepCandidate:
+    def kept_by(self, rule: str, kept: Future[Settled]) -> KeepCandidate:
         return replace(self, rules=(*self.rules, rule), kept=kept)
 
 
@@ -167,9 +198,6 @@ LOOK_S = 300.0
 HOLD_OFF_S = 5.0
 """Time without writes after the store has refused one."""
 
-Reason = Literal["queue", "hour", "total", "duplicate", "image", "store", "disk"]
-KeepOutcome = Literal["kept", "known"] | Reason
-"""`known`: the item was in the inbox before."""
 
 log = logging.getLogger("dne_serve.loop")
 
@@ -210,16 +238,18 @@ class InboxWriter:
         process: Reencodes,
         channel: str,
         limits: CollectLimits,
+        sweeps: bool = True,
         on_outcome: Callable[[KeepOutcome], None] = lambda outcome: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """With `sweeps` the writer deletes overdue items too."""
         self._inbox_handle = inbox_handle
         self._process = process
         self._channel = channel
         self._limits = limits
         self._on_outcome = on_outcome
         self._clock = clock
-        # Feedback goes first, because a client waits for it; then in the order of arrival.
+        # What a person waits for goes first; then in the order of arrival.
         self._queue: queue.PriorityQueue[tuple[bool, int, KeepCandidate | None]]
         self._queue = queue.PriorityQueue()
         self._arrivals = itertools.count()
@@ -230,13 +260,15 @@ class InboxWriter:
         self._last_hour: deque[float] = deque()
         self._waiting = WaitingHashes()
         self._look_at = 0.0
-        self._retention = Retention(days=limits.days, clock=clock)
+        self._retention = Retention(days=limits.days, clock=clock) if sweeps else None
         self._hold_off_until = 0.0
         self._refused = False
         self._stopping = False
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread, unless it was started before. Call this on one thread only."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self) -> None:
         """Stop after the current candidate, and drop the others."""
@@ -258,7 +290,7 @@ class InboxWriter:
                 self._waiting_count += 1
                 self._waiting_bytes += len(candidate.data)
         if fits:
-            self._queue.put((not candidate.is_feedback, next(self._arrivals), candidate))
+            self._queue.put((not candidate.is_asked, next(self._arrivals), candidate))
         else:
             self._on_outcome("queue")
         return fits
@@ -286,9 +318,14 @@ class InboxWriter:
     def _settle(self, candidate: KeepCandidate) -> None:
         """Keep a candidate or drop it, and resolve the future of a waiting client."""
         failure: DneError | None = None
+        item = candidate.id
         try:
-            outcome = self._keep(candidate)
-        except ItemNotFound as error:  # the item was deleted, by this server or another one
+            outcome, item = self._keep(candidate)
+        except (
+            ItemNotFound,
+            LabelledOtherwise,
+            LabelsFull,
+        ) as error:  # or the item was deleted, by this server or another one
             outcome, failure = "known", error
         except StoreError as error:
             outcome, failure = "store", error
@@ -303,35 +340,70 @@ class InboxWriter:
             if failure is None and outcome not in ("kept", "known"):
                 failure = NotKept(f"the picture was not kept: {WHY[outcome]}")
             if failure is None:
-                candidate.kept.set_result(None)
+                candidate.kept.set_result(Settled(outcome=outcome, item=item))
             else:
                 candidate.kept.set_exception(failure)
 
-    def _keep(self, candidate: KeepCandidate) -> KeepOutcome:
+    def _keep(self, candidate: KeepCandidate) -> tuple[KeepOutcome, str]:
+        """Keep a candidate or drop it. Return the outcome, and the item with the picture."""
         now = self._clock()
-        if now < self._hold_off_until and not candidate.is_feedback:
-            return "store"
+        if now < self._hold_off_until and not candidate.is_asked:
+            return "store", candidate.id
         index = self._inbox_handle.index
         if index.find(candidate.id) is not None:
-            return "known"
+            return "known", candidate.id
         if len(index) >= _room(candidate, self._limits.total):
-            return "total"
-        if not candidate.is_feedback and not self._has_allowance(candidate, now):
-            return "hour"
+            return "total", candidate.id
+        if not candidate.is_asked and not self._has_allowance(candidate, now):
+            return "hour", candidate.id
         if not self._has_free_disk():
-            return "disk"
+            return "disk", candidate.id
         picture = self._process.reencode(candidate.data)
-        if not candidate.is_feedback and self._waiting.has_near(picture.dhash):
-            return "duplicate"
+        if candidate.taught is not None:
+            same = self._find_same(picture)
+            if same is not None:
+                self._learn_again(same, candidate.taught)
+                return "known", same.id
+        elif not candidate.is_asked and self._waiting.has_near(picture.dhash):
+            return "duplicate", candidate.id
         record = _record(candidate, picture, channel=self._channel)
         self._inbox_handle.inbox.add(record, picture.data)
         short = short_of(picture_name(record))
         if short is not None:
             index.added(short)
-        self._waiting.add(picture.dhash)
-        self._last_hour.append(now)
+        if candidate.taught is not None:
+            self._label(record.id, candidate.taught)
+        else:
+            self._waiting.add(picture.dhash)
+            self._last_hour.append(now)
         self._store_took()
-        return "kept"
+        return "kept", record.id
+
+    def _find_same(self, picture: Reencoded) -> ItemRow | None:
+        """Find the item that has this very picture."""
+        sha256 = hashlib.sha256(picture.data).hexdigest()
+        for row in self._inbox_handle.index.with_hash(picture.dhash):
+            with suppress(ItemNotFound):
+                if self._inbox_handle.inbox.item(row.id).picture.sha256 == sha256:
+                    return row
+        return None
+
+    def _learn_again(self, same: ItemRow, taught: Taught) -> None:
+        """Label an item whose picture was sent again. Raise LabelledOtherwise if it has another
+        label: a person has to choose."""
+        head = self._inbox_handle.inbox.head(same.id)
+        said = head.label if head is not None else None
+        if said is None:
+            self._label(same.id, taught)
+        elif not is_same(said, taught.judgement.label or ""):
+            raise LabelledOtherwise(
+                f"the same picture is labelled {said!r} already (item {same.id}); give it one "
+                "label on the page /label, or discard it"
+            )
+
+    def _label(self, item: str, taught: Taught) -> None:
+        record = self._inbox_handle.inbox.judge(item, taught.judgement, actor=taught.actor)
+        self._inbox_handle.index.judged(record)
 
     def _has_allowance(self, candidate: KeepCandidate, now: float) -> bool:
         while self._last_hour and now - self._last_hour[0] >= _HOUR_S:
@@ -361,7 +433,8 @@ class InboxWriter:
         try:
             inbox, index = self._inbox_handle.inbox, self._inbox_handle.index
             index.refresh(whole=True)
-            self._retention.sweep(inbox, index)
+            if self._retention is not None:
+                self._retention.sweep(inbox, index)
             self._waiting = WaitingHashes(index.waiting_hashes())
         except StoreError as error:
             self._store_refused(error)
@@ -421,12 +494,15 @@ def _record(candidate: KeepCandidate, picture: Reencoded, *, channel: str) -> It
             dhash=f"{picture.dhash:016x}",
         ),
         channel=channel,
-        version=given.version,
-        top=tuple(TopClass(label=label, score=_share(score)) for label, score in given.top),
-        margin=_share(given.margin),
-        unknown=given.is_unknown,
-        unknown_score=given.unknown_score,
-        token=None if given.token is None else pack_direction(given.token),
+        version=given.version if given else None,
+        top=tuple(
+            TopClass(label=label, score=_share(score))
+            for label, score in (given.top if given else ())
+        ),
+        margin=_share(given.margin) if given else 0.0,
+        unknown=given is not None and given.is_unknown,
+        unknown_score=given.unknown_score if given else None,
+        token=None if given is None or given.token is None else pack_direction(given.token),
         other_version=candidate.other[0] if candidate.other else None,
         other_label=candidate.other[1] if candidate.other else None,
         rules=tuple(dict.fromkeys(candidate.rules)),

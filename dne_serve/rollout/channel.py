@@ -48,6 +48,14 @@ class SameStore:
         _check_unchanged(store)
         return store
 
+    def made(self) -> Store:
+        """Open the store as a call does, and make it where there has been none yet."""
+        try:
+            return self()
+        except StoreNotFound:
+            Store.create(self._location, keys=self._keys)
+            return self()
+
 
 def _check_unchanged(store: Store) -> None:
     try:

@@ -125,10 +125,11 @@ def show_item(options: argparse.Namespace) -> int:
     fields = [
         ("item", record.id),
         ("time", record.time),
-        ("version", str(record.version)),
+        ("version", str(record.version or "-")),
         (
             "answer",
-            ", ".join(f"{top_class.label} {percent(top_class.score)}" for top_class in record.top),
+            ", ".join(f"{top_class.label} {percent(top_class.score)}" for top_class in record.top)
+            or "-",
         ),
         ("unknown", f"{'yes' if record.unknown else 'no'} ({percent(record.unknown_score)})"),
         ("other answer", record.other_label or "-"),
@@ -207,8 +208,8 @@ def _rows(items: Sequence[Item]) -> list[tuple[str, ...]]:
     return [
         (
             item.record.id,
-            item.record.answer.label,
-            percent(item.record.answer.score),
+            item.record.answer.label if item.record.answer else "-",
+            percent(item.record.answer.score if item.record.answer else None),
             "unknown" if item.record.unknown else "-",
             ",".join(item.record.rules),
             _said(item.head) if item.head else "-",

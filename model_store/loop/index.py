@@ -187,6 +187,14 @@ class Index:
             waiting = (place for place, code in enumerate(self._states) if code == 0)
             return array("Q", (int(self._names[place][HASH], 16) for place in waiting))
 
+    def with_hash(self, dhash: int) -> list[ItemRow]:
+        """List the items whose picture has this perceptual hash."""
+        text = f"{dhash:016x}"
+        with self._lock:
+            return [
+                self._row(place) for place, name in enumerate(self._names) if name[HASH] == text
+            ]
+
     def older_than(self, moment: datetime) -> list[ItemRow]:
         """List the items with an id from before a moment, oldest first."""
         with self._lock:

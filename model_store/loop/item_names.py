@@ -108,9 +108,10 @@ def used_name(version: int) -> str:
 def picture_name(item: ItemRecord) -> str:
     """Name the picture of an item, with the facts."""
     unknown = NOT_KNOWN if item.unknown_score is None else f"{_mille(item.unknown_score):04d}"
+    score = item.answer.score if item.answer else 0.0
     flags = "u" * item.unknown + "d" * (item.other_label is not None) or "o"
     return (
-        f"{PICTURES}/{item.id[:8]}/{item.id}.{_mille(item.answer.score):04d}.{unknown}.{flags}."
+        f"{PICTURES}/{item.id[:8]}/{item.id}.{_mille(score):04d}.{unknown}.{flags}."
         f"{item.picture.dhash}.{EXTENSIONS[item.picture.type]}"
     )
 

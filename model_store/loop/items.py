@@ -148,11 +148,15 @@ def items_of_class(inbox: Inbox, index: Index, names: Collection[str]) -> list[s
     return [
         item.record.id
         for item in read_items(inbox, index.rows())
-        if any(
-            is_same((item.head and item.head.label) or item.record.answer.label, name)
-            for name in names
-        )
+        if (said := _said_of(item)) is not None and any(is_same(said, name) for name in names)
     ]
+
+
+def _said_of(item: Item) -> str | None:
+    """Return the label of an item, or else the class that was answered."""
+    if item.head is not None and item.head.label is not None:
+        return item.head.label
+    return item.record.answer.label if item.record.answer else None
 
 
 def forget_items(inbox: Inbox, index: Index, names: Collection[str]) -> int:

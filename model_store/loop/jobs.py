@@ -87,9 +87,16 @@ class Jobs:
         self._store_clock = store_clock
 
     def ask(
-        self, *, channel: str, actor: str, reason: str, kind: JobKind = "learn-from-inbox"
+        self,
+        *,
+        channel: str,
+        actor: str,
+        reason: str,
+        kind: JobKind = "learn-from-inbox",
+        pretrained: str | None = None,
     ) -> JobRecord:
-        """Ask for learning. Raise JobUnderWay if a job of the channel has not ended."""
+        """Ask for learning. Raise JobUnderWay if a job of the channel has not ended. `pretrained`
+        names the weights that a first task begins with."""
         entries = self.objects.list(JOBS)
         for state in _whole(entries).values():
             if not state.has_ended and self._is_of(state, channel):
@@ -101,6 +108,7 @@ class Jobs:
             kind=kind,
             channel=channel,
             reason=reason,
+            pretrained=pretrained,
             actor=actor,
         )
         record = self._keys.signed(record)

@@ -198,7 +198,7 @@ def kept_prediction(
     """Write the answer from when the picture was kept: the likeliest class that still exists.
     Return None if none of the top classes exists any more."""
     for top in item.top:
-        if top.label in classes and controls.offers(top.label):
+        if item.version and top.label in classes and controls.offers(top.label):
             return prediction(controls, label=top.label, score=top.score, version=item.version)
     return None
 

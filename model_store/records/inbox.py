@@ -1,7 +1,7 @@
 """Define the records of the inbox: items, labels, and the labels that a version has used.
 
-An item is one picture that a server was asked about, and the answer. People and programs append
-label records to it; the newest one counts.
+An item is one picture that a server was asked about, and the answer; or a picture that somebody
+taught, without an answer. People and programs append label records to it; the newest one counts.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class ItemRecord(Record):
     time: Timestamp
     picture: KeptPicture
     channel: Text
-    version: Version
-    top: Annotated[tuple[TopClass, ...], Field(min_length=1, max_length=_MAX_TOP)]
-    """The likeliest classes, the likeliest first."""
+    version: Version | None
+    """The version that answered; None for a picture that was taught."""
+    top: Annotated[tuple[TopClass, ...], Field(max_length=_MAX_TOP)]
+    """The likeliest classes, the likeliest first; none of a picture that was taught."""
     margin: Share
     """The probability of the likeliest class less that of the second."""
     unknown: bool
@@ -80,12 +81,18 @@ class ItemRecord(Record):
     rules: Annotated[
         tuple[Annotated[str, Field(pattern=_RULE_PATTERN)], ...], Field(min_length=1, max_length=20)
     ]
-    """The rules that the picture was kept by; `keep` and `feedback` stand for requests."""
+    """The rules that the picture was kept by, or the requests: `keep`, `feedback`, `taught`."""
     transaction: Transaction
 
+    @model_validator(mode="after")
+    def _a_version_answers(self) -> Self:
+        if (self.version is None) != (not self.top):
+            raise ValueError("an item has the answer of a version, or neither of the two")
+        return self
+
     @property
-    def answer(self) -> TopClass:
-        return self.top[0]
+    def answer(self) -> TopClass | None:
+        return self.top[0] if self.top else None
 
 
 class LabelRecord(Record):

@@ -35,6 +35,10 @@ Log = Annotated[
 JobKind = Literal["learn-from-inbox", "grow"]
 """`learn-from-inbox`: learn from the labels that wait. `grow`: adapt the version that the channel
 names, by the images that the store keeps."""
+BackboneName = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,95}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,95})?$")
+]
+"""The name of a known backbone, or owner/name on the Hugging Face Hub; never a path."""
 JobOutcome = Literal["promoted", "refused", "failed", "cancelled"]
 """`promoted`: the channel names all that was learnt. `refused`: a version was published and not
 promoted. `failed`: an error ended the run. `cancelled`: somebody cancelled it."""
@@ -49,6 +53,11 @@ class JobRecord(SignedRecord):
     kind: JobKind
     channel: ChannelName
     reason: Text
+    pretrained: Annotated[
+        BackboneName | None, Field(exclude_if=lambda pretrained: pretrained is None)
+    ] = None
+    """The weights that a first task begins with. Left out where there are none: older workers read
+    such jobs."""
     actor: Text
     time: Timestamp
     transaction: Transaction

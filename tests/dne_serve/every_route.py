@@ -12,6 +12,8 @@ from tests.live_server import TOKEN
 
 HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
 PARAMETERS = {"model": "dne", "version": "1"}
+QUERIES = {"teach": "?label=x"}
+"""By the name of a route: what its query has to hold."""
 
 
 def scoped_routes() -> list[ScopedRoute]:
@@ -24,8 +26,9 @@ def scoped_routes() -> list[ScopedRoute]:
 
 
 def path_of(route: ScopedRoute) -> str:
-    """Fill in the parameters of a route's path."""
-    return re.sub(r"\{(\w+)\}", lambda found: PARAMETERS.get(found[1], "x"), route.path)
+    """Fill in the parameters of a route's path, and add the query that it needs."""
+    path = re.sub(r"\{(\w+)\}", lambda found: PARAMETERS.get(found[1], "x"), route.path)
+    return path + QUERIES.get(route.name, "")
 
 
 def reads_bodies(route: ScopedRoute) -> bool:

@@ -110,8 +110,8 @@ def test_a_team_labels_in_label_studio(
         item = inbox.item(task["data"]["dne_item"])
         (prediction,) = task["predictions"]
         assert prediction["model_version"] == model_version(trained_copy.served)
-        assert prediction["result"][0]["value"] == {"choices": [item.answer.label]}
-        assert prediction["score"] == pytest.approx(item.answer.score)
+        assert prediction["result"][0]["value"] == {"choices": [item.top[0].label]}
+        assert prediction["score"] == pytest.approx(item.top[0].score)
         assert studio.http.get(task["data"]["image"]).content == inbox.picture(item)
     first = studio.json("GET", f"/api/projects/{project}/next")
     assert first["id"] == tasks[0]["id"], "the most doubtful one comes first"

@@ -326,7 +326,7 @@ def _task(done: Pushed, item: ItemRecord, address: str) -> dict[str, Any]:
     data = task_data(item, image=address, classes=done.classes)
     data[controls.image_key] = data.pop("image")
     answer = kept_prediction(item, controls, classes=done.classes)
-    if answer is not None:
+    if answer is not None and item.version is not None:
         done.versions.add(item.version)
     return {"data": data, "predictions": [] if answer is None else [answer]}
 

@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -33,21 +33,23 @@ from model_store.errors import (
     StoreError,
     StoreNotFound,
     VersionDeleted,
+    WrongUsage,
 )
 from model_store.loop.claim import JobClaim
 from model_store.loop.inbox import Inbox
 from model_store.loop.jobs import Jobs
 from model_store.loop.waiting import version_path
 from model_store.maintenance.forget import drop_removed, forget_version
-from model_store.records.jobs import MAX_LOG_LINES, MadeVersion
+from model_store.records.jobs import MAX_LOG_LINES, JobRecord, MadeVersion
 from model_store.records.manifest import Manifest
 from model_store.store.cache import tokens_folder
 from model_store.store.store import Store
 from model_store.tables import counted
+from trainer.backbones.known import backbone_named
 from trainer.grow import deepen
 from trainer.loop.learn import NAME, learn_from_inbox, refuse_if_gone
 from trainer.progress import ExpectedPhase, Phase, Progress, TimeLeft, show_progress
-from trainer.request import AddTask, Deepen, Learning, Work
+from trainer.request import AddTask, Deepen, Learning, PretrainedFile, Work
 from trainer.versions.outcome import Outcome
 
 HEARTBEAT_S = 1.0
@@ -264,11 +266,12 @@ class Worker:
             claim.check()
             claim.made(manifest.version)
 
-        if Jobs(store.objects, keys=store.keys).job(claim.job).record.kind == "grow":
+        job = Jobs(store.objects, keys=store.keys).job(claim.job).record
+        if job.kind == "grow":
             return made or _described(self._grow(reporter, on_published=note))
         try:
             learnt = learn_from_inbox(
-                self._request, progress=reporter, but_used_by=earlier, on_published=note
+                self._asked(store, job), progress=reporter, but_used_by=earlier, on_published=note
             )
         except NothingToLearn:
             if not made:
@@ -277,6 +280,15 @@ class Worker:
         for outcome in learnt.outcomes:
             made += _described(outcome)
         return made
+
+    def _asked(self, store: Store, job: JobRecord) -> AddTask:
+        """Make the request of a job. Its weights are for the first task: where another job was
+        faster, they say nothing."""
+        if job.pretrained is None or store.head(self._request.channel) is not None:
+            return self._request
+        if backbone_named(job.pretrained) is None:
+            raise WrongUsage("a job takes weights by name, and no file of the worker's machine")
+        return replace(self._request, pretrained=PretrainedFile(file=Path(job.pretrained)))
 
     def _grow(self, reporter: Reporter, *, on_published: Callable[[Manifest], None]) -> Outcome:
         """Adapt the version that the channel names."""

@@ -30,6 +30,7 @@ from tests.live_server import Live, assert_problem
 MOST = Settings(store="x").max_body_bytes
 OTHER_KINDS = {
     "/predict": IMAGES,
+    "POST /inbox": IMAGES,
     "/v2/models/{model}/infer": IMAGES,
     "/v2/models/{model}/versions/{version}/infer": IMAGES,
     "/label-studio/setup": CONFIG,
@@ -49,8 +50,9 @@ def most_of(route: ScopedRoute) -> int:
 def test_a_body_has_64_kib_unless_its_route_says_otherwise() -> None:
     assert len(ROUTES) > 50
     assert SMALL_BODY.max_bytes == 64 << 10
-    for route in ROUTES.values():
-        assert route.takes == OTHER_KINDS.get(route.path, SMALL_BODY), route.path
+    for name, route in ROUTES.items():
+        kind = OTHER_KINDS.get(name, OTHER_KINDS.get(route.path, SMALL_BODY))
+        assert route.takes == kind, name
     for kind in (CONFIG, TASKS, EVENT):
         assert kind.most_bytes(MOST) < MOST
         assert kind.most_bytes(1000) == 1000  # the setting holds for all
@@ -90,9 +92,13 @@ def test_a_longer_body_is_refused_as_it_streams_and_as_it_inflates(steady: Live,
 def test_the_documentation_tells_the_limit_of_every_route_that_takes_a_body(steady: Live) -> None:
     paths = steady.http.get("/openapi.json").json()["paths"]
     told = {path: one["post"]["responses"]["413"] for path, one in paths.items() if "post" in one}
-    assert set(OTHER_KINDS) | {"/feedback", "/jobs", "/v2/logging"} <= set(told)
+    assert {name.removeprefix("POST ") for name in OTHER_KINDS} | {
+        "/feedback",
+        "/jobs",
+        "/v2/logging",
+    } <= set(told)
     for path, refusal in told.items():
-        kind = OTHER_KINDS.get(path, SMALL_BODY)
+        kind = OTHER_KINDS.get(f"POST {path}", OTHER_KINDS.get(path, SMALL_BODY))
         most = "--max-body-bytes" if kind.max_bytes is None else f"{kind.max_bytes:,} bytes"
         assert refusal["description"].endswith(f"a body has at most {most}")
         problem = "application/problem+json" in refusal["content"]

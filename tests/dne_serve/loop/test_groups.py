@@ -38,7 +38,7 @@ def test_kinds_stand_together_and_the_largest_group_comes_first() -> None:
     assert found.by == "tokens"
     assert [len(one) for one in found.groups] == [6, 3, 3]
     for one in found.groups:
-        assert len({item.record.answer.label for item in one}) == 1
+        assert len({item.record.top[0].label for item in one}) == 1
 
 
 def test_a_group_of_unknown_things_comes_before_a_larger_one_of_known_things() -> None:
@@ -48,8 +48,8 @@ def test_a_group_of_unknown_things_comes_before_a_larger_one_of_known_things() -
         item_with(None, label=label, unknown=score) for label, score in (("a", 0.2), ("b", 1.0))
     ]
     found = group([*known, *alone, *new])
-    assert [one[0].record.answer.label for one in found.groups] == ["dog", "cat"]
-    assert [one.record.answer.label for one in found.others] == ["b", "a"]
+    assert [one[0].record.top[0].label for one in found.groups] == ["dog", "cat"]
+    assert [one.record.top[0].label for one in found.others] == ["b", "a"]
 
 
 def test_every_item_is_in_one_group() -> None:
@@ -63,8 +63,8 @@ def test_without_tokens_items_are_grouped_by_their_nearest_class() -> None:
     names = ("cat", "dog", "cat", "cat")
     found = group([item_with(None, label=name) for name in names])
     assert found.by == "labels"
-    assert [[item.record.answer.label for item in one] for one in found.groups] == [["cat"] * 3]
-    assert [item.record.answer.label for item in found.others] == ["dog"]
+    assert [[item.record.top[0].label for item in one] for one in found.groups] == [["cat"] * 3]
+    assert [item.record.top[0].label for item in found.others] == ["dog"]
 
 
 def test_without_scipy_items_are_grouped_by_their_nearest_class(

@@ -23,6 +23,7 @@ from tests.live_server import TOKEN, Live, live_server, wait_for
 from tests.model_store.loop.items import add_item
 
 CHANGING = {
+    "POST /inbox",
     "POST /inbox/{item}/label",
     "DELETE /inbox/{item}",
     "POST /feedback",

@@ -15,7 +15,7 @@ import pytest
 from dne_serve.errors import NotKept, Stopped
 from dne_serve.loop import writer as writer_module
 from dne_serve.loop.inbox_handle import InboxHandle
-from dne_serve.loop.writer import FEEDBACK, GivenAnswer, InboxWriter, KeepCandidate
+from dne_serve.loop.writer import FEEDBACK, GivenAnswer, InboxWriter, KeepCandidate, Settled
 from dne_serve.setting_values import CollectLimits
 from model_store.backends.base import Objects
 from model_store.backends.local import LocalDirectory
@@ -99,7 +99,7 @@ def test_a_picture_is_kept_with_its_answer_and_its_rule(bench: Callable[..., Ben
     one = bench()
     (item,) = one.offer(1, other=(2, "c"))
     record = one.inbox.item(item)
-    assert (record.version, record.answer.label, record.rules) == (3, "a", ("unknown",))
+    assert (record.version, record.top[0].label, record.rules) == (3, "a", ("unknown",))
     assert (record.unknown, record.unknown_score) == (True, 0.75)
     assert (record.other_version, record.other_label) == (2, "c")
     assert (record.picture.width, record.picture.height) == (48, 32)
@@ -159,7 +159,7 @@ def test_feedback_is_written_before_pictures_that_wait() -> None:
     one = Bench(MemoryObjects())
     for seed in range(3):
         one.writer.offer(candidate(seed, rules=("keep",)))
-    kept: Future[None] = Future()
+    kept: Future[Settled] = Future()
     waiting: list[int] = []
     kept.add_done_callback(lambda _: waiting.append(one.outcomes.total()))
     one.writer.offer(candidate(9, rules=(FEEDBACK,), kept=kept))
@@ -176,7 +176,7 @@ def test_nothing_is_kept_below_the_floor_of_free_disk(
     enough.offer(1)
     assert enough.outcomes == {"kept": 1}
     one = bench(LocalDirectory(tmp_path / "two"), free_bytes=1 << 60)
-    kept: Future[None] = Future()
+    kept: Future[Settled] = Future()
     one.offer(1, 2)
     one.offer(3, rules=(FEEDBACK,), kept=kept)
     assert one.outcomes == {"disk": 3}
@@ -241,7 +241,7 @@ def test_the_hand_over_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_client_that_waits_is_told(bench: Callable[..., Bench]) -> None:
     objects = Refusing()
     one = bench(objects, total=1)
-    outcomes: list[Future[None]] = [Future() for _ in range(3)]
+    outcomes: list[Future[Settled]] = [Future() for _ in range(3)]
     objects.refuses = True
     one.offer(1, rules=(FEEDBACK,), kept=outcomes[0])
     objects.refuses = False
@@ -249,14 +249,14 @@ def test_a_client_that_waits_is_told(bench: Callable[..., Bench]) -> None:
     one.offer(3, rules=(FEEDBACK,), kept=outcomes[2])
     with pytest.raises(StoreError):
         outcomes[0].result(1)
-    assert outcomes[1].result(1) is None
+    assert outcomes[1].result(1).outcome == "kept"
     with pytest.raises(NotKept, match="the inbox is full"):
         outcomes[2].result(1)
 
 
 def test_what_waits_at_the_end_is_told_too() -> None:
     one = Bench(MemoryObjects())
-    kept: Future[None] = Future()
+    kept: Future[Settled] = Future()
     one.writer.offer(candidate(1, rules=(FEEDBACK,), kept=kept))
     one.writer.offer(candidate(2))
     one.writer._stopping = True
