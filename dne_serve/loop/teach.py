@@ -27,8 +27,8 @@ from model_store.errors import DneError, ImageRejected, ItemNotFound, LabelledOt
 from model_store.loop.inbox import Judgement
 from model_store.loop.item_names import new_id
 
-LATE = "the server had no time for it; send it again"
-FULL = "too many pictures wait to be written; send it again"
+_LATE = "the server had no time for it; send it again"
+_FULL = "too many pictures wait to be written; send it again"
 
 teaching = APIRouter(route_class=needing(Permission.LABEL), tags=["inbox"])
 
@@ -75,17 +75,17 @@ async def _taught(
 
     left_s = until - time.monotonic()
     if left_s <= 0:
-        return said("refused", LATE)
+        return said("refused", _LATE)
     kept: Future[Settled] = Future()
     candidate = KeepCandidate(
         id=new_id(), data=data, given=None, rules=(TAUGHT,), taught=taught, kept=kept
     )
     if not writer.offer(candidate):
-        return said("refused", FULL)
+        return said("refused", _FULL)
     try:
         settled = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(kept)), left_s)
     except TimeoutError:
-        return said("refused", LATE)
+        return said("refused", _LATE)
     except ImageRejected as error:
         return said("bad", str(error))
     except LabelledOtherwise as error:

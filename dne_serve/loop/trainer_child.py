@@ -80,7 +80,7 @@ class BackboneAnswer(BaseModel):
 class TrainerChild:
     """Keeps a worker running. Restarts it when it dies, at most a few times in a row."""
 
-    LIST_S = 60.0
+    _LIST_S = 60.0
     """Time for which a list of backbones counts."""
 
     def __init__(
@@ -112,7 +112,7 @@ class TrainerChild:
             until, listed = self._listed
             if self._clock() >= until:
                 listed = self._ask_backbones()
-                self._listed = self._clock() + self.LIST_S, listed
+                self._listed = self._clock() + self._LIST_S, listed
             return listed
 
     def _ask_backbones(self) -> list[BackboneAnswer]:

@@ -48,8 +48,8 @@ from model_store.loop.item_names import picture_name, short_of, timestamp_of
 from model_store.names import is_same
 from model_store.records.inbox import ItemRecord, KeptPicture, TopClass
 
-Reason = Literal["queue", "hour", "total", "duplicate", "image", "store", "disk"]
-KeepOutcome = Literal["kept", "known"] | Reason
+_Reason = Literal["queue", "hour", "total", "duplicate", "image", "store", "disk"]
+KeepOutcome = Literal["kept", "known"] | _Reason
 """`known`: the item was in the inbox before."""
 _KEPT_TOP = 5
 MOST = 127
