@@ -91,18 +91,18 @@ class Serving:
 
     @property
     def measures(self) -> bool:
-        """Tell whether engines are being measured beside the server."""
+        """Return whether engines are being measured beside the server."""
         return self._engines is not None and self._engines.is_measuring
 
     def _observe(self) -> None:
-        """Make what counts, times and traces."""
+        """Create the metrics, the statistics and the tracer."""
         self.metrics = ServerMetrics()
         self.metrics.queue_limit.set(self.settings.max_queue)
         self.statistics = Statistics()
         self.tracer = make_tracer(self.settings, on_outcome=self.metrics.traced)
 
     def _control_access(self) -> None:
-        """Make what decides who may ask, and what writes down who changed something."""
+        """Create the authorizer and the audit log."""
         settings = self.settings
         self.authorizer = Authorizer(
             TokenSource(settings), rate=settings.rate_limit, is_local=is_for_this_machine(settings)
@@ -110,7 +110,7 @@ class Serving:
         self.audit = Audit(settings.audit_log)
 
     def _open_inbox(self) -> None:
-        """Make what keeps pictures, and the child that learns from them."""
+        """Create the writer of the inbox, and the worker beside the server."""
         self.inbox_handle = InboxHandle(self.open_store)
         collecting = parse_collect(listed(self.settings.collect))
         self.writer = self._new_writer(collecting.limits, sweeps=bool(collecting.rules))
@@ -148,7 +148,7 @@ class Serving:
         )
 
     def _hold_versions(self) -> None:
-        """Make what holds versions in memory."""
+        """Create the versions in memory, with their limits."""
         settings = self.settings
         self._memory = MemoryCheck(lambda: self.loaded.manifests, pass_bytes=self._pass_bytes)
         self.loaded = LoadedVersions(
@@ -170,7 +170,7 @@ class Serving:
         )
 
     def _follow_channel(self) -> None:
-        """Make what follows the channel, and what moves it."""
+        """Create the reloader, which follows the channel, and the mover."""
         settings = self.settings
         self.mover = Mover(self.open_store, loaded=self.loaded, channel=settings.channel)
         guarding = parse_guard(listed(settings.guard))
@@ -196,7 +196,7 @@ class Serving:
         )
 
     def _announce(self) -> None:
-        """Make what posts events to other programs, and the gauges that are read at a scrape."""
+        """Create the webhooks, and the gauges that a scrape reads."""
         self.webhooks = Announcer(self.settings, on_outcome=self.metrics.posted)
         self._news = ChannelNews(
             self.open_store,
@@ -217,7 +217,7 @@ class Serving:
         )
 
     def _answer(self) -> None:
-        """Make what answers requests. Every subscriber of its events is called for each of them."""
+        """Create the predictor. Every subscriber of its events is called for each of them."""
         answered = (
             self.statistics.answered,
             self.metrics.answered,
@@ -237,7 +237,7 @@ class Serving:
         )
 
     def _switch_engines(self, auto: Auto | None) -> None:
-        """Make what measures engines, if the choice is left to the server."""
+        """Create the engine switch, if the choice is left to the server."""
         self._engines = None
         if auto is not None:
             self._engines = EngineSwitch(
@@ -305,7 +305,7 @@ class Serving:
 
     @property
     def error(self) -> str | None:
-        """Tell why the channel's head is not served, in a sentence that may leave this machine."""
+        """Explain in a sentence why the head is not served. The sentence may leave this machine."""
         if self.reloader.withdrawn:
             return "the model was unloaded; loading it or moving the channel brings it back"
         failure = self.reloader.failure

@@ -248,7 +248,7 @@ def parse_webhook(webhook: SecretStr) -> Webhook:
 def _parse_urls(texts: Sequence[str]) -> tuple[WebhookUrl, ...]:
     """Parse URLs, each once. WrongUsage names the wrong one by its place."""
     if len(texts) > _MOST_URLS:
-        raise WrongUsage(f"there are {len(texts)} webhooks, and {_MOST_URLS} are the most")
+        raise WrongUsage(f"there are {len(texts)} webhooks, and at most {_MOST_URLS} are allowed")
     urls = []
     for number, text in enumerate(texts, start=1):
         try:

@@ -260,7 +260,7 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key are given together")
+            raise ValueError("tls_cert and tls_key must be given together")
         return self
 
     @model_validator(mode="after")
@@ -299,7 +299,7 @@ class Settings(BaseSettings):
         return token
 
     def read_keys(self) -> Keys:
-        """Read who may publish and the key that signs; none of both where signatures are not
+        """Read who may publish and the key that signs; neither where signatures are not
         required. A change counts from the next start."""
         if not self.require_signatures:
             return NO_KEYS

@@ -139,7 +139,7 @@ class Method(nn.Module, ABC):
         """Make room for the classes of one more task."""
 
     def skips(self, task: int, *, of: int) -> bool:
-        """Tell whether this task has no lesson and no line: a later one learns its classes."""
+        """Return whether this task has no lesson and no line: a later one learns its classes."""
         return False
 
     @abstractmethod

@@ -205,7 +205,7 @@ class _Times:
                 self._minutes.setdefault(key, []).append(tasks)
 
     def first_is_learnt(self, base: str | None, seed: int) -> bool:
-        """Tell whether an earlier cell of the plan learns this first task."""
+        """Return whether an earlier cell of the plan learns this first task."""
         if base is None:
             return False
         known = (base, seed) in self._learnt

@@ -54,7 +54,7 @@ def read(path: Path, *, note: Note) -> tuple[dict[str, Tensor], dict[str, Any]] 
 
 
 def fits(module: nn.Module, tensors: Mapping[str, Tensor]) -> bool:
-    """Tell whether the tensors have the names and shapes of the module's own."""
+    """Return whether the tensors have the names and shapes of the module's own."""
     own = {name: one.shape for name, one in module.state_dict().items()}
     return own == {name: one.shape for name, one in tensors.items()}
 

@@ -26,7 +26,7 @@ class Job:
     """The file of the first task, if other cells share it."""
 
     def must_wait_for(self, other: Job) -> bool:
-        """Tell whether the other job is learning the first task of this one."""
+        """Return whether the other job is learning the first task of this one."""
         return self.base is not None and self.base == other.base and not self.base.exists()
 
 

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose answer to a misspelt word is one line with the nearest known word."""
+    """A parser that answers a misspelt word with one line, which names the nearest known word."""
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def error(self, message: str) -> NoReturn:
-        """End with one line, as all errors of the commands have, and not with the usage."""
+        """End with one line, like all errors of the commands, instead of the usage."""
         self.exit(2, f"error: {message}; `{self.prog} --help` lists all\n")
 
     def _asked_of(self, words: Sequence[str]) -> Parser:

@@ -21,7 +21,7 @@ SEPARATORS = "/\\"
 
 
 def check_name(name: str, *, what: str) -> str:
-    """Refuse a name that is blank, too long, or not made of characters that are seen."""
+    """Refuse a name that is blank, too long, or has invisible characters."""
     if not name or name != name.strip() or not is_shown(name):
         raise SpecInvalid(f"{what} {name!r} must be printable text without surrounding spaces")
     if len(name) > _MAX_NAME_LENGTH:
@@ -30,7 +30,7 @@ def check_name(name: str, *, what: str) -> str:
 
 
 def new_name(name: str, *, what: str) -> str:
-    """Check a name that is given now, and spell it in NFC."""
+    """Check a new name, and spell it in NFC."""
     return check_name(unicodedata.normalize("NFC", name), what=what)
 
 

@@ -17,7 +17,7 @@ _MAX_JSON_MEMORY = 1 << 28
 MAX_DEPTH = 100
 _TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 LEADS_NOWHERE = "the answer is a redirect to something else than an HTTP address"
-"""httpx reads the target of a redirect, although nobody follows it, and fails on some of them."""
+"""httpx reads the target of a redirect even if it is not followed, and fails on some of them."""
 _NESTS = frozenset({list, dict})
 _VALUE_BYTES = {b"[": 96, b"{": 160, b",": 72, b":": 160}
 """The most memory that Python takes for a list, an object, a value after a comma, and a key."""

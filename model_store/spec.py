@@ -263,7 +263,7 @@ class NetworkSpec:
         if self.backbone is None:
             return
         if self.backbone == PLAIN:
-            raise SpecInvalid("a backbone that is plain in all is not described")
+            raise SpecInvalid("a plain backbone is not described")
         pooled = self.backbone.pooling == "attention"
         if pooled != (self.token == "class-attention") or self.attention != "plain":
             raise SpecInvalid(
@@ -569,5 +569,5 @@ def _check_distinct(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise SpecInvalid(f"{what} {name!r} is there twice")
+            raise SpecInvalid(f"{what} {name!r} is repeated")
         seen.add(name)

@@ -34,7 +34,7 @@ def size(count: int) -> str:
     return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
-def percent(share: float | None, *, decimals: int = 1) -> str:
+def percent(share: float | None) -> str:
     """Write a share in per cent, and "-" where there is none.
 
     Halves are rounded up, as browsers do. Only a share of exactly 0 or 1 is written as 0 % or
@@ -42,12 +42,10 @@ def percent(share: float | None, *, decimals: int = 1) -> str:
     """
     if share is None:
         return "-"
-    places = 10**decimals
-    whole = 100 * places
-    rounded = math.floor(share * whole + 0.5)
+    tenths = math.floor(share * 1000 + 0.5)
     if 0 < share < 1:
-        rounded = min(max(rounded, 1), whole - 1)
-    return f"{rounded / places:.{decimals}f} %"
+        tenths = min(max(tenths, 1), 999)
+    return f"{tenths // 10}.{tenths % 10} %"
 
 
 def figure(value: float, *, digits: int = 3) -> str:

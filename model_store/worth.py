@@ -1,4 +1,4 @@
-"""Tell from the record of a version whether growing its network is worth its time."""
+"""Decide from the record of a version whether growing its network is worth the time."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def kind_of(manifest: Manifest) -> Kind | None:
 
 
 def can_adapt(manifest: Manifest) -> bool:
-    """Tell whether the first expert may change: no younger expert reads it, and it came from a file
-    as it is."""
+    """Return whether the first expert may change: no younger expert reads it, and it came from a
+    file as it is."""
     return (
         manifest.spec.is_pretrained
         and len(manifest.experts) == 1

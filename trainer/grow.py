@@ -235,7 +235,7 @@ def taken_up(
 
 
 def _waits(grown: Manifest, *, base: Base, request: AddTask) -> bool:
-    """Tell whether a version passed its gate and was never promoted: its run was killed before."""
+    """Return whether a version passed its gate and was not promoted: its run was killed."""
     assert base.store is not None
     gate = grown.metrics.gate
     passed = gate is None or gate.passed or gate.forced

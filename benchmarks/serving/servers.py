@@ -258,7 +258,7 @@ class Running:
         raise RuntimeError(f"{self.server.name} does not serve: {trouble}\n{told}")
 
     def _has_measured(self) -> bool:
-        """Tell whether our own server has chosen its engine."""
+        """Return whether our own server has chosen its engine."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=30) as answer:
             ready = json.load(answer)
         return not ready["measuring"] and "until engines are measured" not in ready["engine"]

@@ -145,10 +145,10 @@ log = logging.getLogger("dne_serve.audit")
 class Audit:
     """Audit log of the server."""
 
-    def __init__(self, path: Path | None, *, throttle: LogThrottle | None = None) -> None:
+    def __init__(self, path: Path | None) -> None:
         """Raise WrongUsage for a file that cannot be written, before anything is served."""
         self._file = LineFile(path) if path is not None else None
-        self._throttle = throttle or LogThrottle()
+        self._throttle = LogThrottle()
         self._telling: asyncio.TimerHandle | None = None
         if self._file is not None:
             try:

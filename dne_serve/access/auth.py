@@ -22,7 +22,7 @@ WINDOW_S = 60.0
 MAX_ADDRESSES = 4096
 MAX_KNOWN = 16
 _SESSION = "this-machine"
-"""The name of whoever has opened the link that the server printed."""
+"""The name of the person who opened the link that the server printed."""
 _SESSION_BYTES = 24
 
 
@@ -51,7 +51,7 @@ class FailedAuthThrottle:
         left = self._left(attempts)
         if left < 1:
             raise RateExceeded(
-                "too many wrong tokens have come from this address",
+                "too many wrong tokens came from this address",
                 retry_after_s=math.ceil((1 - left) * WINDOW_S / MOST),
             )
 
@@ -115,8 +115,8 @@ class Authorizer:
             self._closed.add(Permission.LABEL)
 
     def begin_session(self) -> str:
-        """Make a token that opens every door to programs of this machine, until the server ends. It
-        closes none."""
+        """Make a token that opens every route to programs of this machine until the server ends.
+        It closes none."""
         secret = secrets.token_urlsafe(_SESSION_BYTES)
         permissions = frozenset({Permission.ADMIN})
         self._session = Token(name=_SESSION, permissions=permissions, digest=digest_of(secret))
@@ -220,8 +220,8 @@ def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
         return
     if not tokens and not settings.allow_open:
         raise WrongUsage(
-            f"whoever reaches {settings.host or 'this machine'} could use this server: make a "
-            "token (--new-token), or say that it is meant (--allow-open)"
+            f"everyone who reaches {settings.host or 'this machine'} could use this server: make a "
+            "token (--new-token), or allow it with --allow-open"
         )
     closed = {permission for token in tokens for permission in token.permissions}
     still_open = [
@@ -229,7 +229,9 @@ def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
     ]
     if still_open:
         log.warning(
-            "the %s routes are open to whoever reaches %s", " and ".join(still_open), settings.host
+            "the %s routes are open to everyone who reaches %s",
+            " and ".join(still_open),
+            settings.host,
         )
     if settings.tls_cert is None:
         log.warning("tokens and images travel unencrypted: give --tls-cert, or a proxy with TLS")

@@ -1,4 +1,4 @@
-"""Define permissions and the tokens that grant them. Of a token only its SHA-256 is kept.
+"""Define permissions and the tokens that grant them. Only the SHA-256 of a token is kept.
 
 A route needs one of five permissions. `predict` and `read` are open until some token names them;
 `label` is open to programs of the same machine until there is any token, and closed otherwise;
@@ -146,7 +146,7 @@ def parse_line(line: str) -> Token:
         raise WrongUsage("the name of a token is made of letters, digits, '.', '_' and '-'")
     parsed = DIGEST.fullmatch(digest)
     if parsed is None:
-        raise WrongUsage("the token itself is not written down: sha256: and 64 hex digits are")
+        raise WrongUsage("a token file holds the digest of a token: sha256: and 64 hex digits")
     return Token(
         name=name,
         permissions=_permissions(scopes),

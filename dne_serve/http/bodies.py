@@ -316,6 +316,6 @@ class _Inflating:
         is_all = not self._waiting and self._at >= len(self._packed)
         if inflater.unused_data or (inflater.eof and not is_all):
             raise HTTPException(400, f"the body goes on after its {self._coding} has ended")
-        # A full piece may have left something inside zlib, which comes out for the asking.
+        # A full piece may have left something inside zlib, which another call returns.
         if is_all and not is_full and not inflater.eof:
             raise HTTPException(400, f"the {self._coding} of the body ends too early")

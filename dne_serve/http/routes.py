@@ -222,8 +222,8 @@ def list_classes(serving: Parts, version: AnyVersion = None) -> ClassesAnswer:
 
 
 async def _move(request: Request, serving: Serving, move: Callable[[], ChannelMove]) -> Response:
-    """Move the channel and take up the version on a thread for moves; wait for the moment on none,
-    so that a rollback finds a free thread."""
+    """Move the channel and load the version on a thread for moves. Wait for the record's moment
+    without a thread, so that a rollback finds a free one."""
 
     def take_up() -> ChannelRecord:
         moved = move()

@@ -92,7 +92,7 @@ def _from_json(pieces: list[bytes], *, max_images: int) -> list[UploadedImage]:
     # Three bytes can be an element of a list that takes fifty in memory. Base64 has no commas.
     most = _VALUES_AN_IMAGE * (max_images + 1)
     if body.count(b",") > most:
-        raise TooLarge(f"more than {max_images} images in one request, or much that is none")
+        raise TooLarge(f"more than {max_images} images in one request, or far too many values")
     try:
         check_json(body, max_values=2 * most)
     except TooLarge as error:

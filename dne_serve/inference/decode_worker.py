@@ -65,7 +65,7 @@ def _step_back(niceness: int) -> None:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """End this process should nobody else: the server that watches the clock may be gone."""
+    """End this process if nothing else does: the server that watches the clock may be gone."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     most = math.ceil(time.process_time() + seconds) + 1
     if hard == resource.RLIM_INFINITY or most <= hard:

@@ -41,11 +41,9 @@ class RecentCandidates:
         self,
         *,
         max_bytes: int = MAX_BYTES,
-        max_count: int = _MAX_COUNT,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._max_bytes = max_bytes
-        self._max_count = max_count
         self._bytes = 0
         self._held: OrderedDict[str, tuple[float, KeepCandidate]] = OrderedDict()
         self._clock = clock
@@ -57,7 +55,7 @@ class RecentCandidates:
             self._pop(candidate.id)
             self._bytes += candidate.nbytes
             self._held[candidate.id] = self._clock(), candidate
-            while self._bytes > self._max_bytes or len(self._held) > self._max_count:
+            while self._bytes > self._max_bytes or len(self._held) > _MAX_COUNT:
                 self._pop(next(iter(self._held)))
             self._pop_old()
 
@@ -100,12 +98,11 @@ class Collector:
         rules: tuple[CollectRule, ...],
         *,
         writer: InboxWriter,
-        recent: RecentCandidates | None = None,
         chance: random.Random | None = None,
     ) -> None:
         self._rules = rules
         self._writer = writer
-        self._recent = recent or RecentCandidates()
+        self._recent = RecentCandidates()
         self._chance = chance or random.Random()
         self._disagrees = next((rule.text for rule in rules if rule.what == "disagrees"), None)
 

@@ -465,7 +465,7 @@ class InboxWriter:
 
 
 WHY: dict[KeepOutcome, str] = {
-    "total": "the inbox is full; label, discard or delete items, or raise --collect-total",
+    "total": "the inbox is full; label, discard or delete items, or raise total= of --collect",
     "hour": "too many were kept this hour",
     "duplicate": "a similar one waits already",
     "store": "the store cannot be written",

@@ -121,7 +121,7 @@ class ScheduledCutover:
                 self._keep(tuple(later for later in self._waiting if later.record.number > last))
 
     def clear(self) -> None:
-        """Let no version wait any more."""
+        """Cancel all waiting."""
         with self._turn:
             self._keep(())
 

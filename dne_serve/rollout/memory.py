@@ -64,7 +64,7 @@ def _of_machine(path: Path = Path("/proc/meminfo")) -> int | None:
 
 
 def _of_cgroup(folder: Path = _CGROUP) -> int | None:
-    """Return the container's limit minus the memory it cannot drop. "max" is no limit."""
+    """Return the container's limit minus the memory it cannot drop. "max" means no limit."""
     with suppress(OSError, ValueError):
         limit = int((folder / "memory.max").read_text())
         used = int((folder / "memory.current").read_text())

@@ -196,7 +196,7 @@ class InboxNews:
         """None before the first look, which tells only what has happened recently."""
 
     def look(self, *, store_id: str) -> None:
-        """Tell if the number is reached, unless the last look was a moment ago."""
+        """Return whether the number is reached, unless the last look was a moment ago."""
         if self._clock() < self._look_at:
             return
         index = self._open_index()
@@ -275,7 +275,7 @@ class ChannelNews:
         self._thread.join(_LAST_LOOK_S)
 
     def look(self) -> None:
-        """Tell what is new. After a fault of the store wait, and tell it then."""
+        """Post what is new. After a fault of the store, wait and try again."""
         if self._clock() < self._rest_until:
             return
         try:

@@ -345,7 +345,7 @@ class Announcer:
             outbox.start()
 
     def stop(self) -> None:
-        """Post what waits, within the time for it."""
+        """Post the waiting events, within the time for it."""
         ends = time.monotonic() + self._flush_s
         for outbox in self._outboxes:
             outbox.close(ends=ends)

@@ -56,7 +56,7 @@ class Course:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether there is a line of every task."""
+        """Return whether there is a line of every task."""
         return len(self.lines) == len(self.sizes)
 
     @property

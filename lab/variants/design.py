@@ -56,7 +56,7 @@ class Design:
 
     @property
     def folds(self) -> bool:
-        """Tell whether the product's folded form computes the same."""
+        """Return whether the product's folded form computes the same."""
         return replace(self, drop_path=0.0) == Design(attention=self.attention)
 
     @property

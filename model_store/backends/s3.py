@@ -202,7 +202,7 @@ def _is_object_name(name: str) -> bool:
 
 def _sentence(error: Exception) -> str:
     """Keep the parts of obstore's message that are for people, on one line. Durations are left
-    out: a caller that asks every second says an equal line once."""
+    out: a caller that asks every second logs the same line only once."""
     asked, _, answer = str(error).partition("\n\nDebug source")[0].partition(": <")
     _, _, what = asked.rpartition("Error performing ")
     what = _TOOK.sub("", what)

@@ -36,7 +36,7 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 class Add(Protocol):
-    """Add a subcommand with the options that all have."""
+    """Add a subcommand with the options that all subcommands share."""
 
     def __call__(self, name: str, command: Command, *, help: str) -> argparse.ArgumentParser: ...
 
@@ -124,8 +124,8 @@ def add_key_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_keys(options: argparse.Namespace) -> Keys:
-    """Read the key and the trust file, before the work begins: a wrong file costs none. A key signs
-    only what stands on trusted versions and records, so it needs a trust file."""
+    """Read the key and the trust file before the work begins, so that a wrong file wastes none.
+    A key signs only what stands on trusted versions and records, so it needs a trust file."""
     trust = options.trust or os.environ.get("DNE_TRUST")
     if options.sign is None:
         if options.trust is not None:

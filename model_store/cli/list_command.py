@@ -60,7 +60,7 @@ class _RowFile:
             keep.put(key, value)
 
     def save(self, keep: Keep) -> None:
-        """Keep the rows for the next run. A cache that cannot be written costs time alone."""
+        """Keep the rows for the next run. A cache that cannot be written costs only time."""
         content = b"\n".join(
             b"%s\t%d\t%s\t%s" % (key.name.encode(), key.bytes, repr(key.modified_s).encode(), value)
             for key, value in keep.items()
@@ -102,7 +102,7 @@ def _make_room(folder: Path, *, besides: str) -> None:
 SHOWN = 30
 _CHANGE_WIDTH = 32
 _WORTH_A_FILE = 100
-"""The number of versions from which rows are kept on disk: fewer are read in no time."""
+"""Rows of this many versions and more are kept on disk; fewer are quick to read."""
 
 _TITLES = (
     *("version", "parent", "created", "what", "tasks", "classes", "accuracy", "gate", "delta"),

@@ -1,4 +1,4 @@
-"""Keep the last words of a child process, and tell how it ended: each one that dies says why.
+"""Keep the last words of a child process, and describe how it ended.
 
 A child writes to stderr as much as it likes, of files and names that may be hostile: only the end
 is kept, on one line and without control characters.

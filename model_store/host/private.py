@@ -90,7 +90,7 @@ def _state_folder() -> Path:
 
 
 def seal(name: str, data: bytes) -> bytes:
-    """Compute the seal of a file. Raise OSError or NotPrivate where there is no key to be had."""
+    """Compute the seal of a file. Raise OSError or NotPrivate if no key is available."""
     return hmac.digest(_key(), name.encode() + b"\0" + data, "sha256")
 
 

@@ -1,4 +1,4 @@
-"""Tell by the token how likely an image is of none of the classes. See ADR 53.
+"""Estimate from the token how likely an image is of none of the classes. See ADR 53.
 
 The oldest expert's slice of the token is shifted, L2-normalised and whitened: z. The log-odds that
 the image is of one of the classes are the largest of z · prototype + offset, less |z|² / 2. Both

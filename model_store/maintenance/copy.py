@@ -1,4 +1,4 @@
-"""Copy to a store everything that another store has and it lacks.
+"""Copy everything that a store lacks from another store.
 
 A copy can stop anywhere and go on later. Nothing in the target is changed or removed.
 """
@@ -27,7 +27,7 @@ from model_store.store.store import Store, list_shards, read_all_manifests
 
 
 class _Renewal:
-    """Records of a source as they are to be in the target. Without a key they stay as they are."""
+    """Records of a source, rewritten for the target. Without a key they stay as they are."""
 
     def __init__(self, keys: Keys, *, source: str, target: str) -> None:
         """`source` and `target` are the ids of the stores. With a trust file only records that are

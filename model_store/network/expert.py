@@ -194,7 +194,7 @@ class Expert(nn.Module):
         return embedded
 
     def pool(self, rows_BPC: Tensor) -> Tensor:
-        """Give the expert's slice of the token, [B, C], from the rows of its last block; [B, 2·C]
+        """Return the expert's slice of the token, [B, C], from the rows of its last block; [B, 2·C]
         with the mean of the patches beside it."""
         patches = slice(1, rows_BPC.shape[1] - self.registers)
         if self.pooling == "mean":
@@ -213,7 +213,7 @@ class Expert(nn.Module):
 
     @property
     def last_block(self) -> Block:
-        """Give the last block that changes the token."""
+        """Return the last block that changes the token."""
         return self.patch_block(-1) if self.token_in_sequence else self.class_block
 
     def with_token(self, patches_BPC: Tensor) -> Tensor:

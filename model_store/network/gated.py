@@ -58,10 +58,10 @@ def by_place(locality_H3: Tensor, offsets_QP3: Tensor) -> Tensor:
 
 
 def offsets(patches: int) -> Tensor:
-    """Give x, y and x² + y² from each query's patch to each key's: [P, P, 3]."""
+    """Return x, y and x² + y² from each query's patch to each key's: [P, P, 3]."""
     side = math.isqrt(patches)
     if side * side != patches:
-        raise ValueError(f"{patches} patches are no square")
+        raise ValueError(f"{patches} patches do not form a square")
     places = torch.arange(patches)
     x_PP = places[None, :] % side - places[:, None] % side
     y_PP = places[None, :] // side - places[:, None] // side

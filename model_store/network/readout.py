@@ -23,7 +23,7 @@ from model_store.spec import NetworkSpec
 
 
 def shares_of(spec: NetworkSpec) -> dict[int, Tensor]:
-    """Give the matrix of shares [R, P] of each block that is read, by its number from 1."""
+    """Return the matrix of shares [R, P] of each block that is read, by its number from 1."""
     blocks = spec.readout.blocks if spec.readout else ()
     return {block: _shares(spec, block) for block in blocks}
 
@@ -53,7 +53,7 @@ class ReadoutOf(nn.Module):
 
 
 def _shares(spec: NetworkSpec, block: int) -> Tensor:
-    """Give [R, P]: the token, if it is in the sequence, the mean of patches, and perhaps cells."""
+    """Return [R, P]: the token if it is in the sequence, the mean of patches, perhaps cells."""
     assert spec.readout is not None
     side, before = spec.image_size // spec.patch_size, int(spec.token == "in-sequence")
     cells = spec.readout.grid if spec.readout.cells_of(block) else 0
@@ -72,5 +72,5 @@ def _shares(spec: NetworkSpec, block: int) -> Tensor:
 
 
 def _span(cell: int, cells: int, side: int) -> slice:
-    """Give the patches of a cell on one side; neighbouring cells may share one."""
+    """Return the patches of a cell on one side; neighbouring cells may share one."""
     return slice(cell * side // cells, -(-(cell + 1) * side // cells))

@@ -128,7 +128,7 @@ class GraphOf:
         return self._attend_first(run, x)
 
     def _pooled(self, x: str) -> str:
-        """Give what the last norm of the first expert reads: the mean of patches, or its rows."""
+        """Return what the last norm of the first expert reads: the mean of patches, or its rows."""
         return self._mean_of_patches(x) if self._spec.first.pooling == "mean" else x
 
     def _mean_of_patches(self, x: str) -> str:

@@ -67,7 +67,7 @@ class Weights:
         return "logits" if HEADS in self.parts else "token"
 
     def named(self) -> Arrays:
-        """Give every array by its name in the graph."""
+        """Return every array by its name in the graph."""
         return {
             f"{part}.{name}": array
             for part, arrays in self.parts.items()

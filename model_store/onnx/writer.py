@@ -55,7 +55,7 @@ class Writer:
         self._declared.add(name)
 
     def has(self, name: str) -> bool:
-        """Tell if a weight of this name was declared."""
+        """Return whether a weight of this name was declared."""
         return name in self._declared
 
     def constant(self, array: NDArray[np.float32] | NDArray[np.int64]) -> str:

@@ -43,7 +43,7 @@ class ChannelRecord(SignedRecord):
     reason: Text
     time: Timestamp
     transaction: Transaction
-    """Chosen at random for this one move, to know our record after a lost reply."""
+    """Chosen at random for this one move, so that its writer recognises it after a lost reply."""
 
 
 def decode_record(name: str, sealed: bytes, *, channel: str, number: int) -> ChannelRecord:

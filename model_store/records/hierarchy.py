@@ -41,7 +41,7 @@ class Hierarchy(Record):
         while (parent := self.parents.get(name)) is not None:
             if parent in groups or len(groups) == MAX_LEVELS:
                 raise ValueError(
-                    f"the parents of {name!r} go round, or have more than {MAX_LEVELS} levels"
+                    f"the parents of {name!r} form a cycle, or have more than {MAX_LEVELS} levels"
                 )
             groups.append(parent)
             name = parent

@@ -224,7 +224,7 @@ def _parse(name: str, sealed: bytes) -> dict[str, Any]:
 def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     body = dict(pairs)
     if len(body) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key is repeated")
     return body
 
 

@@ -38,7 +38,9 @@ def free_bytes(objects: Objects) -> int | None:
     try:
         disk = os.statvfs(objects.root)
     except OSError as error:
-        raise StoreError(f"the disk of the store tells no free room: {error.strerror}") from error
+        raise StoreError(
+            f"the free room on the disk of the store is unknown: {error.strerror}"
+        ) from error
     return disk.f_bavail * disk.f_frsize
 
 

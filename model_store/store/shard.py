@@ -87,7 +87,7 @@ def read_layout(data: bytes, *, item_bytes: Mapping[str, int] = ITEM_BYTES) -> d
     layout: dict[str, Stored] = {}
     for name, entry in _header_entries(data[8 : 8 + header_bytes]):
         if name in layout:
-            raise ValueError(f"tensor {name!r} is there twice")
+            raise ValueError(f"tensor {name!r} is repeated")
         layout[name] = _stored(name, entry, payload=8 + header_bytes, item_bytes=item_bytes)
     position = 8 + header_bytes
     for stored in sorted(layout.values(), key=lambda item: (item.start, item.end)):

@@ -41,17 +41,6 @@ def png_of_empty_pixels(count: int) -> bytes:
     return png_with(png_chunk(b"IDAT") * count)
 
 
-def png_that_goes_on(size: tuple[int, int], *, total: int) -> bytes:
-    """Its pixels end, and its stream of zeros does not."""
-    header = struct.pack(">IIBBBBB", *size, 8, 0, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + png_chunk(b"IHDR", header)
-        + png_chunk(b"IDAT", zlib.compress(bytes(total), 9))
-        + png_chunk(b"IEND")
-    )
-
-
 # Directories of tags: TIFF files, and the EXIF data of other formats.
 
 Entry = tuple[int, int, int, int]

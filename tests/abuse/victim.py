@@ -53,9 +53,6 @@ class Victim:
         threads = Path(f"/proc/{self.process.pid}/task").iterdir()
         return [int(pid) for one in threads for pid in (one / "children").read_text().split()]
 
-    def decoders_peak_bytes(self) -> int:
-        return max((_status(pid, "VmHWM") for pid in self.decoders()), default=0)
-
     def connect(self, sent: bytes = b"") -> socket.socket:
         address = urlsplit(self.url)
         connection = socket.create_connection((address.hostname, address.port), timeout=60)

@@ -47,7 +47,7 @@ class Block:
 
     @property
     def is_server(self) -> bool:
-        """Tell whether the block goes on until it is stopped, in a second terminal."""
+        """Return whether the block goes on until it is stopped, in a second terminal."""
         words = [words for line in self.commands() for words in line]
         return len(words) == 1 and words[0][0] == "dne-serve" and "--new-token" not in words[0]
 

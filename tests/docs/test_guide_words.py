@@ -106,7 +106,7 @@ def test_a_wrong_command_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def is_page(app: FastAPI, path: str) -> bool:
-    """Tell whether a route is there that the OpenAPI document leaves out, as it is for people."""
+    """Return whether a route is there that the OpenAPI document leaves out, as it is for people."""
     asked = {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": []}
     return any(route.matches(asked)[0] is Match.FULL for route in app.routes)
 

@@ -297,7 +297,7 @@ KEY = "0" * 64
         ('{"format":2,"trusted":{}}', "format"),
         ('{"format":1,"trusted":{},"more":1}', "more"),
         ('{"format":1,"trusted":{"ann":"KEY"}}', "trusted.ann"),
-        (f'{{"format":1,"trusted":{{"ann":"{KEY}","ann":"{"1" * 64}"}}}}', "twice"),
+        (f'{{"format":1,"trusted":{{"ann":"{KEY}","ann":"{"1" * 64}"}}}}', "is repeated"),
         (f'{{"format":1,"trusted":{{"ann":"{KEY}","bob":"{KEY}"}}}}', "same key"),
         (f'{{"format":1,"trusted":{{"a\\nb":"{KEY}"}}}}', "printable"),
         ('{"format":1,"trusted":' + '{"a":' * 5000, "not JSON"),

@@ -181,7 +181,7 @@ class Moves:
         self._target, self._at = version, time.monotonic()
 
     def is_due(self, youngest: int) -> bool:
-        """Tell whether all servers serve a version by now that such a session takes."""
+        """Return whether all servers serve a version by now that such a session takes."""
         return self._target >= youngest and time.monotonic() > self._at + FOLLOWED_S
 
 

@@ -1,4 +1,4 @@
-"""Leave out parts of the images of each class, and see what the others say of them.
+"""Leave out parts of the images of each class, and judge them by the others.
 
 The classifier is cheap: a normal distribution around the mean of each class, with one covariance
 for all (LDA). Fewer images of one class change its mean only, so the errors with a quarter, half

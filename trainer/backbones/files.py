@@ -106,7 +106,7 @@ def _weight_map(path: Path, index: bytes) -> dict[str, str]:
         raise DataRejected(f"{path} is not an index of safetensors files: it has no weight_map")
     for name in files.values():
         if not isinstance(name, str) or name != Path(name).name or name in (".", ".."):
-            raise DataRejected(f"{path} names {ascii(name)[:60]}, which is no file beside it")
+            raise DataRejected(f"{path} names {ascii(name)[:60]}, which is not a file beside it")
         _refuse_pickle(path.parent / name)
     if len(set(files.values())) > MAX_FILES:
         raise DataRejected(f"{path} names more than {MAX_FILES} files")

@@ -249,8 +249,8 @@ def _told(backbone: KnownBackbone) -> Iterator[None]:
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise WeightsMissing(
-            f"the Hub has no {backbone.repository}, or nobody without the right HF_TOKEN may see "
-            "it; `dne-train backbones` lists known names, and there is no such file here either"
+            f"the Hub has no {backbone.repository}, or hides it without the right HF_TOKEN; "
+            "`dne-train backbones` lists known names, and this folder has no such file"
         ) from error
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
         if isinstance(error.__cause__, errors.FileMetadataError):

@@ -221,11 +221,11 @@ class Named:
         return next((self.parts[name][0] for name in names if name in self.parts), None)
 
     def theirs(self, name: str) -> str:
-        """Give the name in the file of a tensor, whether it is there or not."""
+        """Return the name in the file of a tensor, whether it is there or not."""
         return " + ".join(self.parts.get(name) or self.missing.get(name, (name,)))
 
     def shape(self, name: str) -> Shape | None:
-        """Give the shape of a tensor, whose parts are joined along its first axis."""
+        """Return the shape of a tensor, whose parts are joined along its first axis."""
         shapes = [self.file.shape(part) for part in self.parts.get(name, ())]
         known = [one for one in shapes if one is not None]
         if not known:
@@ -248,7 +248,7 @@ class Named:
         """Raise DataRejected unless a tensor is there with this shape and a type that is read."""
         if name not in self.parts:
             raise DataRejected(
-                f"{self.file.path}: expected {self.theirs(name)} {list(shape)}, and there is none"
+                f"{self.file.path}: expected {self.theirs(name)} {list(shape)}, which is missing"
             )
         there = [part for part in self.parts[name] if part in self.file.places]
         types = {self.file.dtype(part) for part in there}

@@ -41,7 +41,7 @@ _DINOV3_THETA = 100.0
 
 
 def _dinov3_angles(*, patches: int, channels: int, theta: float) -> Tensor:
-    """Give [P, R]: first those of rows, then those of columns; centres lie between −1 and 1."""
+    """Return [P, R]: first those of rows, then those of columns; centres lie between −1 and 1."""
     side = math.isqrt(patches)
     centres = (torch.arange(side, dtype=torch.float32) + 0.5) / side * 2 - 1
     frequency = 1 / theta ** torch.arange(0, 1, 4 / channels, dtype=torch.float32)
@@ -49,7 +49,7 @@ def _dinov3_angles(*, patches: int, channels: int, theta: float) -> Tensor:
 
 
 def _eva02_angles(*, patches: int, channels: int) -> Tensor:
-    """Give [P, R]: places are counted from 0, on a grid of 16 patches a side."""
+    """Return [P, R]: places are counted from 0, on a grid of 16 patches a side."""
     side = math.isqrt(patches)
     places = torch.arange(side, dtype=torch.float32) / side * _EVA_SIDE
     bands = channels // 4

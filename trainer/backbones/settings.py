@@ -12,7 +12,7 @@ from model_store.records.manifest import LARGEST_MEAN, SMALLEST_STD
 from model_store.spec import Activation
 from trainer.backbones.files import read_json
 
-LARGEST = 1e30  # infinity and NaN are no numbers here
+LARGEST = 1e30  # infinity and NaN do not count as numbers here
 _SMALLEST = 1e-30  # less becomes 0 in float32
 Triple = tuple[float, float, float]
 

@@ -99,7 +99,7 @@ def width_of(named: Named, settings: FileSettings) -> int:
 
 
 def _shape(named: Named, name: str, *, dimensions: int) -> Shape:
-    """Give the shape of a tensor that sizes are derived from."""
+    """Return the shape of a tensor that sizes are derived from."""
     found = named.shape(name)
     if found is None or len(found) != dimensions or 0 in found:
         there = f"it has {list(found)}" if found else f"it is not among {shown(named.file.places)}"

@@ -1,4 +1,4 @@
-"""Make the requests of the trainer of the options that were given, and prepare the run."""
+"""Turn the given options into requests of the trainer, and prepare the run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATA = ("data", "val_data", "unknown_data")
 
 
 def read_options(asked: type[Asked], given: argparse.Namespace, **others: object) -> Asked:
-    """Make the dataclass of the options that were given; `others` has values for single fields."""
+    """Build the dataclass from the given options; `others` has values for single fields."""
     hints, values = get_type_hints(asked), dict(others)
     for field in fields(asked):  # type: ignore[arg-type]
         kind = hints[field.name]

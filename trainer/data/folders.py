@@ -257,7 +257,7 @@ def _is_loose_image(path: Place) -> bool:
 def read_images(
     listing: Listing, *, preprocessing: Preprocessing, skip_bad: bool, progress: Progress
 ) -> LabelledImages:
-    """Read all images of `listing`. Refuse files that are no images, or leave them out."""
+    """Read all images of `listing`. Refuse files that are not images, or leave them out."""
     files = [path for class_folder in listing.classes for path in class_folder.files]
     said = [
         group

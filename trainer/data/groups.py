@@ -1,4 +1,4 @@
-"""Find the images that belong together: said by the data, or nearly the same picture.
+"""Find images that belong together: the data says so, or the pictures are nearly the same.
 
 Frames of one film, or pictures of one thing from one place, must stand on one side of a split:
 judged by a twin of what it learnt from, a classifier looks better than it is (ADR 92). Know

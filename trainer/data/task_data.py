@@ -59,7 +59,7 @@ class Split:
         return cls(together=int(several.sum()), groups=len(several), said=said)
 
     def figures(self) -> dict[str, Scalar]:
-        """Give the figures for the record of a version."""
+        """Return the figures for the record of a version."""
         how = "groups of the data" if self.said else "near duplicates"
         return {
             "split_by": how if self.groups else "single images",

@@ -238,7 +238,7 @@ class EmbeddingCache:
             self._known.setdefault(name, embedding_W)
 
     def save(self) -> None:
-        """Write new embeddings to the file. A cache that cannot be written is no reason to stop."""
+        """Write new embeddings to the file. A run goes on if the cache cannot be written."""
         if self._path is None or len(self._known) == self._saved:
             return
         with suppress(OSError, NotPrivate):

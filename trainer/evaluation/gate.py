@@ -79,7 +79,7 @@ class GateInput:
 
 
 def decide(candidate: GateInput, *, limits: GateLimits) -> Gate:
-    """Give the verdict, every reason against the version, and the classes that got worse."""
+    """Return the verdict, every reason against the version, and the classes that got worse."""
     judged = candidate.judged
     old_images = candidate.images_of("old")
     flips, p_value = (0, 0), None
@@ -241,7 +241,7 @@ def _serving_reasons(candidate: GateInput, *, limits: GateLimits) -> tuple[str, 
 
 
 def _is_price(candidate: GateInput) -> bool:
-    """Tell whether a fall may be the price of more classes to choose among, and chance.
+    """Return whether a fall may be the price of more classes to choose among, and chance.
 
     Two things must hold: among the old classes alone nothing fell, and new classes do not take more
     old images than the price, beyond chance. The two tests share the significance.

@@ -58,7 +58,7 @@ class Problem:
 
     @property
     def is_small(self) -> bool:
-        """Tell whether one thread is faster than several."""
+        """Return whether one thread is faster than several."""
         return self.tokens_NW.numel() * self.count < SMALL
 
     @property

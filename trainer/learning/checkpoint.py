@@ -116,7 +116,7 @@ class Reached:
 
 
 class Checkpoint:
-    """The checkpoint of one run in `folder`. A folder that cannot be written is no error."""
+    """The checkpoint of one run in `folder`. A folder that cannot be written is not an error."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Checkpoint:
             self._share(ranks)
 
     def _is_private(self) -> bool:
-        """Tell whether the folder is ours alone, or can still be made; note it where it is not."""
+        """Return whether the folder is ours alone or can still be made; note it if it is not."""
         try:
             if self.folder.exists():
                 private_folder(self.folder)
@@ -161,7 +161,7 @@ class Checkpoint:
             torch.set_num_threads(self.reached.threads)
 
     def is_past(self, phase: str) -> bool:
-        """Tell whether the earlier run had finished this phase."""
+        """Return whether the earlier run had finished this phase."""
         return self.reached is not None and phase in self.reached.past
 
     def restore(self, phase: str, state: Resumable) -> int:

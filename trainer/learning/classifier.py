@@ -128,7 +128,7 @@ class Readouts:
 
     @property
     def widens(self) -> bool:
-        """Tell whether earlier blocks make left-out images clearly likelier."""
+        """Return whether earlier blocks make left-out images clearly likelier."""
         gain_M = self.narrow.losses_M - self.wide.losses_M
         if len(gain_M) < 2 or len(self.wide.losses_M) != len(self.narrow.losses_M):
             return False

@@ -223,7 +223,7 @@ class Lesson:
 
     @property
     def _can_be_grown(self) -> bool:
-        """Tell whether a later run may grow the network for these very images."""
+        """Return whether a later run may grow the network for these very images."""
         return self.student.aim == "head" or (self.student.aim == "expert" and self.plan is None)
 
     def _learn_expert(self, plan: Plan, frozen: Lineage | None) -> None:

@@ -32,7 +32,7 @@ def balanced_epoch(data: TaskData) -> DrawEpoch:
 
 
 def tunes(student: Student, data: TaskData) -> bool:
-    """Tell whether balanced tuning follows learning."""
+    """Return whether balanced tuning follows learning."""
     return student.teacher is not None and can_be_balanced(data.for_training, retired=data.retired)
 
 

@@ -60,7 +60,7 @@ class Student:
 
     @property
     def knows_all(self) -> bool:
-        """Tell whether the parent answers every class: then each has to be as good as before."""
+        """Return whether the parent answers every class: then each has to be as good as before."""
         return self.aim in ("extension", "deepening", "adaptation")
 
     @property
@@ -69,7 +69,7 @@ class Student:
 
     @property
     def grows(self) -> bool:
-        """Tell whether an expert learns beside a pre-trained one, or changes of that one."""
+        """Return whether an expert learns beside a pre-trained one, or changes of that one."""
         return self.aim == "adaptation" or (self.on_pretrained and bool(self.frozen))
 
     @property
@@ -87,7 +87,7 @@ class Student:
 
     @property
     def learns_by_steps(self) -> bool:
-        """Tell whether an expert learns, or heads on features that no convex fit is made for."""
+        """Return whether an expert learns, or heads on features that no convex fit is made for."""
         if self.aim == "adaptation":
             return True
         if self.adds_expert:

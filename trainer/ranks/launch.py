@@ -81,8 +81,8 @@ def _number(said: Mapping[str, str], name: str, *, default: str = "") -> int:
     value = said.get(name, default)
     if not (value.isascii() and value.isdigit() and len(value) <= 6):
         raise WrongUsage(
-            f"{name} is {value!r}, which is no number, and WORLD_SIZE is {said.get('WORLD_SIZE')!r}"
-            ": start the run with torchrun, or unset WORLD_SIZE"
+            f"{name} is {value!r}, which is not a number, and WORLD_SIZE is "
+            f"{said.get('WORLD_SIZE')!r}: start the run with torchrun, or unset WORLD_SIZE"
         )
     return int(value)
 

@@ -144,7 +144,7 @@ def _together(images: LabelledImages) -> float:
 
 
 def can_doubt(student: Student, data: TaskData) -> bool:
-    """Tell whether there are images to fit the score of unknown images to, and to judge it by."""
+    """Return whether there are images to fit the score of unknown images to, and to judge it by."""
     known = {kept.entry.class_name: kept.entry.count for kept in data.statistics}
     counts = [
         max(known.get(name, 0), len(data.for_training.rows_of(name)))

@@ -103,7 +103,7 @@ def test_what_stays_open_to_others_is_told(caplog: pytest.LogCaptureFixture) -> 
 
 def test_the_command_refuses_with_a_sentence_and_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--host", "0.0.0.0", "--port", "0"]) == 2
-    assert capsys.readouterr().err.startswith("error: whoever reaches 0.0.0.0 could use")
+    assert capsys.readouterr().err.startswith("error: everyone who reaches 0.0.0.0 could use")
 
 
 def test_a_new_token_is_printed_once_with_its_line(capsys: pytest.CaptureFixture[str]) -> None:

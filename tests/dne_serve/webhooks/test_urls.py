@@ -24,7 +24,7 @@ from tests.dne_serve.webhooks.test_outbox import SECRET
         ("http://ann:hush@a/ b", "without spaces"),
         ("https://a/#hush", "after # is never sent"),
         ("http://a/" + "hush" * 600, "more than 2048 characters"),
-        (",".join(f"http://hush/{n}" for n in range(9)), "9 webhooks, and 8 are the most"),
+        (",".join(f"http://hush/{n}" for n in range(9)), "9 webhooks, and at most 8 are allowed"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_wrong_usage_and_is_not_repeated(

@@ -286,7 +286,7 @@ def test_devices_are_chosen_in_one_place() -> None:
         ({"attention": "loud"}, "attention 'loud' is not one of plain, gated"),
         ({"attention": "gated", "token": "in-sequence"}, "no place for a token"),
         ({"attention": "gated", "image_size": 1024}, "among 65536 patches is too large"),
-        ({"backbone": Backbone()}, "plain in all is not described"),
+        ({"backbone": Backbone()}, "a plain backbone is not described"),
         ({"backbone": Backbone(registers=1)}, "token pooling does not go with token 'class-att"),
         (
             {"backbone": Backbone(pooling="attention"), "attention": "gated"},
@@ -349,7 +349,7 @@ def test_the_tensors_of_a_backbone_are_those_that_the_spec_names(geometry: Netwo
 
 
 def test_tasks_that_cannot_be_learnt_fail_with_the_reason() -> None:
-    with pytest.raises(SpecInvalid, match="'a-0' is there twice"):
+    with pytest.raises(SpecInvalid, match="'a-0' is repeated"):
         GEOMETRY.expand(task("a", heads=1)).expand(
             task("b", heads=1).__class__(
                 name="b", classes=("a-0",), expert=task("b", heads=1).expert

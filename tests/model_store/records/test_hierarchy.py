@@ -23,8 +23,8 @@ def test_the_groups_of_a_name_are_listed_from_the_nearest_on() -> None:
 @pytest.mark.parametrize(
     ("parents", "reason"),
     [
-        ({"a": "b", "b": "a"}, "go round"),
-        ({"a": "a"}, "go round"),
+        ({"a": "b", "b": "a"}, "form a cycle"),
+        ({"a": "a"}, "form a cycle"),
         ({f"n{i}": f"n{i + 1}" for i in range(25)}, "more than 20 levels"),
         ({"a": "b\n"}, "printable"),
         ({}, "at least 1"),

@@ -180,9 +180,12 @@ def rewrite(change: Callable[[dict[str, str]], object]) -> Callable[[Path], None
         (lambda index: index.write_text("{"), "is not JSON"),
         (lambda index: index.write_text("[]"), "is not a JSON object"),
         (lambda index: index.write_text("{}"), "it has no weight_map"),
-        (lambda index: index.write_text('{"weight_map": {"a": 3}}'), "names 3, which is no file"),
-        (rewrite(lambda m: m.update(x="../secret.safetensors")), "which is no file beside it"),
-        (rewrite(lambda m: m.update(x="/etc/passwd")), "which is no file beside it"),
+        (
+            lambda index: index.write_text('{"weight_map": {"a": 3}}'),
+            "names 3, which is not a file",
+        ),
+        (rewrite(lambda m: m.update(x="../secret.safetensors")), "which is not a file beside it"),
+        (rewrite(lambda m: m.update(x="/etc/passwd")), "which is not a file beside it"),
         (rewrite(lambda m: m.update(x="pytorch_model-00001.bin")), "is a pickle"),
         (
             rewrite(lambda m: m.update(x="model-00001-of-00002.safetensors")),
@@ -267,14 +270,14 @@ def changed(tower: Tower, change: Callable[[Tensors], object]) -> Tensors:
     [
         (
             changed(siglip(), lambda t: t.pop("vision_model.head.attention.in_proj_bias")),
-            r"expected vision_model.head.attention.in_proj_bias \[192\], and there is none",
+            r"expected vision_model.head.attention.in_proj_bias \[192\], which is missing",
         ),
         (
             changed(
                 hugging_face_vit(),
                 lambda t: t.pop("vit.encoder.layer.1.attention.attention.key.weight"),
             ),
-            r"attention.query.weight \+ .*key.weight \+ .* \[192, 64\], and there is none",
+            r"attention.query.weight \+ .*key.weight \+ .* \[192, 64\], which is missing",
         ),
         (
             changed(clip(), lambda t: t.update({"vision_model.head.weight": torch.zeros(2)})),
@@ -286,7 +289,7 @@ def changed(tower: Tower, change: Callable[[Tensors], object]) -> Tensors:
         ),
         (
             made_up() | {"blocks.0.mlp.norm.weight": torch.zeros(128)},
-            r"expected blocks.0.mlp.norm.bias \[128\], and there is none",
+            r"expected blocks.0.mlp.norm.bias \[128\], which is missing",
         ),
         (
             made_up() | {"blocks.0.attn.q_norm.weight": torch.zeros(32)},

@@ -154,7 +154,7 @@ def _hidden(tower: Repository) -> None:
         (_a_pickle, f"{TOWER} has pickles only, which can run programs when they are read"),
         (_a_pickle_by_another_name, "is not safetensors: it begins with PK"),
         (_gated, f"accept its licence on https://huggingface.co/{TOWER}, and set HF_TOKEN"),
-        (_hidden, f"the Hub has no {TOWER}, or nobody without the right HF_TOKEN may see it"),
+        (_hidden, f"the Hub has no {TOWER}, or hides it without the right HF_TOKEN; "),
     ],
 )
 def test_a_spoilt_repository_is_one_sentence_and_leaves_nothing_behind(

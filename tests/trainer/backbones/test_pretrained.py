@@ -171,9 +171,9 @@ def huge_in_float16(tensors: Tensors) -> None:
         ({}, "none is among no tensors"),
         (
             changed(lambda t: t.pop("cls_token")),
-            r"expected cls_token \[1, 1, 64\], and there is none",
+            r"expected cls_token \[1, 1, 64\], which is missing",
         ),
-        (changed(lambda t: t.pop("norm.bias")), r"expected norm.bias \[64\], and there is none"),
+        (changed(lambda t: t.pop("norm.bias")), r"expected norm.bias \[64\], which is missing"),
         (
             changed(lambda t: t.pop("blocks.0.mlp.fc2.weight")),
             "expected blocks.0.mlp.fc2.weight with 2 dimensions, and it is not among blocks.0",
@@ -202,7 +202,7 @@ def huge_in_float16(tensors: Tensors) -> None:
         ),
         (
             changed(lambda t: t.update({"blocks.0.ls1.gamma": torch.zeros(64)})),
-            r"expected blocks.0.ls2.gamma \[64\], and there is none",
+            r"expected blocks.0.ls2.gamma \[64\], which is missing",
         ),
         (
             changed(lambda t: t.update({"blocks.1.ls1.gamma": torch.zeros(64)})),

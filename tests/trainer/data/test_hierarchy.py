@@ -117,7 +117,7 @@ def test_folders_become_a_version(dne_train: Command, tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("a: letter\nzebra: animal\n", "'zebra' is neither a class nor a group of classes"),
-        ("a: letter\nletter: a\n", "go round"),
+        ("a: letter\nletter: a\n", "form a cycle"),
         ("a: b\n", "'b' is a class, and cannot be a group"),
     ],
 )

@@ -25,7 +25,7 @@ def answered(
 
 
 def fell(count: int, *, price: Price, of: int = 100) -> bool:
-    """Tell whether a version is refused that answers `count` of `of` old images with class c."""
+    """Return whether a version is refused that answers `count` of `of` old images with class c."""
     labels = [0, 1] * (of // 2)
     before = answered(labels, labels)
     before.logits_NC[:, 2:] = -np.inf

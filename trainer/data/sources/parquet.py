@@ -311,7 +311,9 @@ def _label_and_image(record: dict[str, Any], schema: _Schema) -> tuple[str, byte
     if not isinstance(data, bytes):
         raise ValueError("has no bytes of an image; write the data with its images embedded")
     if len(data) > limits.MAX_FILE_BYTES:
-        raise ValueError(f"has an image of {len(data)} bytes; {limits.MAX_FILE_BYTES} are the most")
+        raise ValueError(
+            f"has an image of {len(data)} bytes; at most {limits.MAX_FILE_BYTES} are read"
+        )
     return label, data
 
 

@@ -1,6 +1,6 @@
 """Turn rows of files and labels into listings, or name every bad row.
 
-Nothing is read by halves: one bad row refuses the table, before any image is read.
+One bad row refuses the whole table, before any image is read.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import gzip
 import struct
 import tarfile
 import zipfile
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -226,12 +225,6 @@ def yaml_of_merges(folder: Path, total: int) -> Path:
         merged = ", ".join([f"*a{number - 1}"] * 9)
         lines.append(f"a{number}: &a{number} {{<<: [{merged}]}}")
     return written(folder, "bomb.yaml", "\n".join(lines).encode())
-
-
-def gzip_layers(data: bytes, layers: int) -> bytes:
-    for _ in range(layers):
-        data = zlib.compress(data, 9, wbits=31)
-    return data
 
 
 BOMBS: dict[str, Bomb] = {
