@@ -28,7 +28,7 @@ from trainer.evaluation.unknown import FEWEST_CLASSES, fit_doubt, fit_threshold,
 from trainer.learning.student import Student
 from trainer.progress import Progress
 from trainer.request import GateLimits
-from trainer.versions.final import JUDGING
+from trainer.versions.finish import JUDGING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from trainer.learning.student import Student
 from trainer.learning.token_reading import READING
 from trainer.progress import ExpectedPhase
 from trainer.request import Learning
-from trainer.versions.final import CHOOSING, JUDGING, images_to_herd
+from trainer.versions.finish import CHOOSING, JUDGING, images_to_herd
 
 FORWARD_AND_BACKWARD = 3
 """The passes that a learning step takes of the parts that learn: a backward pass counts as two."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
+from model_store.inference.forward import Lineage
 from trainer.data.exemplars import herding_order
 from trainer.data.task_data import TaskData
 from trainer.embeddings.cache import EmbeddingCache
@@ -14,7 +16,37 @@ from trainer.learning.token_reading import cache_of
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import Learning
-from trainer.versions.final import CHOOSING, Final, herded_classes, images_to_herd, quota_of
+
+CHOOSING, JUDGING = "choosing exemplars", "judging"
+"""The phases after learning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Final:
+    """The experts that have learnt, folded, and what they see in the images."""
+
+    experts: Lineage
+    cache: EmbeddingCache
+    exemplars: Mapping[str, Sequence[int]]
+    """The training images to remember of each new class, in herding order."""
+
+
+def herded_classes(student: Student, data: TaskData, request: Learning) -> tuple[str, ...]:
+    """List the classes that get new exemplars. A version of the same images keeps the parent's."""
+    if student.aim in ("deepening", "adaptation") or not quota_of(student, data, request):
+        return ()
+    return student.new_classes
+
+
+def images_to_herd(student: Student, data: TaskData, request: Learning) -> int:
+    """Count the images that exemplars are chosen from."""
+    names = herded_classes(student, data, request)
+    return sum(len(data.for_training.rows_of(name)) for name in names)
+
+
+def quota_of(student: Student, data: TaskData, request: Learning) -> int:
+    """Count the exemplars that a class may have."""
+    return request.exemplars // (len(student.network.spec.classes) - len(data.retired))
 
 
 def finish(

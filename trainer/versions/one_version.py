@@ -35,8 +35,7 @@ from trainer.ranks.ranks import ALONE, RankLost, Ranks, refuse_differences
 from trainer.request import Learning, training_run
 from trainer.versions.assess import assess, can_doubt, say_evidence
 from trainer.versions.expected import expected_phases
-from trainer.versions.final import Final
-from trainer.versions.finish import finish
+from trainer.versions.finish import Final, finish
 from trainer.versions.outcome import Outcome
 from trainer.versions.version_draft import Shards, draft_version, encode_model
 
@@ -71,7 +70,7 @@ def announced(
         run.drop_kept()
         raise
     except OutcomeUnknown:
-        raise  # the version may be there, so its shards stay at_first_rank
+        raise  # the version may be there, so its shards stay announced
     except KeyboardInterrupt as error:
         _withdraw(at_first_rank, transaction)
         raise Interrupted(f"interrupted: {run.where_it_stopped()}") from error

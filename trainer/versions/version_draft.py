@@ -34,7 +34,7 @@ from trainer.embeddings.statistics import encode
 from trainer.learning.student import Learnt, Student
 from trainer.request import Learning
 from trainer.versions.assess import Assessment
-from trainer.versions.final import Final, quota_of
+from trainer.versions.finish import Final, quota_of
 
 Shards = dict[str, bytes]
 
