@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cifar", type=Path, help="cifar100.zip: train/CLASS/*.png, test/CLASS/…")
     parser.add_argument("--only", nargs="*", help="the domains to measure (default: all)")
     parser.add_argument("--seeds", type=int, default=1, help="draws of classes and images")
+    parser.add_argument("--at-once", action="store_true", help="learn all classes as one task")
     parser.add_argument("--first", default="", help="more options of the first add-task")
     parser.add_argument("--later", default="", help="more options of all other add-task")
     return parser.parse_args()
@@ -121,7 +122,13 @@ def _asked(options: argparse.Namespace) -> list[tuple[Domain, Path, str]]:
         there += [(SIGNS, options.data, "signs/"), (CELLS, options.data, "cells/")]
     if options.cifar is not None:
         there.append((PHOTOS, options.cifar, ""))
-    return [one for one in there if not options.only or one[0].name in options.only]
+    there = [one for one in there if not options.only or one[0].name in options.only]
+    return [(at_once(one) if options.at_once else one, *where) for one, *where in there]
+
+
+def at_once(domain: Domain) -> Domain:
+    """Join all tasks: the line above what task after task can reach."""
+    return replace(domain, tasks=(sum(domain.tasks),))
 
 
 def lay_out(domain: Domain, archive: Path, place: Path, *, prefix: str, seed: int) -> Laid:

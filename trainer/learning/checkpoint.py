@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,6 +56,24 @@ class RunState:
     parameters: Sequence[nn.Parameter]
     optimiser: torch.optim.Optimizer
     changes: Generator
+    course: Tensor = field(default_factory=lambda: torch.tensor([0.0, math.inf]).double())
+    """How often the rate was halved, and the least mean loss of an epoch."""
+
+    @property
+    def halvings(self) -> int:
+        return int(self.course[0])
+
+    @property
+    def least_loss(self) -> float:
+        return float(self.course[1])
+
+    def copied(self) -> dict[str, Tensor]:
+        return {name: one.clone() for name, one in self.tensors().items()}
+
+    def go_back(self, good: Mapping[str, Tensor]) -> None:
+        """Restore a state, and halve the rate from there."""
+        self.load(good)
+        self.course[0] += 1
 
     def tensors(self) -> dict[str, Tensor]:
         kept = {name: one.detach().contiguous() for name, one in self._weights().items()}
@@ -66,7 +84,7 @@ class RunState:
             for name, value in values.items()
         }
         kept |= {name: one.contiguous() for name, one in self._buffers().items()}
-        return {**kept, "changes": self.changes.get_state()}
+        return {**kept, "changes": self.changes.get_state(), "course": self.course}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         weights: dict[str, Tensor] = {**self._weights(), **self._buffers()}
@@ -84,6 +102,7 @@ class RunState:
         groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
         self.changes.set_state(tensors["changes"])
+        self.course.copy_(tensors["course"])
 
     def _buffers(self) -> dict[str, Tensor]:
         return {f"buffer.{name}": one for name, one in self.network.named_buffers()}

@@ -76,6 +76,10 @@ def _fits(size: int, attempt: Callable[[int], object]) -> bool:
     return True
 
 
+GREW = 1.25
+"""Times the least mean loss of an epoch so far: an epoch with a larger one has done harm."""
+MOST_HALVINGS = 4
+"""The times that a rate is halved before a loss that grows is taken as it is."""
 WARM_UP_SHARE = 0.1
 FINAL_RATE_SHARE = 0.01
 WEIGHT_DECAY = 0.05
@@ -111,11 +115,14 @@ def fit(
     ranks: Ranks = ALONE,
     choose_threads: ChooseThreads | None = None,
     longest_gradient: float | None = None,
+    loss_of_guess: float | None = None,
 ) -> None:
     """Change `parameters`, and nothing else, so that `network` answers the labels of `images`.
 
     Go on from `checkpoint`, to the same bits as without an interruption. Each of the `ranks` takes
-    a part of every batch. `longest_gradient`: a longer one is shortened to it.
+    a part of every batch. `longest_gradient`: a longer one is shortened to it. `loss_of_guess`: an
+    epoch whose loss grew clearly, or is larger than this one, is learnt again from where it began,
+    at half the rate; None: the rate stays.
     """
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
     epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
@@ -144,17 +151,46 @@ def fit(
     images_left = sum(len(rows) for batches in epochs[done:] for rows in batches)
     if choose_threads is not None:
         choose_threads(images_left, partial(take_step.attempt, plan.batch_size))
+    taken = sum(map(len, epochs[:done]))
     with progress.phase(name, total=images_left) as phase:
-        for epoch, batches in enumerate(epochs[done:], start=done + 1):
-            for rows in batches:
-                with (
-                    explained(batch_size=len(rows), attempt=take_step.attempt),
-                    ranks.watched(),
-                ):
-                    loss, accuracy = take_step(rows)
-                phase.advance(len(rows), loss=loss, accuracy=accuracy)
+        epoch = done
+        while epoch < plan.epochs:
+            good = state.copied() if loss_of_guess is not None else {}
+            losses: list[float] = []
+            try:
+                for rows in epochs[epoch]:
+                    with (
+                        explained(batch_size=len(rows), attempt=take_step.attempt),
+                        ranks.watched(),
+                    ):
+                        loss, accuracy = take_step(rows)
+                    losses.append(loss)
+                    phase.advance(len(rows), loss=loss, accuracy=accuracy)
+                mean = sum(losses) / len(losses)
+            except LossLost:
+                if not good or state.halvings >= MOST_HALVINGS:
+                    raise
+                mean = math.inf
+            most = min(loss_of_guess or math.inf, GREW * state.least_loss)
+            if good and mean > most and state.halvings < MOST_HALVINGS:
+                phase.advance(-sum(map(len, epochs[epoch][: len(losses)])))
+                state.go_back(good)
+                take_step.go_back(taken, halvings=state.halvings)
+                progress.note(
+                    f"the loss grew to {mean:.3f} in epoch {epoch + 1} of {plan.epochs}: the epoch "
+                    f"is learnt again at a learning rate of "
+                    f"{plan.learning_rate / 2**state.halvings:.2g}"
+                )
+                continue
+            state.course[1] = min(state.least_loss, mean)
+            taken += len(epochs[epoch])
+            epoch += 1
             if checkpoint is not None:
                 checkpoint.save(name, epoch, state, last=epoch == plan.epochs)
+
+
+class LossLost(DneError):
+    """The loss is no number any more."""
 
 
 class _Stepper:
@@ -182,12 +218,15 @@ class _Stepper:
         self._rate, self._share = rate, schedule(steps)
         self._steps, self._taken = steps, taken
         self._longest_gradient = longest_gradient
+        self._halvings = state.halvings
 
     def __call__(self, rows: NDArray[np.int64]) -> tuple[float, float]:
         """Take a step on these images. Return their loss and accuracy before the step."""
         optimiser = self._state.optimiser
         for group in optimiser.param_groups:
-            group["lr"] = group.get("rate_share", 1.0) * self._rate * self._share(self._taken)
+            group["lr"] = (
+                group.get("rate_share", 1.0) * self._rate * self._share(self._taken)
+            ) / 2**self._halvings
         self._taken += 1
         part = part_of(self._ranks, len(rows))
         mean, right = self._spread(*self._batch(rows, part))
@@ -196,7 +235,7 @@ class _Stepper:
             mean.item() / part.ranks, right.item() if part.images else 0
         )
         if not math.isfinite(loss):
-            raise DneError(
+            raise LossLost(
                 f"the loss became {loss} in step {self._taken} of {self._steps}: nothing was "
                 "published; try a lower `learning_rate`"
             )
@@ -206,6 +245,10 @@ class _Stepper:
             nn.utils.clip_grad_norm_(self._state.parameters, self._longest_gradient)
         optimiser.step()
         return loss, answered / len(rows)
+
+    def go_back(self, taken: int, *, halvings: int) -> None:
+        """Take the steps after so many again, at a rate that was halved so often in all."""
+        self._taken, self._halvings = taken, halvings
 
     def attempt(self, size: int) -> None:
         """Compute as in a step on `size` images, and change neither weights nor later draws."""

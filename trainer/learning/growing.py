@@ -6,6 +6,7 @@ C classes that are answered.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -231,6 +232,7 @@ def grow(
         ranks=ranks,
         choose_threads=choose_threads,
         longest_gradient=LONGEST_GRADIENT,
+        loss_of_guess=math.log(len(answered)),
     )
     if adapts:
         merge_layers(expert)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from tests.trainer.folders import Listening, labelled
 from trainer.data.augment import Augmentation
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import balanced, can_be_balanced, evened
-from trainer.learning.fit import fit, normalisation_on, parameter_groups, rate_share
+from trainer.learning.checkpoint import Checkpoint
+from trainer.learning.fit import MOST_HALVINGS, fit, normalisation_on, parameter_groups, rate_share
 from trainer.learning.learner import Step
 from trainer.learning.losses import Objective, cross_entropy
 from trainer.learning.plan import MAX_EPOCHS, MIN_EPOCHS, Plan, make_plan
@@ -33,6 +35,8 @@ def run_fit(
     progress: Listening,
     plan: Plan = PLAN,
     objective: Objective | None = None,
+    loss_of_guess: float | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> None:
     fit(
         network,
@@ -46,6 +50,8 @@ def run_fit(
         seed=0,
         name="learning",
         progress=progress,
+        loss_of_guess=loss_of_guess,
+        checkpoint=checkpoint,
     )
 
 
@@ -72,6 +78,57 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where() -> None:
     plan = Plan(epochs=5, batch_size=4, learning_rate=1e30)
     with pytest.raises(DneError, match=r"the loss became nan in step \d+ of 20.* `learning_rate`"):
         run_fit(grown([1]), labelled([8, 8]), progress=Listening(), plan=plan)
+
+
+TOO_FAST = Plan(epochs=12, batch_size=8, learning_rate=0.4)
+
+
+def test_an_epoch_whose_loss_grew_is_learnt_again_at_half_the_rate() -> None:
+    images, guess = labelled([16, 16]), math.log(2)
+    left, mended = Listening(), Listening()
+    run_fit(grown([1], noise=0.0), images, progress=left, plan=TOO_FAST)
+    run_fit(grown([1], noise=0.0), images, progress=mended, plan=TOO_FAST, loss_of_guess=guess)
+    assert np.mean(left.losses[-8:]) > guess
+    assert np.mean(mended.losses[-8:]) < 0.7 * guess
+    rates = [float(note.rsplit(" ", 1)[1]) for note in mended.notes]
+    assert rates == pytest.approx(
+        [0.4 / 2**halvings for halvings in range(1, len(rates) + 1)], rel=0.1
+    )
+    assert "epoch 1 of 12" in mended.notes[0]
+
+
+def test_a_loss_that_is_lost_at_any_rate_stops_the_run() -> None:
+    plan = Plan(epochs=5, batch_size=4, learning_rate=1e30)
+    progress = Listening()
+    with pytest.raises(DneError, match="the loss became nan"):
+        run_fit(grown([1]), labelled([8, 8]), progress=progress, plan=plan, loss_of_guess=0.7)
+    assert len(progress.notes) == MOST_HALVINGS
+
+
+def test_a_run_that_halved_its_rate_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    images = labelled([16, 16])
+
+    def run(network: Network, progress: Listening, folder: str) -> None:
+        checkpoint = Checkpoint(tmp_path / folder, configuration={}, progress=progress)
+        run_fit(
+            network,
+            images,
+            progress=progress,
+            plan=TOO_FAST,
+            loss_of_guess=math.log(2),
+            checkpoint=checkpoint,
+        )
+
+    whole, first, second = Listening(), Listening(interrupt_in="learning", after=40), Listening()
+    networks = [grown([1], noise=0.0) for _ in range(3)]
+    run(networks[0], whole, "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(networks[1], first, "stopped")
+    run(networks[2], second, "stopped")
+    assert first.notes
+    assert len(second.losses) < len(whole.losses)
+    for one, other in zip(networks[0].parameters(), networks[2].parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 class Cramped(Objective):
