@@ -73,7 +73,9 @@ def test_a_narrow_version_is_compared_with_a_wide_one_and_a_canary_of_it(tmp_pat
         wait_for(lambda: live.http.get("/readyz").json().get("shadow") == 2)
         answers = predict(live, 4)
         assert {one["version"] for one in answers} == {1, 2}
-        wait_for(lambda: live.metric('dne_shadow_images_total{result="same"}') >= 0)
+        by_served = len(IMAGES) * sum(one["version"] == 1 for one in answers)
+        seen = 'dne_shadow_images_total{label="%s"}'
+        wait_for(lambda: live.metric(seen % "same") + live.metric(seen % "other") == by_served)
     for version in (1, 2):
         promote(store, store.manifest(version))
         with live_server(Path(store.location)) as alone:
