@@ -25,6 +25,12 @@ from model_store.store.shard import check_shard, read_layout
 Doubles = NDArray[np.float64]
 _MOST_STAND_INS = 500
 """More embeddings of a class tell nothing new, as every class weighs the same."""
+_MOST_TO_CONTINUE_BY = 2000
+"""Images that the map to younger slices is fitted to."""
+_RIDGES = np.geomspace(1e-3, 1e3, 13)
+"""The penalties of that map to choose from, for channels of variance 1."""
+SURE = 4.0
+"""Images of a class at which what a map misses on them moves the mean half way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -174,11 +180,16 @@ def gather(
         if statistics and exemplars_N.sum() < statistics.count:
             # Stand-ins have the exemplars in their mean, so the exemplars do not count twice.
             first = stand_ins(statistics, seed=place).astype(np.float32)
-            made.append(_Made(place=place, first_MF=first, left_LW=embeddings_NW[of_class_N]))
+            made.append(_Made(place=place, first_MF=first, left=np.flatnonzero(of_class_N)))
             uses_N &= ~exemplars_N
-    narrow = any(not len(stand_in.left_LW) for stand_in in made)
+    narrow = any(not len(stand_in.left) for stand_in in made)
     used = width if narrow else embeddings_NW.shape[1]
-    parts = [embeddings_NW[uses_N, :used], *(stand_in.embeddings(used) for stand_in in made)]
+    parts = [embeddings_NW[uses_N, :used]]
+    if made and used > width:
+        continued = _Continued.fit(embeddings_NW, width=width)
+        parts += [continued(stand_in) for stand_in in made]
+    else:
+        parts += [stand_in.first_MF for stand_in in made]
     labels = [
         labels_N[uses_N],
         *(np.full(len(stand_in.first_MF), stand_in.place) for stand_in in made),
@@ -201,13 +212,66 @@ class _Made:
 
     place: int
     first_MF: Floats
-    left_LW: Floats
-    """The embeddings of images that are left of the class."""
+    left: NDArray[np.int64]
+    """The rows of images that are left of the class."""
 
-    def embeddings(self, used: int) -> Floats:
-        """Return the first `used` channels; those of younger experts come from images in turn."""
-        width = self.first_MF.shape[1]
-        if used == width:
-            return self.first_MF
-        turns_M = np.arange(len(self.first_MF)) % len(self.left_LW)
-        return np.concatenate([self.first_MF, self.left_LW[turns_M, width:used]], axis=1)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Continued:
+    """A map from the first slice to the Y channels of younger experts, fitted to the K images that
+    are left of all classes. The few images of one class would be trusted too much in these channels
+    if they stood for all that are gone: the younger expert has learnt from them."""
+
+    middle_F: Doubles
+    scale_F: Doubles
+    middle_Y: Doubles
+    linear_FY: Doubles
+    missed_KY: Doubles
+    """What the map misses on each of the images when it is fitted to the others."""
+    rows_K: NDArray[np.int64]
+
+    @classmethod
+    def fit(cls, embeddings_NW: Floats, *, width: int) -> _Continued:
+        """Choose the penalty by leaving out one image after the other, in closed form."""
+        images = len(embeddings_NW)
+        rows_K = np.unique(np.linspace(0, images - 1, min(images, _MOST_TO_CONTINUE_BY)).round())
+        chosen_KW = embeddings_NW[rows_K.astype(np.int64)].astype(np.float64)
+        first_KF, younger_KY = chosen_KW[:, :width], chosen_KW[:, width:]
+        middle_F, middle_Y = first_KF.mean(axis=0), younger_KY.mean(axis=0)
+        deviation_F = first_KF.std(axis=0)
+        scale_F = 1 / np.maximum(deviation_F, max(1e-3 * float(deviation_F.mean()), 1e-12))
+        turned_KR, lengths_R, axes_RF = np.linalg.svd(
+            (first_KF - middle_F) * scale_F, full_matrices=False
+        )
+        centred_KY = younger_KY - middle_Y
+        along_RY = turned_KR.T @ centred_KY
+        best: tuple[float, Doubles, Doubles] | None = None
+        for ridge in _RIDGES * len(chosen_KW):
+            share_R = np.square(lengths_R) / (np.square(lengths_R) + ridge)
+            leverage_K = np.square(turned_KR) @ share_R + 1 / len(chosen_KW)
+            missed_KY = centred_KY - turned_KR @ (share_R[:, None] * along_RY)
+            missed_KY /= np.maximum(1 - leverage_K, 1e-3)[:, None]
+            error = float(np.square(missed_KY).sum())
+            if best is None or error < best[0]:
+                inverse_R = np.where(lengths_R > 0, share_R / np.maximum(lengths_R, 1e-12), 0)
+                best = error, missed_KY, axes_RF.T @ (inverse_R[:, None] * along_RY)
+        assert best is not None
+        return cls(
+            middle_F=middle_F,
+            scale_F=scale_F,
+            middle_Y=middle_Y,
+            linear_FY=best[2],
+            missed_KY=best[1],
+            rows_K=rows_K.astype(np.int64),
+        )
+
+    def __call__(self, made: _Made) -> Floats:
+        """Add younger channels to stand-ins: mapped, moved by what the map misses on images of the
+        class, and as uncertain as the map is."""
+        younger_MY = (made.first_MF - self.middle_F) * self.scale_F @ self.linear_FY
+        missed_LY = self.missed_KY[np.isin(self.rows_K, made.left)]
+        moved_Y = missed_LY.sum(axis=0) / (len(missed_LY) + SURE)
+        draw = np.random.default_rng(made.place)
+        drawn_M = draw.integers(len(self.missed_KY), size=len(made.first_MF))
+        younger_MY += self.middle_Y + moved_Y + self.missed_KY[drawn_M]
+        return np.concatenate([made.first_MF, younger_MY.astype(np.float32)], axis=1)

@@ -16,13 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer.embeddings.cache import Floats
-from trainer.embeddings.statistics import ClassStatistics, Doubles, factor_of
+from trainer.embeddings.statistics import SURE, ClassStatistics, Doubles, factor_of
 
 RIDGE = 0.1
 """The penalty of the map, for channels of variance 1 and relative to the number of images: without
 one the map would follow the few images that it is fitted to."""
-SURE = 4.0
-"""Images of a class at which what the map misses on them moves the mean half way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

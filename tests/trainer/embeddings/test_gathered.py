@@ -54,10 +54,32 @@ def test_stand_ins_take_the_place_of_a_class_that_lost_images(left: int) -> None
     assert found.embeddings_NV.shape[1] == (FIRST if left == 0 else WIDTH)
 
 
-def test_channels_of_younger_experts_come_from_the_images_that_are_left() -> None:
-    found = gathered(left=2)
-    younger = found.embeddings_NV[found.labels_N == 0, FIRST:]
-    assert np.array_equal(younger, OLD[[0, 1, 0, 1, 0, 1, 0, 1, 0], FIRST:])
+def test_channels_of_younger_experts_follow_from_the_first_slice_of_all_images_that_are_left() -> (
+    None
+):
+    """Eight images are left of each old class. The younger expert has learnt from these, and tells
+    its classes far better by them than by other images."""
+    draw = np.random.default_rng(3)
+    names, each, left, width = tuple("abcdef"), 200, 8, 12
+    centres_CF = draw.normal(size=(len(names), width)) * 2
+    linear_FY = draw.normal(size=(width, 5)) / 3
+    labels = np.repeat(np.arange(len(names)), each)
+    first = centres_CF[labels] + draw.normal(size=(len(labels), width))
+    younger = first @ linear_FY + draw.normal(size=(len(labels), 5)) * 0.3
+    tokens = np.concatenate([first, younger], axis=1).astype(np.float32)
+    kept = np.concatenate([np.flatnonzero(labels == place)[:left] for place in range(len(names))])
+    known = {name: accumulate(tokens[labels == place, :width]) for place, name in enumerate(names)}
+    found = gather(tokens[kept], labels[kept], classes=names, new=0, width=width, known=known)
+    assert not found.narrow
+    assert not found.real_N.any()
+    for place in range(len(names)):
+        made, true = found.embeddings_NV[found.labels_N == place], tokens[labels == place]
+        assert len(made) == each
+        apart = np.abs(made[:, width:].mean(axis=0) - true[:, width:].mean(axis=0))
+        assert apart.max() < 0.5
+        # Copies of the images that are left would have a scatter of rank 7, and miss the relation.
+        missed = made[:, width:] - made[:, :width] @ linear_FY
+        assert missed.std() < 1.0
 
 
 def test_exemplars_of_a_class_without_statistics_make_some() -> None:
