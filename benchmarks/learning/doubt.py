@@ -195,11 +195,9 @@ def scores_of(drawn: Draw) -> dict[str, Score]:
 
 def _product(x: Doubles, y: Labels) -> Score:
     """The score as the trainer fits it and the server computes it."""
-    tensors = fit_doubt(
-        x.astype(np.float32), y, classes=KNOWN_CLASSES, answered=range(KNOWN_CLASSES)
-    )
-    assert tensors is not None
-    doubt = Doubt.of(tensors, places=range(KNOWN_CLASSES))
+    fit = fit_doubt(x.astype(np.float32), y, classes=KNOWN_CLASSES, answered=range(KNOWN_CLASSES))
+    assert fit is not None
+    doubt = Doubt.of(fit.tensors, places=range(KNOWN_CLASSES))
     return lambda q: doubt.log_odds(q.astype(np.float32)).astype(np.float64)
 
 

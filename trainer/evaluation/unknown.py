@@ -33,21 +33,36 @@ def scores_of(logits_NC: Floats, embeddings_NW: Floats, *, doubt: Doubt | None) 
     return np.asarray(scores, dtype=np.float64)
 
 
-def fit_threshold(scores_N: Scores, *, score: ScoreName, rate: float) -> Unknown | None:
+def fit_threshold(
+    scores_N: Scores, *, score: ScoreName, rate: float, left_out_N: Scores | None = None
+) -> Unknown | None:
     """Find the score that about `rate` of known images fall below; None without images.
 
-    With n images the share of the next ones below the k-th smallest score is k / (n + 1) on
-    average. Fewer than 1 / rate - 1 images allow no k: then the smallest score is the threshold.
+    `scores_N` are of held-out images, `left_out_N` of training images that the score was not fitted
+    to. The lower threshold of the two counts: each is too high where images have twins, held-out
+    ones among the training images, and left-out ones in what an expert was adapted to.
     """
     if not len(scores_N):
         return None
+    threshold = _threshold(scores_N, rate=rate)
+    if left_out_N is not None and len(left_out_N):
+        threshold = min(threshold, _threshold(left_out_N, rate=rate))
+    return Unknown(
+        score=score,
+        threshold=threshold,
+        rate=rate,
+        images=len(scores_N),
+        scores=_histogram(scores_N),
+    )
+
+
+def _threshold(scores_N: Scores, *, rate: float) -> float:
+    """With n images the share of the next ones below the k-th smallest score is k / (n + 1) on
+    average. Fewer than 1 / rate - 1 images allow no k: then the smallest score is the threshold."""
     scores = np.sort(scores_N)
     refused = math.floor(rate * (len(scores) + 1) + 1e-9)
     # Lies between two scores, so that another machine's rounding does not decide about an image.
-    threshold = float(scores[refused - 1 : refused + 1].mean()) if refused else float(scores[0])
-    return Unknown(
-        score=score, threshold=threshold, rate=rate, images=len(scores), scores=_histogram(scores)
-    )
+    return float(scores[refused - 1 : refused + 1].mean()) if refused else float(scores[0])
 
 
 def _histogram(scores_N: Scores) -> Histogram:
@@ -132,14 +147,24 @@ class _LeftOutSigns:
         return weight * self.discriminant_F - self.square_F / 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DoubtFit:
+    """The tensors of a doubt shard, and the log-odds of images that were left out of the fit."""
+
+    tensors: Tensors
+    left_out_F: Scores
+
+
 def fit_doubt(
     embeddings_NW: NDArray[np.float32],
     labels_N: NDArray[np.int64],
     *,
     classes: int,
     answered: Sequence[int],
-) -> Tensors | None:
-    """Fit the tensors of a doubt shard for images of the `answered` ones of `classes`.
+    groups_N: Labels | None = None,
+) -> DoubtFit | None:
+    """Fit the score for images of the `answered` ones of `classes`. Images of one of the `groups_N`
+    are left out together, and those of -1 never.
 
     Return None where an answered class has no images, where too few classes have two, and where
     the embeddings do not tell classes that were left out from the others.
@@ -160,7 +185,33 @@ def fit_doubt(
     if slope <= 0:
         return None
     folded = _folded(gaussians, weight=weight, slope=slope, intercept=intercept)
-    return _among_all(folded, classes=classes, answered=answered)
+    left_out_F = np.zeros(0)
+    if groups_N is not None:
+        crossed = _cross_fitted(embeddings, labels, groups_N)
+        left_out_F = slope * crossed.score(weight) + intercept
+    return DoubtFit(
+        tensors=_among_all(folded, classes=classes, answered=answered), left_out_F=left_out_F
+    )
+
+
+def _cross_fitted(embeddings_NW: Doubles, labels_N: Labels, groups_N: Labels) -> _LeftOutSigns:
+    """Leave out one part of the groups of each class after the other, and no class whole."""
+    part_N = np.full(len(labels_N), -1)
+    for place in range(int(labels_N.max()) + 1):
+        rows = np.flatnonzero((labels_N == place) & (groups_N >= 0))
+        _, group_of_row = np.unique(groups_N[rows], return_inverse=True)
+        part_N[rows] = (group_of_row + place) % FOLDS
+    signs = [(np.zeros(0), np.zeros(0))]
+    for part in range(FOLDS):
+        seen_N = part_N != part
+        scored_N = ~seen_N & np.isin(labels_N, labels_N[seen_N])
+        among, places_N = np.unique(labels_N[seen_N], return_inverse=True)
+        gaussians = fit_gaussians(embeddings_NW[seen_N], places_N) if len(among) > 1 else None
+        if gaussians is not None and scored_N.any():
+            signs.append(gaussians.signs(embeddings_NW[scored_N]))
+    discriminants, squares = (np.concatenate(one) for one in zip(*signs, strict=True))
+    known_F = np.ones(len(squares), dtype=bool)
+    return _LeftOutSigns(discriminant_F=discriminants, square_F=squares, known_F=known_F)
 
 
 def fit_gaussians(embeddings_NW: Doubles, labels_N: Labels) -> Gaussians | None:

@@ -85,6 +85,7 @@ class HeadFit:
         with self.progress.phase(FITTING, total=0):
             given = self._given(gathered)
             fitted = fit_classifier(student.network, given, former=student.before)
+        assert given.groups_N is not None
         return Learnt(
             cache=cache,
             training={**figures, **_told(fitted.choice, student.network.spec)},
@@ -92,6 +93,7 @@ class HeadFit:
             tokens_NW=gathered.embeddings_NV,
             labels_N=gathered.labels_N,
             real_N=gathered.real_N,
+            groups_N=np.where(gathered.real_N, given.groups_N, -1),
             price=self._price(fitted, given),
             fitted_on=self._fitted_on(given, fitted.choice),
         )

@@ -119,6 +119,8 @@ class Learnt:
     labels_N: NDArray[np.int64] | None = None
     real_N: NDArray[np.bool_] | None = None
     """False for stand-ins."""
+    groups_N: NDArray[np.int64] | None = None
+    """Images with one number belong together; -1 for stand-ins."""
     fitted_on: int = 0
     """The number of images that gave the classifier a temperature of its own, those that belong
     together counted once; 0 without one, and where a sample of them gave it."""

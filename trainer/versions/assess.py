@@ -24,7 +24,13 @@ from trainer.evaluation.gate import FEWEST, GateInput, decide, noticed
 from trainer.evaluation.judged import Judged, calibrate, choose_shown, judged_by
 from trainer.evaluation.precision_agreement import ReadEmbeddings, agreement_of
 from trainer.evaluation.price import NO_PRICE, Price
-from trainer.evaluation.unknown import FEWEST_CLASSES, fit_doubt, fit_threshold, scores_of
+from trainer.evaluation.unknown import (
+    FEWEST_CLASSES,
+    DoubtFit,
+    fit_doubt,
+    fit_threshold,
+    scores_of,
+)
 from trainer.learning.student import Student
 from trainer.progress import Progress
 from trainer.request import GateLimits
@@ -53,6 +59,7 @@ def assess(
     data: TaskData,
     tokens_NW: Floats | None,
     labels_N: NDArray[np.int64] | None,
+    groups_N: NDArray[np.int64] | None,
     limits: GateLimits,
     unknown_rate: float,
     model_bytes: int,
@@ -61,20 +68,24 @@ def assess(
     shows_images: bool = False,
     price: Price = NO_PRICE,
 ) -> Assessment:
-    """Judge by images that were held out. `tokens_NW`: those that the classifier was fitted to, if
-    they are to tell unknown images, with `labels_N`. `parent_cache`: the tokens by the parent's
-    experts, where they are not the student's. `model_bytes`: without the shard that tells
-    them. `fitted_on` counts the images that the classifier has a temperature from. `shows_images`:
-    the images stay in the store, and the report may name some."""
+    """Judge by images that were held out.
+
+    `tokens_NW`: those that the classifier was fitted to, if they are to tell unknown images, with
+    `labels_N` and `groups_N`. `parent_cache`: the tokens by the parent's experts, where they are
+    not the student's. `model_bytes`: without the shard that tells them. `fitted_on` counts the
+    images that the classifier has a temperature from. `shows_images`: the images stay in the store,
+    and the report may name some.
+    """
     newest, older = student.new_classes, _older(student)
     with progress.phase(JUDGING, total=len(data.judged_by)) as phase:
         judged, parent, judged_token_NW = _judge_both(
             student, data, cache, parent_cache, advance=phase.advance
         )
         served = _judge_served(student, data, parent_cache)
-    shard = None
+    fitted = None
     if tokens_NW is not None and labels_N is not None and len(data.judged_by):
-        shard = _doubt(tokens_NW, labels_N, student, data)
+        fitted = _doubt(tokens_NW, labels_N, groups_N, student, data)
+    shard = encode_doubt(fitted.tensors) if fitted else None
     together = _together(data.judged_by)
     gate = decide(
         GateInput(
@@ -102,6 +113,7 @@ def assess(
         scores_of(judged.logits_NC, judged_token_NW, doubt=doubt),
         score="log-odds" if doubt else "max-logit",
         rate=unknown_rate,
+        left_out_N=fitted.left_out_F if fitted else None,
     )
     images = len(data.judged_by)
     return Assessment(
@@ -156,18 +168,22 @@ def can_doubt(student: Student, data: TaskData) -> bool:
 
 
 def _doubt(
-    tokens_NW: Floats, labels_N: NDArray[np.int64], student: Student, data: TaskData
-) -> bytes | None:
+    tokens_NW: Floats,
+    labels_N: NDArray[np.int64],
+    groups_N: NDArray[np.int64] | None,
+    student: Student,
+    data: TaskData,
+) -> DoubtFit | None:
     """Fit the score of unknown images to the oldest expert's slice of the tokens: it was learnt on
     more than these classes, and tells what is none of them."""
     spec = student.network.spec
-    tensors = fit_doubt(
+    return fit_doubt(
         tokens_NW[:, : spec.doubt_width],
         labels_N,
         classes=len(spec.classes),
         answered=_answered(data),
+        groups_N=groups_N,
     )
-    return encode_doubt(tensors) if tensors else None
 
 
 def _answered(data: TaskData) -> list[int]:

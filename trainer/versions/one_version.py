@@ -223,6 +223,7 @@ class Run:
             data=data,
             tokens_NW=learnt.tokens_NW,
             labels_N=learnt.labels_N,
+            groups_N=learnt.groups_N,
             limits=request.limits,
             unknown_rate=request.unknown_rate,
             fitted_on=learnt.fitted_on,

@@ -32,9 +32,9 @@ def clusters(
 
 
 def fitted(tokens: np.ndarray, labels: np.ndarray, *, classes: int = CLASSES) -> Doubt:
-    tensors = fit_doubt(tokens, labels, classes=classes, answered=range(classes))
-    assert tensors is not None
-    return Doubt.of(tensors, places=range(classes))
+    fit = fit_doubt(tokens, labels, classes=classes, answered=range(classes))
+    assert fit is not None
+    return Doubt.of(fit.tensors, places=range(classes))
 
 
 def test_images_of_other_classes_are_told_and_the_probability_is_that_of_a_half() -> None:
@@ -106,8 +106,9 @@ def test_retired_classes_have_rows_and_make_no_image_known() -> None:
     answered = [0, 2, 3, 5, 6]
     places = np.array([0, 2, 3, 5, 6, 4])[labels]
     kept = places != 4
-    tensors = fit_doubt(tokens[kept], places[kept], classes=7, answered=answered)
-    assert tensors is not None
+    fit = fit_doubt(tokens[kept], places[kept], classes=7, answered=answered)
+    assert fit is not None
+    tensors = fit.tensors
     assert tensors["doubt.prototypes"].shape == (7, WIDTH)
     assert not tensors["doubt.prototypes"][[1, 4]].any()
     doubt = Doubt.of(tensors, places=answered)
@@ -147,5 +148,36 @@ def test_images_that_are_all_the_same_give_no_score() -> None:
 def test_tokens_that_tell_nothing_of_classes_give_finite_tensors_or_none() -> None:
     tokens, labels = clusters(range(6), images=10)
     mixed = np.random.default_rng(0).permutation(labels)
-    tensors = fit_doubt(tokens, mixed, classes=6, answered=range(6))
-    assert tensors is None or all(np.isfinite(one).all() for one in tensors.values())
+    fit = fit_doubt(tokens, mixed, classes=6, answered=range(6))
+    assert fit is None or all(np.isfinite(one).all() for one in fit.tensors.values())
+
+
+def test_left_out_images_score_as_new_ones_do_and_twins_do_not_hide_it() -> None:
+    tokens, labels = clusters(range(CLASSES), images=12)
+    twins = np.repeat(np.arange(len(labels)), 3)
+    draw = np.random.default_rng(3)
+    seen = tokens[twins] + draw.normal(size=(len(twins), WIDTH)).astype(np.float32) * 0.02
+    fit = fit_doubt(seen, labels[twins], classes=CLASSES, answered=range(CLASSES), groups_N=twins)
+    alone = fit_doubt(
+        seen, labels[twins], classes=CLASSES, answered=range(CLASSES), groups_N=np.arange(len(seen))
+    )
+    assert fit is not None
+    assert alone is not None
+    doubt = Doubt.of(fit.tensors, places=range(CLASSES))
+    new = doubt.log_odds(clusters(range(CLASSES), images=60, seed=1)[0]).astype(np.float64)
+
+    def refused(left_out_F: np.ndarray) -> float:
+        return float((new < np.quantile(left_out_F, 0.05)).mean())
+
+    assert len(fit.left_out_F) == len(seen)
+    assert refused(fit.left_out_F) < 0.08
+    assert refused(alone.left_out_F) > 2 * refused(fit.left_out_F)
+
+
+def test_stand_ins_and_the_only_group_of_a_class_are_never_left_out() -> None:
+    tokens, labels = clusters(range(6), images=10)
+    groups = np.arange(len(labels))
+    groups[labels == 0], groups[labels == 1] = 0, -1
+    fit = fit_doubt(tokens, labels, classes=6, answered=range(6), groups_N=groups)
+    assert fit is not None
+    assert len(fit.left_out_F) == 40

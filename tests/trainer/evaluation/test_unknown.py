@@ -39,6 +39,17 @@ def test_with_too_few_images_for_the_rate_none_of_them_is_refused() -> None:
     assert detector.threshold == pytest.approx(1.0)
 
 
+def test_the_lower_threshold_of_held_out_and_left_out_images_counts() -> None:
+    held_out, left_out = np.arange(1.0, 20.0), np.arange(-1.0, 18.0)
+    for one, other in ((held_out, left_out), (left_out, held_out)):
+        detector = fit_threshold(one, score="log-odds", rate=0.05, left_out_N=other)
+        assert detector is not None
+        assert detector.threshold == pytest.approx(-0.5)
+    nothing = fit_threshold(held_out, score="log-odds", rate=0.05, left_out_N=np.zeros(0))
+    assert nothing is not None
+    assert nothing.threshold == pytest.approx(1.5)
+
+
 def test_with_nothing_held_out_there_is_no_threshold() -> None:
     assert fit_threshold(np.zeros(0), score="max-logit", rate=0.05) is None
 
