@@ -306,12 +306,16 @@ def parse_url(text: str) -> WebhookUrl:
         )
     if parts.fragment:
         raise ValueError("a part after # is never sent; leave it out")
+    authorization = None
+    if parts.username is not None:
+        pair = unquote_to_bytes(parts.username) + b":" + unquote_to_bytes(parts.password or "")
+        authorization = f"Basic {base64.b64encode(pair).decode()}"
     return WebhookUrl(
         scheme=parts.scheme,
         host=parts.hostname,
         port=parts.port,
         target=(parts.path or "/") + (f"?{parts.query}" if parts.query else ""),
-        authorization=_basic(parts),
+        authorization=authorization,
     )
 
 
@@ -322,10 +326,3 @@ def _split(text: str) -> SplitResult:
     except ValueError:
         raise ValueError("its host or port is not valid") from None  # the reason repeats the URL
     return parts
-
-
-def _basic(parts: SplitResult) -> str | None:
-    if parts.username is None:
-        return None
-    pair = unquote_to_bytes(parts.username) + b":" + unquote_to_bytes(parts.password or "")
-    return f"Basic {base64.b64encode(pair).decode()}"

@@ -18,19 +18,15 @@ class Parser(argparse.ArgumentParser):
         asked = list(sys.argv[1:] if args is None else args)
         options, unknown = self.parse_known_args(asked, namespace)
         if unknown:
-            self._asked_of(asked)._refuse(unknown)
+            chosen = self
+            for word in asked:
+                chosen = _subparsers(chosen).get(word, chosen)
+            chosen._refuse(unknown)
         return options
 
     def error(self, message: str) -> NoReturn:
         """End with one line, like all errors of the commands, instead of the usage."""
         self.exit(2, f"error: {message}; `{self.prog} --help` lists all\n")
-
-    def _asked_of(self, words: Sequence[str]) -> Parser:
-        """Find the parser of the subcommand that was asked for."""
-        chosen = self
-        for word in words:
-            chosen = _subparsers(chosen).get(word, chosen)
-        return chosen
 
     def _refuse(self, unknown: Sequence[str]) -> NoReturn:
         options = [word.partition("=")[0] for word in unknown if word.startswith("-")]

@@ -55,7 +55,8 @@ def make_entrypoint(sent: Sent) -> _Entrypoint:
     """Make the line that runs a command on the cluster."""
     words = ["dne-train", *sent.words]
     # The last one counts. A value may begin with a dash, hence the equals sign.
-    words += [f"{option}={_absolute(path)}" for option, path in sent.paths.items()]
+    for option, path in sent.paths.items():
+        words.append(f"{option}={path if '://' in path else os.path.abspath(path)}")
     upload = None if sent.upload is None else _checked(sent.upload)
     if upload is not None:
         words += ["--data=.", f"--name={sent.name or upload.name}"]
@@ -64,10 +65,6 @@ def make_entrypoint(sent: Sent) -> _Entrypoint:
     return _Entrypoint(
         line=f"{line}printf '%s\\n' {mark} \"$answer\"; exit $code", mark=mark, upload=upload
     )
-
-
-def _absolute(text: str) -> str:
-    return text if "://" in text else os.path.abspath(text)
 
 
 def _checked(data: Path) -> Path:

@@ -49,27 +49,17 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def write_demo_data(root: Path) -> DemoData:
-    data = DemoData(root)
-    _write_digits(data)
-    _write_shapes(data)
-    return data
-
-
-def _write_digits(data: DemoData) -> None:
-    digits = load_digits()
+    data, digits, chance = DemoData(root), load_digits(), random.Random(0)
     task_of = {digit: task for task, members in DIGIT_TASKS.items() for digit in members}
     for index, (pixels, digit) in enumerate(zip(digits.images, digits.target, strict=True)):
         folder = data.test if index % 3 == 0 else data.train(task_of[int(digit)])
         image = Image.fromarray((pixels * 15.9).astype("uint8"))  # 0 to 16 becomes 0 to 254
         _save(image, folder / f"digit_{digit}", index)
-
-
-def _write_shapes(data: DemoData) -> None:
-    chance = random.Random(0)
     for shape in SHAPES:
         for index in range(_SHAPES_EACH):
             folder = data.shapes_test if index % 3 == 0 else data.shapes_train
             _save(_draw(shape, chance=chance), folder / shape, index)
+    return data
 
 
 def _draw(shape: str, *, chance: random.Random) -> Image.Image:

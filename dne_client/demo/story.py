@@ -138,7 +138,8 @@ def start(command: str, *arguments: str, **streams: Any) -> subprocess.Popen[byt
 
     It has a session of its own: Ctrl-C reaches the demo only, which then stops what it started.
     """
-    _say_command([spelt(command), *arguments])
+    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
+    print(f"{bold}$ {shlex.join([spelt(command), *arguments])}{plain}", flush=True)
     return subprocess.Popen([COMMANDS / command, *arguments], start_new_session=True, **streams)
 
 
@@ -177,11 +178,6 @@ def wait_for(happened: Callable[[], bool], *, within_s: float, otherwise: str) -
             raise DemoFailed(otherwise)
         time.sleep(0.05)
     return time.monotonic() - began
-
-
-def _say_command(command: Sequence[str]) -> None:
-    bold, plain = ("\033[1m", "\033[0m") if sys.stdout.isatty() else ("", "")
-    print(f"{bold}$ {shlex.join(command)}{plain}", flush=True)
 
 
 def tail(log: Path, *, lines: int = 8) -> str:

@@ -50,9 +50,12 @@ async def read_uploads(request: Request, *, max_images: int) -> list[UploadedIma
         uploads = await _read_form(request.stream(), options, max_images=max_images)
     elif kind == b"application/json":
         pieces = [piece async for piece in request.stream()]
-        uploads = await _read_json(pieces, max_images=max_images)
+        if sum(map(len, pieces)) <= AT_ONCE_BYTES:
+            uploads = _from_json(pieces, max_images=max_images)
+        else:
+            uploads = await run_in_threadpool(_from_json, pieces, max_images=max_images)
     elif kind in (b"", b"application/octet-stream") or kind.startswith(b"image/"):
-        body = await _whole(request)
+        body = b"".join([chunk async for chunk in request.stream()])
         uploads = [UploadedImage(filename=None, data=body)] if body else []
     else:
         raise TypeNotAccepted(
@@ -73,16 +76,6 @@ def check_accept(header: str) -> None:
         for kind, _, parameters in ranges
     ):
         raise NotAcceptable(f"answers are application/json, which {header[:100]!r} does not accept")
-
-
-async def _whole(request: Request) -> bytes:
-    return b"".join([chunk async for chunk in request.stream()])
-
-
-async def _read_json(pieces: list[bytes], *, max_images: int) -> list[UploadedImage]:
-    if sum(map(len, pieces)) <= AT_ONCE_BYTES:
-        return _from_json(pieces, max_images=max_images)
-    return await run_in_threadpool(_from_json, pieces, max_images=max_images)
 
 
 def _from_json(pieces: list[bytes], *, max_images: int) -> list[UploadedImage]:

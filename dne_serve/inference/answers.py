@@ -19,7 +19,6 @@ from pydantic_core import to_json
 from dne_serve.engines.base import Resident
 from dne_serve.engines.scored import Scored
 from dne_serve.errors import QueueFull
-from model_store.records.hierarchy import Higher
 
 MAX_TOP_K = 1000
 """Classes that a client may have listed for each image. A version may have more."""
@@ -121,12 +120,6 @@ def best_of(values: NDArray[Any], count: int) -> NDArray[np.intp]:
     return candidates[np.argsort(lowered[candidates], kind="stable")[:count]]
 
 
-def _higher(resident: Resident, scores: NDArray[np.float64], *, best: float) -> Higher | None:
-    """Find the group that answers instead of a class in doubt."""
-    levels = resident.levels
-    return levels.higher(scores.tolist()) if levels is not None and best < levels.least else None
-
-
 def _prediction(
     resident: Resident,
     *,
@@ -141,7 +134,9 @@ def _prediction(
     values: list[float] = scores[order].tolist()
     labels = resident.labels
     label, score, level = labels[indexes[0]], values[0], 0
-    higher = None if scored.is_unknown else _higher(resident, scores, best=score)
+    levels, higher = resident.levels, None
+    if levels is not None and not scored.is_unknown and score < levels.least:
+        higher = levels.higher(scores.tolist())  # a group answers instead of a class in doubt
     if higher is not None:
         label, score, level = higher.name, higher.score, higher.level
     return {

@@ -60,9 +60,12 @@ class DecodeProcess:
         return Reencoded.unpack(self._ask(data, REENCODE))
 
     def _ask(self, data: bytes, parameters: bytes) -> bytes:
-        process = self._running()
+        if self._process is None or self._process.poll() is not None:
+            self.stop()
+            self._start()
+        assert self._process is not None
         try:
-            kind, payload = _exchange(process, data, parameters, until=_in(self._seconds))
+            kind, payload = _exchange(self._process, data, parameters, until=_in(self._seconds))
         except TimeoutError as error:
             self.stop()
             raise self._too_slow() from error
@@ -78,13 +81,6 @@ class DecodeProcess:
             process.kill()
             process.communicate()
             self._said.join()
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self.stop()
-            self._start()
-        assert self._process is not None
-        return self._process
 
     def _start(self) -> None:
         try:

@@ -106,16 +106,15 @@ class _TaskPredictor:
         return results
 
     async def _answer_batch(self, tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        entries = await self.serving.readers.run(lambda: self._find_all(tasks))
+        inbox = self.serving.inbox_handle.inbox
+        entries = await self.serving.readers.run(
+            lambda: list(in_threads(lambda task: self._find(inbox, task), tasks))
+        )
         pictures = [
             entry.picture for entry in entries if isinstance(entry, _TaskPicture) and entry.picture
         ]
         scored = iter(await self._score(pictures))
         return [self._result(entry, scored) for entry in entries]
-
-    def _find_all(self, tasks: Sequence[dict[str, Any]]) -> list[_TaskPicture | str]:
-        inbox = self.serving.inbox_handle.inbox
-        return list(in_threads(lambda task: self._find(inbox, task), tasks))
 
     def _find(self, inbox: Inbox, data: dict[str, Any]) -> _TaskPicture | str:
         """Find the item of a task, or return the reason why there is none."""

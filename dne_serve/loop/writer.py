@@ -313,7 +313,9 @@ class InboxWriter:
                 self._waiting_bytes -= len(candidate.data)
             self._tend()
             self._settle(candidate)
-        self._refuse_rest()
+        with suppress(queue.Empty):
+            while True:
+                self._refuse(self._queue.get_nowait()[-1])
 
     def _settle(self, candidate: KeepCandidate) -> None:
         """Keep a candidate or drop it, and resolve the future of a waiting client."""
@@ -376,7 +378,9 @@ class InboxWriter:
         else:
             self._waiting.add(picture.dhash)
             self._last_hour.append(now)
-        self._store_took()
+        if self._refused:
+            self._refused = False
+            log.info("pictures are kept again")
         return "kept", record.id
 
     def _find_same(self, picture: Reencoded) -> ItemRow | None:
@@ -445,17 +449,6 @@ class InboxWriter:
         if not self._refused:
             self._refused = True
             log.error("pictures are not kept while the store refuses them: %s", error)
-
-    def _store_took(self) -> None:
-        if self._refused:
-            self._refused = False
-            log.info("pictures are kept again")
-
-    def _refuse_rest(self) -> None:
-        """Drop the remaining candidates."""
-        with suppress(queue.Empty):
-            while True:
-                self._refuse(self._queue.get_nowait()[-1])
 
     def _refuse(self, candidate: KeepCandidate | None) -> None:
         if candidate is not None:

@@ -108,7 +108,7 @@ def snapshot(
 ) -> ActivityAnswer:
     """Sum up the server at this moment, from its metrics and from what no metric keeps."""
     recently = None if version is None else metrics.answers.look(version)
-    pace = metrics.latencies.pace()
+    pace, last = metrics.latencies.pace(), metrics.last_swap
     return ActivityAnswer(
         version=version,
         channel=channel,
@@ -119,7 +119,7 @@ def snapshot(
         queue=queue,
         queue_limit=queue_limit,
         answers=_classes(recently) if recently else None,
-        swap=_swap(metrics),
+        swap=last and Swap(version=last.version, time=round(last.time, 1), count=last.count),
         canary=_beside(canary, metrics.canary),
         shadow=_beside(shadow, metrics.shadow),
     )
@@ -145,13 +145,6 @@ def _classes(recently: Recently) -> RecentClasses:
 
 def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
-
-
-def _swap(metrics: ServerMetrics) -> Swap | None:
-    last = metrics.last_swap
-    if last is None:
-        return None
-    return Swap(version=last.version, time=round(last.time, 1), count=last.count)
 
 
 def _beside(version: int | None, agreed: Agreement) -> Beside | None:

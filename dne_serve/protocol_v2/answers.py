@@ -163,20 +163,18 @@ def count_json_values(
     """Count the values in the JSON of an answer, and refuse too many before they are computed.
     `binary`: outputs travel as binary unless they say otherwise."""
     in_json = [output for output in outputs if not is_binary(output, otherwise=binary)]
-    values = images * sum(_values_each(output, classes=classes) for output in in_json)
+    values = images * sum(
+        min(output.parameters.classification or classes, classes)
+        if OUTPUTS[output.name].by_class
+        else 1
+        for output in in_json
+    )
     if values > MAX_JSON_VALUES:
         raise Malformed(
             f"the answer would hold {values} values in JSON, and {MAX_JSON_VALUES} are the most: "
             "ask for fewer outputs or images, or for binary_data"
         )
     return values
-
-
-def _values_each(output: RequestOutput, *, classes: int) -> int:
-    """Count the values of an output for each image."""
-    if not OUTPUTS[output.name].by_class:
-        return 1
-    return min(output.parameters.classification or classes, classes)
 
 
 def output_of(answers: Answers, *, name: str, classification: int = 0) -> Output:

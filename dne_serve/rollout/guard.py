@@ -109,7 +109,11 @@ class Guard:
                 return
             for name, count in counts.items():
                 setattr(watch, name, getattr(watch, name) + count)
-            broken = next((rule for rule in self._rules if self._is_broken(watch, rule)), None)
+            seen = ((rule, *watch.seen(rule.what)) for rule in self._rules)
+            broken = next(
+                (rule for rule, bad, of in seen if of >= self._least and bad > rule.share * of),
+                None,
+            )
             if broken is None:
                 return
             self._watch = None  # one rollback is enough
@@ -118,10 +122,6 @@ class Guard:
             target=self._return, args=(watch.record, broken, reason), name="guard", daemon=True
         )
         self._returning.start()
-
-    def _is_broken(self, watch: Watched, rule: GuardRule) -> bool:
-        bad, of = watch.seen(rule.what)
-        return of >= self._least and bad > rule.share * of
 
     def _return(self, record: ChannelRecord, rule: GuardRule, reason: str) -> None:
         """Roll back. Retry until it succeeds or the channel has moved otherwise."""

@@ -173,9 +173,13 @@ class Reloader:
         head: ChannelRecord | None = None
         try:
             store = self._open_store()
-            head = self._poll_all(store, asked=asked)
+            seen = self.head or self.record
+            head = store.head(self._channel, since=seen.number if seen else 1)
+            check_onward(self._channel, seen=seen, head=head, asked=asked)
+            self.head = head
             if head is not None and head != self._newest:
-                if not asked and self._should_wait(head):
+                failed = self.failure if self.failure and self.failure.record == head else None
+                if failed is not None and not asked and self._clock() < failed.retry_at:
                     return
                 self._serve_before(head, store)
                 resident = self._traced_load(head, store, in_memory=in_memory)
@@ -186,7 +190,9 @@ class Reloader:
             if store is not None and self._loaded.served is None:
                 self._fall_back(store, failure)
             raise
-        self._recover()
+        if self.failure is not None and self.record is not None:
+            log.info("channel %s is followed again", self._channel)
+        self.failure, self.fallback = None, False
         self._followed, self._next_polls_left = store, NEXT_POLLS
 
     @property
@@ -206,13 +212,6 @@ class Reloader:
                 self._serve(self._load(before, store), before)
         except Exception as error:
             log.warning("version %s does not wait for its moment: %s", head.target, error)
-
-    def _poll_all(self, store: Store, *, asked: bool) -> ChannelRecord | None:
-        seen = self.head or self.record
-        head = store.head(self._channel, since=seen.number if seen else 1)
-        check_onward(self._channel, seen=seen, head=head, asked=asked)
-        self.head = head
-        return head
 
     def _traced_load(
         self, record: ChannelRecord, store: Store, *, in_memory: Resident | None
@@ -271,15 +270,6 @@ class Reloader:
                 return
         except Exception as error:  # the loop must not end, and what failed first is what counts
             log.log(level, "the past of channel %s cannot be read: %s", self._channel, error)
-
-    def _recover(self) -> None:
-        if self.failure is not None and self.record is not None:
-            log.info("channel %s is followed again", self._channel)
-        self.failure, self.fallback = None, False
-
-    def _should_wait(self, head: ChannelRecord) -> bool:
-        failure = self.failure
-        return failure is not None and failure.record == head and self._clock() < failure.retry_at
 
     def _remember(self, head: ChannelRecord | None, error: Exception) -> _Failure:
         last = self.failure

@@ -81,10 +81,14 @@ def moved(
 ) -> Event:
     """Make the event of a channel record. `before` is the record before it, if it can be read;
     `resumed`: the record ends a rollback."""
+    kind = _EventType.RESUMED if resumed else _EventType.PROMOTED
+    if record.mode == "pin":
+        by_guard = record.actor.startswith(GUARD)
+        kind = _EventType.GUARDED if by_guard else _EventType.ROLLED_BACK
     return _of_channel(
         record,
         store_id=store_id,
-        type=_type_of(record, resumed=resumed),
+        type=kind,
         time=record.time,
         data={
             "previous": before.target if before else None,
@@ -136,12 +140,6 @@ def filled(item: str, *, bound: int, waiting: int, store_id: str) -> Event:
         time=timestamp(),
         data={"waiting": waiting, "bound": bound},
     )
-
-
-def _type_of(record: ChannelRecord, *, resumed: bool) -> _EventType:
-    if record.mode == "pin":
-        return _EventType.GUARDED if record.actor.startswith(GUARD) else _EventType.ROLLED_BACK
-    return _EventType.RESUMED if resumed else _EventType.PROMOTED
 
 
 def _of_channel(

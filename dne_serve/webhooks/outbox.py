@@ -99,7 +99,10 @@ class Poster:
         try:
             connection.connect()
             connection.sock.settimeout(_left(ends))
-            connection.request("POST", self._url.target, body=body, headers=self._with_own(headers))
+            given = {**headers, "Connection": "close"}
+            if self._url.authorization is not None:
+                given["Authorization"] = self._url.authorization
+            connection.request("POST", self._url.target, body=body, headers=given)
             return _read_status(connection.sock, ends=ends)
         except (OSError, http.client.HTTPException) as error:
             raise NotPosted(_reason(error)) from error
@@ -114,12 +117,6 @@ class Poster:
         return http.client.HTTPSConnection(
             host, port or 443, timeout=timeout_s, context=self._context
         )
-
-    def _with_own(self, headers: Mapping[str, str]) -> dict[str, str]:
-        own = {"Connection": "close"}
-        if self._url.authorization is not None:
-            own["Authorization"] = self._url.authorization
-        return {**headers, **own}
 
 
 def _read_status(connection: socket.socket, *, ends: float) -> int:

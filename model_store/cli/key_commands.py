@@ -64,7 +64,8 @@ def _show_key(options: argparse.Namespace) -> int:
 
 
 def _trust_key(options: argparse.Namespace) -> int:
-    known = _trust_or_none(options).keys
+    is_new = options.trust is not None and not options.trust.exists()
+    known = {} if is_new else load_trust(options.trust).keys
     if options.name in known:
         raise WrongUsage(f"{options.name!r} is trusted already; `dne-store keys distrust` it first")
     trust = Trust({**known, options.name: check_public_key(options.key)})
@@ -90,15 +91,18 @@ def _list_keys(options: argparse.Namespace) -> int:
         versions = _versions_by_key(store, problems)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)
-    keys = [
+    keys: list[dict[str, Any]] = [
         {"name": trust.name_of(key), "key": key, "versions": versions.get(key, [])}
         for key in dict.fromkeys((*trust.keys.values(), *(key for key in versions if key)))
     ]
     unsigned = versions.get(None, [])
     if options.json:
         print_json({"keys": keys, "unsigned": unsigned, "problems": problems})
-    else:
-        _print_keys(keys, unsigned=unsigned)
+        return EXIT_FAILED if problems else EXIT_OK
+    rows = [(row["name"] or "(not trusted)", row["key"], _numbers(row["versions"])) for row in keys]
+    if unsigned:
+        rows.append(("(not signed)", "-", _numbers(unsigned)))
+    print(columns([("name", "public key", "versions"), *rows]) if rows else "there are no keys yet")
     return EXIT_FAILED if problems else EXIT_OK
 
 
@@ -118,13 +122,6 @@ def _versions_by_key(store: Store, problems: list[str]) -> dict[str | None, list
     return versions
 
 
-def _print_keys(keys: list[dict[str, Any]], *, unsigned: list[int]) -> None:
-    rows = [(row["name"] or "(not trusted)", row["key"], _numbers(row["versions"])) for row in keys]
-    if unsigned:
-        rows.append(("(not signed)", "-", _numbers(unsigned)))
-    print(columns([("name", "public key", "versions"), *rows]) if rows else "there are no keys yet")
-
-
 def _numbers(versions: list[int]) -> str:
     return ", ".join(map(str, versions)) or "-"
 
@@ -135,13 +132,6 @@ def _tell_key(options: argparse.Namespace, public: str) -> int:
     else:
         print(public)
     return EXIT_OK
-
-
-def _trust_or_none(options: argparse.Namespace) -> Trust:
-    """Read the trust file; an empty one where it is still to be made."""
-    if options.trust is not None and not options.trust.exists():
-        return Trust({})
-    return load_trust(options.trust)
 
 
 def _save(options: argparse.Namespace, trust: Trust) -> int:

@@ -8,7 +8,6 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,13 +76,6 @@ class _RowFile:
         return hashlib.sha256(self.stamp.encode() + b"\n" + content).hexdigest()
 
 
-def _row_file(store: Store, *, stamp: str) -> _RowFile:
-    """Return the file for the rows of a store."""
-    place = store.location if "://" in store.location else os.path.abspath(store.location)
-    which = hashlib.sha256(f"{store.id} {place}".encode()).hexdigest()[:32]
-    return _RowFile(path=cache_folder() / FOLDER / f"{which}.rows", store=store.id, stamp=stamp)
-
-
 def _make_room(folder: Path, *, besides: str) -> None:
     """Remove the files of stores that were listed longest ago."""
     with os.scandir(folder) as items:
@@ -147,7 +139,8 @@ def list_versions(options: argparse.Namespace) -> int:
             }
         )
     else:
-        _print_versions(rows, heads)
+        if rows:
+            print(columns([_TITLES, *(_cells(row, heads) for row in rows)]))
         _print_rest(page)
     return EXIT_FAILED if problems else EXIT_OK
 
@@ -183,8 +176,10 @@ def _kept(store: Store) -> _RowFile | None:
         code = [Path(str(path)).read_bytes() for path in (describe.__file__, __file__)]
     except OSError:
         return None
-    stamp = hashlib.sha256(b"".join(code)).hexdigest()
-    return _row_file(store, stamp=f"{__version__} {stamp}")
+    stamp = f"{__version__} {hashlib.sha256(b''.join(code)).hexdigest()}"
+    place = store.location if "://" in store.location else os.path.abspath(store.location)
+    which = hashlib.sha256(f"{store.id} {place}".encode()).hexdigest()[:32]
+    return _RowFile(path=cache_folder() / FOLDER / f"{which}.rows", store=store.id, stamp=stamp)
 
 
 def _heads(store: Store, problems: list[str]) -> dict[str, ChannelRecord]:
@@ -195,11 +190,6 @@ def _heads(store: Store, problems: list[str]) -> dict[str, ChannelRecord]:
         except StoreError as error:
             problems.append(str(error))
     return heads
-
-
-def _print_versions(rows: Sequence[Row], heads: dict[str, ChannelRecord]) -> None:
-    if rows:
-        print(columns([_TITLES, *(_cells(row, heads) for row in rows)]))
 
 
 def _print_rest(page: Page) -> None:
@@ -217,30 +207,25 @@ def _print_rest(page: Page) -> None:
 
 
 def _cells(row: Row, heads: dict[str, ChannelRecord]) -> tuple[str, ...]:
+    change, named = (
+        row["change"],
+        [head for head in heads.values() if head.target == row["version"]],
+    )
     return (
         str(row["version"]),
         str(row["parent"] or "-"),
         row["created"][:19].replace("T", " "),
-        _shortened(row["change"]),
+        change if len(change) <= _CHANGE_WIDTH else f"{change[: _CHANGE_WIDTH - 1]}…",
         str(row["tasks"]),
         str(row["classes"]),
         percent(row["accuracy"]["all"]),
         _mark(row),
         size(row["delta_bytes"]),
-        _markers(row["version"], heads),
+        ", ".join(f"{head.channel} ({head.mode})" for head in named),
     )
-
-
-def _shortened(change: str) -> str:
-    return change if len(change) <= _CHANGE_WIDTH else f"{change[: _CHANGE_WIDTH - 1]}…"
 
 
 def _mark(row: dict[str, Any]) -> str:
     """Write the gate's verdict without its reasons. A version that did not pass gets a mark."""
     word = str(row["gate"])
     return f"! {word}" if word in ("refused", "overruled") else word
-
-
-def _markers(version: int, heads: dict[str, ChannelRecord]) -> str:
-    named = (head for head in heads.values() if head.target == version)
-    return ", ".join(f"{head.channel} ({head.mode})" for head in named)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from model_store.cli.channel_commands import add_channel_commands
 from model_store.cli.command import (
@@ -139,18 +138,18 @@ def show_version(options: argparse.Namespace) -> int:
     if facts["retired"]:
         fields.append(("retired", ", ".join(facts["retired"])))
     print(columns(fields))
-    print("\n" + columns([("task", "heads", "classes"), *_task_rows(manifest)]))
-    print("\n" + columns([("shards", "files", "size"), *_shard_rows(facts["shards"])]))
+    tasks = [
+        (task.name, str(task.heads), ", ".join(manifest.without_retired(task.classes)) or "-")
+        for task in manifest.tasks
+    ]
+    print("\n" + columns([("task", "heads", "classes"), *tasks]))
+    kinds: dict[str, list[int]] = {}
+    for ref in facts["shards"]:
+        kinds.setdefault(ref["kind"], []).append(ref["bytes"])
+    shards = [(kind, str(len(every)), size(sum(every))) for kind, every in kinds.items()]
+    print("\n" + columns([("shards", "files", "size"), *shards]))
     print(f"`dne-store show {options.number} --json` lists them with their SHA-256")
     return EXIT_OK
-
-
-def _shard_rows(shards: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """Sum up the shards of each kind."""
-    kinds: dict[str, list[int]] = {}
-    for ref in shards:
-        kinds.setdefault(ref["kind"], []).append(ref["bytes"])
-    return [(kind, str(len(all_of)), size(sum(all_of))) for kind, all_of in kinds.items()]
 
 
 def _show_difference(options: argparse.Namespace) -> int:
@@ -210,10 +209,3 @@ def _export_version(options: argparse.Namespace) -> int:
     else:
         print(f"version {options.number} is in {exported.path}, with the files that it names")
     return EXIT_OK
-
-
-def _task_rows(manifest: Manifest) -> list[tuple[str, str, str]]:
-    return [
-        (task.name, str(task.heads), ", ".join(manifest.without_retired(task.classes)) or "-")
-        for task in manifest.tasks
-    ]

@@ -187,7 +187,11 @@ class Inbox:
                 raise LabelsFull(item, most=MAX_LABELS)
             record = _label_record(item, number + 1, judgement, actor=actor, time=time)
             if create_record(self.objects, label_name(item, record.number), record):
-                self._take_back_if_gone(record)
+                try:
+                    self.item(item)
+                except ItemNotFound:  # the item was deleted meanwhile, and our record goes too
+                    self.objects.delete(label_name(item, record.number))
+                    raise
                 return record
         raise StoreError(f"item {item} gets labels from too many others; try again")
 
@@ -199,10 +203,15 @@ class Inbox:
         try:
             self.objects.delete(picture_name(self.item(item)))
         except (ItemNotFound, RecordInvalid, StoreUnsupported):
-            self._delete_pictures_of(item)
+            for name in self.objects.list_names(f"{PICTURES}/{item[:8]}"):
+                if name.rpartition("/")[2].startswith(f"{item}."):
+                    self.objects.delete(name)
         # Delete the record before the labels: `judge` looks for the record after it adds a label.
         self.objects.delete(item_name(item))
-        self._delete_labels(item)
+        number = 1
+        while self._has(label_name(item, number)):
+            self.objects.delete(label_name(item, number))
+            number += 1
 
     def drop_removals(self, now: datetime) -> None:
         """Delete the marks of items that servers can no longer hold."""
@@ -239,26 +248,6 @@ class Inbox:
             self.objects.create(removed_name(item), b"")
         except WriteFailed as error:
             log.warning("item %s is deleted without a mark: %s", item, error)
-
-    def _take_back_if_gone(self, record: LabelRecord) -> None:
-        """Delete our record if the item was deleted meanwhile."""
-        try:
-            self.item(record.item)
-        except ItemNotFound:
-            self.objects.delete(label_name(record.item, record.number))
-            raise
-
-    def _delete_labels(self, item: str) -> None:
-        number = 1
-        while self._has(label_name(item, number)):
-            self.objects.delete(label_name(item, number))
-            number += 1
-
-    def _delete_pictures_of(self, item: str) -> None:
-        """Delete the picture of an item whose record cannot be read."""
-        for name in self.objects.list_names(f"{PICTURES}/{item[:8]}"):
-            if name.rpartition("/")[2].startswith(f"{item}."):
-                self.objects.delete(name)
 
     def _has(self, name: str) -> bool:
         try:

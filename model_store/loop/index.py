@@ -332,9 +332,11 @@ class Index:
 
     def _start(self, order: Order, places: array[int], cursor: str) -> int:
         """Find the first item after a cursor. The item of the cursor may be deleted by now."""
-        fact, item = _parse_cursor(cursor)
+        text, _, item = cursor.partition("~")
+        if not (text.isascii() and text.isdigit() and len(text) <= 4 and is_id(item)):
+            raise WrongUsage(f"{cursor[:60]!r} is not the cursor of a page")
         place = bisect_left(self._names, item)
-        key = (fact, -place)
+        key = (int(text), -place)
         return bisect_right(places, key, key=lambda place: (self._fact(order, place), -place))
 
     def _codes(self, states: Iterable[State]) -> frozenset[int]:
@@ -354,10 +356,3 @@ class Index:
             number=self._numbers[place],
             state="labelled" if code == NOT_READ else STATES[code],
         )
-
-
-def _parse_cursor(text: str) -> tuple[int, str]:
-    fact, _, item = text.partition("~")
-    if not (fact.isascii() and fact.isdigit() and len(fact) <= 4 and is_id(item)):
-        raise WrongUsage(f"{text[:60]!r} is not the cursor of a page")
-    return int(fact), item

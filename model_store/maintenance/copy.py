@@ -166,7 +166,11 @@ class _Copy:
 
     def run(self) -> CopyReport:
         self.progress(0, self.total)
-        self._copy_forgotten()
+        for sha256 in sorted(forgotten_shards(self.source.objects)):
+            if sha256 in self.there:
+                self.report.remembered.append(sha256)
+            else:
+                self._copy_record(forgotten_name(sha256))
         for version in sorted({*self.wanted, *deleted_versions(self.source.objects)}):
             if version in self.wanted:
                 self._copy_version(self.wanted[version])
@@ -187,13 +191,6 @@ class _Copy:
                     f"{self.target.location} has another version {version} than "
                     f"{self.source.location}; nothing was copied"
                 )
-
-    def _copy_forgotten(self) -> None:
-        for sha256 in sorted(forgotten_shards(self.source.objects)):
-            if sha256 in self.there:
-                self.report.remembered.append(sha256)
-            else:
-                self._copy_record(forgotten_name(sha256))
 
     def _copy_version(self, manifest: Manifest) -> None:
         for ref in dict.fromkeys(manifest.shards):

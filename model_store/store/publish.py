@@ -153,7 +153,10 @@ def publish_draft(
 ) -> Manifest:
     """Publish a draft under the next free number. A WriteFailed says that no version was
     published; after OutcomeUnknown there may be one."""
-    _check_given(draft, shards=shards)
+    for ref in dict.fromkeys(draft.shards):
+        if ref.sha256 in shards:
+            check_digest(ref, shards[ref.sha256])
+            check_shard(ref, shards[ref.sha256], expected=expected_tensors(draft, ref))
     next_version(store)
     digests = [ref.sha256 for ref in draft.shards]
     try:
@@ -182,14 +185,6 @@ def next_version(store: VersionReader) -> int:
             "`dne-store verify` says that it is damaged, move it out of the store"
         )
     return newest + 1
-
-
-def _check_given(draft: Draft, *, shards: Mapping[str, bytes]) -> None:
-    for ref in dict.fromkeys(draft.shards):
-        if ref.sha256 in shards:
-            data = shards[ref.sha256]
-            check_digest(ref, data)
-            check_shard(ref, data, expected=expected_tensors(draft, ref))
 
 
 def _check_kept(store: VersionReader, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
@@ -225,7 +220,8 @@ def _write_shards(store: VersionReader, draft: Draft, *, shards: Mapping[str, by
     for ref in dict.fromkeys(draft.shards):
         if ref.sha256 in shards:
             try:
-                _write_shard(store, ref, data=shards[ref.sha256])
+                if not store.objects.create(shard_name(ref.sha256), shards[ref.sha256]):
+                    _reread(store, ref)  # it was there before: re-hashed, not trusted
             except OutcomeUnknown as error:
                 # Without a manifest there is no version, with or without the shard.
                 raise WriteFailed(str(error)) from error
@@ -238,11 +234,6 @@ def _leave_forgotten(store: VersionReader, draft: Draft, *, shards: Mapping[str,
     for ref in dict.fromkeys(entry.shard for entry in draft.kept_of_classes):
         if ref.sha256 in shards and ref.sha256 in forgotten:
             store.objects.delete(shard_name(ref.sha256))
-
-
-def _write_shard(store: VersionReader, ref: ShardRef, *, data: bytes) -> None:
-    if not store.objects.create(shard_name(ref.sha256), data):
-        _reread(store, ref)  # it was there before: re-hashed, not trusted
 
 
 def _reread(store: VersionReader, ref: ShardRef) -> None:

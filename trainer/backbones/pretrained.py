@@ -117,7 +117,15 @@ class Pretrained:
                 yield f"{ours}.weight", self.tensors[f"{theirs}.weight"]
                 yield f"{ours}.bias", self.tensors[f"{theirs}.bias"]
         if kind.rotary:
-            yield "rotary.angles", self._angles(geometry)
+            patches, channels = geometry.patches, self.width // self.expert.attention_heads
+            yield (
+                "rotary.angles",
+                (
+                    _eva02_angles(patches=patches, channels=channels)
+                    if self.family == "eva02"
+                    else _dinov3_angles(patches=patches, channels=channels, theta=self.rope_theta)
+                ),
+            )
 
     def _position(self, geometry: NetworkSpec) -> Tensor:
         """Put the rows in our order: token, patches, registers; and resize those of patches."""
@@ -140,12 +148,6 @@ class Pretrained:
             extra = extra + own[1:]
         token = own[:1] if before else torch.zeros(in_sequence, self.width)
         return torch.cat((token, grid, extra))
-
-    def _angles(self, geometry: NetworkSpec) -> Tensor:
-        patches, channels = geometry.patches, self.width // self.expert.attention_heads
-        if self.family == "eva02":
-            return _eva02_angles(patches=patches, channels=channels)
-        return _dinov3_angles(patches=patches, channels=channels, theta=self.rope_theta)
 
     def _block(self, ours: str, layers: Mapping[str, str], theirs: str) -> dict[str, Tensor]:
         state = {

@@ -173,7 +173,8 @@ class _InboxRun:
     on_published: Callable[[Manifest], None]
 
     def learn(self, waiting: WaitingLabels) -> list[Outcome]:
-        return self._extend(waiting) + self._add(waiting)
+        extended = self._extend(waiting)
+        return extended + self._learn(waiting.new, self.request, fewest=FEWEST_OF_NEW)
 
     def _extend(self, waiting: WaitingLabels) -> list[Outcome]:
         """Extend known classes. Go on with the task if they cannot be extended: there is no new
@@ -185,9 +186,6 @@ class _InboxRun:
                 raise
             self.progress.note(f"no extension: {error}")
             return []
-
-    def _add(self, waiting: WaitingLabels) -> list[Outcome]:
-        return self._learn(waiting.new, self.request, fewest=FEWEST_OF_NEW)
 
     def _learn(
         self,

@@ -194,7 +194,10 @@ class Worker:
 
     def run(self, *, once: bool, poll_s: float, stop: threading.Event) -> None:
         """Run jobs until `stop` is set, or with `once` until none is left."""
-        self._drop_removed()
+        try:  # files that a killed worker left of images that the store has removed
+            drop_removed(Store.open(self._request.store))
+        except StoreError as error:  # the next run tries again
+            log.info("removals from %s cannot be read: %s", self._request.store, error)
         while not stop.is_set():
             claim = self._next()
             if claim is not None:
@@ -204,13 +207,6 @@ class Worker:
                 break
             else:
                 stop.wait(poll_s)
-
-    def _drop_removed(self) -> None:
-        """Delete files that a killed worker left of images that the store has removed."""
-        try:
-            drop_removed(Store.open(self._request.store))
-        except StoreError as error:  # the next run tries again
-            log.info("removals from %s cannot be read: %s", self._request.store, error)
 
     def _next(self) -> JobClaim | None:
         try:

@@ -120,7 +120,10 @@ def launch(arguments: Sequence[str], *, processes: int, program: Sequence[str] =
             for rank in range(processes)
         ]
         try:
-            _wait_for_all_or_a_fault(started)
+            codes: list[int | None] = [None]
+            while None in codes and not any(codes):
+                time.sleep(POLL_S)
+                codes = [member.code for member in started]
             _wait(started, seconds=GRACE_S)
             ended = [member for member in started if member.code is not None]
         except KeyboardInterrupt:
@@ -172,13 +175,6 @@ def _sigterm_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _wait_for_all_or_a_fault(started: Sequence[Started]) -> None:
-    while any(member.code is None for member in started) and not any(
-        member.code for member in started
-    ):
-        time.sleep(POLL_S)
 
 
 def _wait(started: Sequence[Started], *, seconds: float) -> None:

@@ -41,7 +41,10 @@ def choose_threads(
     usual = torch.get_num_threads()
     if images < FEWEST_IMAGES or usual == 1:
         return
-    took_s = _time_each(_halved(usual), attempt)
+    numbers = [usual]  # and its half, and so on down to 1
+    while numbers[-1] > 1:
+        numbers.append(numbers[-1] // 2)
+    took_s = _time_each(numbers, attempt)
     fastest = min(took_s, key=lambda threads: took_s[threads])
     if took_s[fastest] > _WORTH_A_CHANGE * took_s[usual]:
         fastest = usual
@@ -52,14 +55,6 @@ def choose_threads(
             f"{1000 * took_s[fastest]:.0f} ms, and {1000 * took_s[usual]:.0f} ms with {usual} "
             "threads, which other programs hold up"
         )
-
-
-def _halved(threads: int) -> list[int]:
-    """List the number, its half, and so on down to 1."""
-    numbers = [threads]
-    while numbers[-1] > 1:
-        numbers.append(numbers[-1] // 2)
-    return numbers
 
 
 def _time_each(numbers: list[int], attempt: Callable[[], None]) -> dict[int, float]:

@@ -10,7 +10,6 @@ from typing import Any
 from model_store.cli.command import DEFAULT_CHANNEL, default_store
 from model_store.records.describe import verdict
 from model_store.records.quality import Calibration, Gate, Unknown
-from model_store.report.advice import Advice
 from model_store.report.advice import lines as advice_lines
 from model_store.tables import counted, percent, printable
 from trainer.backbones.known import FIRST
@@ -46,19 +45,14 @@ def tell_outcome(outcome: Outcome) -> None:
     if gate and gate.passed:
         print(f"the gate: {verdict(manifest)}")
     tell_poor(outcome)
-    if outcome.advice is not None and outcome.deeper is None:
-        _tell_advice(outcome.advice)
-    if outcome.deeper is not None:
-        print("adapted:" if outcome.deeper.manifest.adapted else "with an expert:")
-        tell_outcome(outcome.deeper)
-
-
-def _tell_advice(advice: Advice) -> None:
-    """Print the advice in a few lines; nothing where it only says what it cannot say."""
-    if advice.classes or advice.copies:
+    advice = outcome.advice
+    if advice and outcome.deeper is None and (advice.classes or advice.copies):
         print("what would help most:")
         for line in advice_lines(advice):
             print(f"  {printable(line.text)}")
+    if outcome.deeper is not None:
+        print("adapted:" if outcome.deeper.manifest.adapted else "with an expert:")
+        tell_outcome(outcome.deeper)
 
 
 def tell_evaluation(report: dict[str, Any]) -> None:
@@ -70,7 +64,12 @@ def tell_evaluation(report: dict[str, Any]) -> None:
         f"  calibration error: {report['calibration_error']:.3f} (with temperature "
         f"{calibration['temperature']:.2f}; without: {calibration['before']['all']:.3f})"
     )
-    _tell_levels(report["levels"])
+    if levels := report["levels"]:
+        print(
+            f"  answered by a group: {percent(levels['answered_by_groups'])}, right "
+            f"{percent(levels['right_of_these'])}; right at any level: "
+            f"{percent(levels['right_at_any_level'])}"
+        )
     unknown = report["unknown"]
     print(f"  known images answered as unknown: {percent(unknown['refused_known'])}")
     if unknown["images"]:
@@ -81,15 +80,6 @@ def tell_evaluation(report: dict[str, Any]) -> None:
     width = max(map(len, report["per_class"]))
     for name, value in report["per_class"].items():
         print(f"    {name:{width}}  {percent(value)}")
-
-
-def _tell_levels(levels: dict[str, Any] | None) -> None:
-    if levels is not None:
-        print(
-            f"  answered by a group: {percent(levels['answered_by_groups'])}, right "
-            f"{percent(levels['right_of_these'])}; right at any level: "
-            f"{percent(levels['right_at_any_level'])}"
-        )
 
 
 def _tell_accuracy(accuracy: dict[str, float | None]) -> None:
@@ -149,14 +139,10 @@ def _tell_what_got_worse(gate: Gate) -> None:
         for flip in gate.flipped
     ]
     for what, lines in (("got worse", worse), ("confused", confused), ("flipped", flipped)):
-        _tell_lines(what, lines)
-
-
-def _tell_lines(what: str, lines: list[str]) -> None:
-    for line in lines[:_MAX_LINES]:
-        print(f"  {what}: {line}")
-    if len(lines) > _MAX_LINES:
-        print(f"  {what}: {len(lines) - _MAX_LINES} more, in `dne-store show --json`")
+        for line in lines[:_MAX_LINES]:
+            print(f"  {what}: {line}")
+        if len(lines) > _MAX_LINES:
+            print(f"  {what}: {len(lines) - _MAX_LINES} more, in `dne-store show --json`")
 
 
 def _mib(count: int) -> str:
