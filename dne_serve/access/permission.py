@@ -91,7 +91,9 @@ def is_direct(scope: Scope) -> bool:
     if scope["http_version"] == "1.0":
         return False
     peer = scope["client"][0] if scope.get("client") else ""
-    return is_loopback(peer) and is_loopback(_name_of(headers.get("host", "")))
+    host = headers.get("host", "")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return is_loopback(peer) and is_loopback(name)
 
 
 def is_loopback(host: str) -> bool:
@@ -99,13 +101,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def _name_of(host: str) -> str:
-    """Take the port off a Host: `::1` of `[::1]:8000`."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
 
 
 _UNNAMED = ""

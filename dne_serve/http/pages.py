@@ -22,14 +22,11 @@ from dne_serve.http.openapi import document, problems
 from dne_serve.http.problems import problem_of
 from dne_serve.http.scoped_route import OpenFiles, Parts, needing
 from model_store.errors import DneError, ImageRejected, ShardForgotten
-from model_store.preprocess import Thumbnail
-from model_store.records.manifest import Manifest
 from model_store.records.quality import MAX_SHOWN
 from model_store.records.sealing import MAX_VERSION
 from model_store.report.ancestry import AncestryCache
 from model_store.report.facts import make_report, read_picture_of
 from model_store.report.record import VersionReport
-from model_store.store.store import Store
 
 CONSOLE = pathlib.Path(__file__).parent.parent / "console"
 POLICY = (
@@ -151,17 +148,13 @@ def show_image(
 ) -> Response:
     """Return one picture of a report: a PNG or JPEG of at most 96 pixels a side."""
     store = serving.open_store()
-    picture = _read_picture(store, store.manifest(version), image)
-    return Response(picture.data, media_type=picture.type, headers=PICTURE_HEADERS)
-
-
-def _read_picture(store: Store, manifest: Manifest, number: int) -> Thumbnail:
-    """Read one picture. Raise NotOffered where it is not there any more."""
-    if number >= len(manifest.metrics.shown):
-        raise NotOffered(f"the report of version {manifest.version} has no picture {number}")
+    manifest = store.manifest(version)
+    if image >= len(manifest.metrics.shown):
+        raise NotOffered(f"the report of version {version} has no picture {image}")
     try:
-        return read_picture_of(store, manifest, number)
+        picture = read_picture_of(store, manifest, image)
     except ShardForgotten as error:
         raise NotOffered("the pictures of that class were forgotten") from error
     except ImageRejected as error:
         raise NotOffered("that picture cannot be decoded") from error
+    return Response(picture.data, media_type=picture.type, headers=PICTURE_HEADERS)

@@ -63,23 +63,18 @@ def add_channel_commands(add: Add) -> None:
 
 def _promote_version(options: argparse.Namespace) -> int:
     store = Store.open(options.store, keys=read_keys(options))
-    if options.verify:
-        _check_servable(store, options.number)
+    if options.verify:  # starting servers must be able to load the version
+        from model_store.store.verify import check_servable  # other commands start without it
+
+        try:
+            check_servable(store, store.manifest(options.number))
+        except (ShardMissing, ShardCorrupt) as error:
+            raise StoreError(
+                f"version {options.number} was not promoted: {error}; `dne-store verify "
+                f"{options.number}` names everything that is damaged, and --no-verify promotes it "
+                "all the same"
+            ) from error
     return _tell_move(store, store.promote(options.number, **_move(options)), options)
-
-
-def _check_servable(store: Store, version: int) -> None:
-    """Check a version before a channel names it: starting servers must be able to load it."""
-    from model_store.store.verify import check_servable  # the other quick commands start without it
-
-    manifest = store.manifest(version)
-    try:
-        check_servable(store, manifest)
-    except (ShardMissing, ShardCorrupt) as error:
-        raise StoreError(
-            f"version {version} was not promoted: {error}; `dne-store verify {version}` names "
-            "everything that is damaged, and --no-verify promotes it all the same"
-        ) from error
 
 
 def roll_back(options: argparse.Namespace) -> int:

@@ -21,7 +21,6 @@ from model_store.records.manifest import (
     Draft,
     Manifest,
     Metrics,
-    TaskRecord,
 )
 from model_store.records.sealing import timestamp
 from model_store.store.store import Store
@@ -94,7 +93,10 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
             return new if name == known else name
 
         return {
-            "tasks": tuple(_renamed_task(task, named) for task in parent.tasks),
+            "tasks": tuple(
+                task.model_copy(update={"classes": tuple(map(named, task.classes))})
+                for task in parent.tasks
+            ),
             "retired": tuple(map(named, parent.retired)),
             "memory": _renamed(parent.memory, named),
             "held_out": _renamed(parent.held_out, named),
@@ -175,10 +177,6 @@ def _renamed(entries: tuple[Kept, ...], named: Callable[[str], str]) -> tuple[Ke
     return tuple(
         entry.model_copy(update={"class_name": named(entry.class_name)}) for entry in entries
     )
-
-
-def _renamed_task(task: TaskRecord, named: Callable[[str], str]) -> TaskRecord:
-    return task.model_copy(update={"classes": tuple(map(named, task.classes))})
 
 
 def _metrics_without(parent: Manifest, name: str) -> Metrics:

@@ -250,11 +250,16 @@ def report_storage(store: Store) -> StorageReport:
     uses = Counter(
         sha256 for manifest in manifests for sha256 in {ref.sha256 for ref in manifest.shards}
     )
-    living = {manifest.version: manifest for manifest in manifests}
+    living = {manifest.version: manifest for manifest in manifests}  # mostly the parents
     condemned = {mark.sha256 for mark in list_condemned(store.objects).marks}
     return StorageReport(
         versions=tuple(
-            _bytes_of(manifest, parent=_parent(store, manifest, living), uses=uses, there=there)
+            _bytes_of(
+                manifest,
+                parent=living.get(manifest.parent or 0) or store.parent_of(manifest),
+                uses=uses,
+                there=there,
+            )
             for manifest in manifests
         ),
         stored=sum(there.values()),
@@ -263,11 +268,6 @@ def report_storage(store: Store) -> StorageReport:
         forgotten=len(store.forgotten()),
         deleted=tuple(n for n in deleted_versions(store.objects) if n not in living),
     )
-
-
-def _parent(store: Store, manifest: Manifest, living: dict[int, Manifest]) -> Manifest | None:
-    """Find the nearest ancestor that was not deleted, mostly among the manifests at hand."""
-    return living.get(manifest.parent or 0) or store.parent_of(manifest)
 
 
 def _bytes_of(

@@ -95,7 +95,8 @@ def mend_channel(
     """Set aside the objects after a gap that are not records. With `also_valid` set aside sound
     records too: the channel then names the version of the last record before the gap."""
     numbers = store.record_numbers(channel)
-    last = _last_before_gap(numbers)
+    # The last of the numbers 1, 2, 3, … that are there without a gap.
+    last = sum(number == place for place, number in enumerate(numbers, start=1))
     strays = [_judge(store, channel, number) for number in numbers if number > last]
     present = [stray for stray in strays if stray is not None]
     aside = [stray for stray in present if stray.problem or (also_valid and stray.record)]
@@ -110,14 +111,6 @@ def mend_channel(
         aside=tuple(aside),
         left=left,
     )
-
-
-def _last_before_gap(numbers: Sequence[int]) -> int:
-    """Find the last of the numbers 1, 2, 3, … that are there without a gap."""
-    for expected, number in enumerate(numbers, start=1):
-        if number != expected:
-            return expected - 1
-    return len(numbers)
 
 
 def _head(store: Store, channel: str, *, left: Sequence[Stray], last: int) -> ChannelRecord | None:
@@ -144,14 +137,10 @@ def _judge(store: Store, channel: str, number: int) -> Stray | None:
     except RecordInvalid as error:
         return Stray(number=number, data=data, problem=error.reason)
     except StoreUnsupported as error:
-        return Stray(number=number, data=data, problem=None if _is_later(data) else str(error))
+        format_number = parse_object(data).get("format")  # a later one is not ours to judge
+        is_later = type(format_number) is int and format_number > FORMAT
+        return Stray(number=number, data=data, problem=None if is_later else str(error))
     return Stray(number=number, data=data, problem=None, record=record)
-
-
-def _is_later(data: bytes) -> bool:
-    """Return whether it may be a record of a later format, which is not ours to judge."""
-    number = parse_object(data).get("format")
-    return type(number) is int and number > FORMAT
 
 
 def _set_aside(store: Store, channel: str, stray: Stray, *, mender: Mender) -> bool:

@@ -85,7 +85,7 @@ def _trail(history: Sequence[ChannelRecord]) -> list[int]:
     for record in history:
         if record.mode == "pin":
             trail = (
-                trail[: _last_index(trail, record.target) + 1]
+                trail[: len(trail) - trail[::-1].index(record.target)]  # up to its last place
                 if record.target in trail
                 else [*trail, record.target]
             )
@@ -97,11 +97,6 @@ def _trail(history: Sequence[ChannelRecord]) -> list[int]:
             trail.append(record.target)
         followed = list(trail)
     return trail
-
-
-def _last_index(trail: Sequence[int], target: int) -> int:
-    """Find the last place of a version that may have been promoted several times."""
-    return len(trail) - 1 - trail[::-1].index(target)
 
 
 def check_channel_name(name: str) -> str:

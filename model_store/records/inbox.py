@@ -112,17 +112,13 @@ class LabelRecord(Record):
         if (self.kind == "label") != (self.label is not None):
             raise ValueError("a record of the kind label has a label, and no other has")
         if self.label is not None:
-            _check_class_name(self.label)
+            try:
+                checked = new_class_name(self.label)
+            except SpecInvalid as error:
+                raise ValueError(str(error)) from error
+            if checked != self.label:
+                raise ValueError("the label is not in NFC")
         return self
-
-
-def _check_class_name(name: str) -> None:
-    try:
-        checked = new_class_name(name)
-    except SpecInvalid as error:
-        raise ValueError(str(error)) from error
-    if checked != name:
-        raise ValueError("the label is not in NFC")
 
 
 class UsedRecord(Record):

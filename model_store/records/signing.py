@@ -110,18 +110,14 @@ def check_signature(record: _Signable, *, name: str) -> None:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+    covered = _FORM_1 + canonical(_body(record))
+    if signature.store is not None:
+        covered = signed_bytes(_body(record), kind=record.signed_kind, store=signature.store)
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(signature.key))
-        key.verify(bytes.fromhex(signature.value), _covered(record, signature))
+        key.verify(bytes.fromhex(signature.value), covered)
     except (InvalidSignature, ValueError) as error:
         raise SignatureRefused(name, "its signature does not fit it") from error
-
-
-def _covered(record: _Signable, signature: Signature) -> bytes:
-    """Return the bytes that a signature covers, by its form."""
-    if signature.store is None:
-        return _FORM_1 + canonical(_body(record))
-    return signed_bytes(_body(record), kind=record.signed_kind, store=signature.store)
 
 
 def _body(record: _Signable) -> dict[str, Any]:

@@ -174,11 +174,19 @@ def lines(advice: Advice) -> tuple[Line, ...]:
     gains = [row for row in advice.classes if row.gain is not None and row.gain >= LEAST_GAIN]
     said = [*_suspects(advice), *_copies(advice)]
     said += [Line(text=_gain(row)) for row in gains[:_MOST_GAINS]]
-    said += _confused(advice)
-    if not gains:
-        said += _nothing_gains(advice.classes)
+    for pair in advice.confused[:1]:
+        said.append(Line(text=_pair(pair, named=_told(pair.images)), images=pair.images))
+    known = [row for row in advice.classes if row.gain is not None]
+    if known and not gains:
+        more = counted(max(row.more for row in known), "more image")
+        said.append(Line(text=f"No class gains a point from {more}."))
     said += [Line(text=note) for note in advice.notes]
-    return tuple((said + _unsaid(advice.classes))[:MOST_LINES])
+    without = [row for row in advice.classes if row.why is not None]
+    if without:
+        many = counted(len(without), "class", "classes")
+        why = f"{without[0].class_name}: {without[0].why}"
+        said.append(Line(text=f"Nothing can be said of {many}. {why}."))
+    return tuple(said[:MOST_LINES])
 
 
 def in_full(advice: Advice) -> list[str]:
@@ -253,13 +261,6 @@ def _gain(row: ClassAdvice) -> str:
     return f"About {more} of {row.class_name}: + {counted(points, 'point')}."
 
 
-def _confused(advice: Advice) -> list[Line]:
-    if not advice.confused:
-        return []
-    first = advice.confused[0]
-    return [Line(text=_pair(first, named=_told(first.images)), images=first.images)]
-
-
 def _pair(pair: Confused, *, named: str) -> str:
     how_many = counted(pair.count, "image")
     return f"{pair.class_name} is confused with {pair.taken_for} ({how_many}): look at {named}."
@@ -270,20 +271,3 @@ def _told(images: Sequence[AdvisedImage]) -> str:
     names = [image.name for image in images if image.item is None]
     items = len(images) - len(names)
     return ", ".join([*names, *([counted(items, "image") + " of the inbox"] if items else [])])
-
-
-def _nothing_gains(classes: Sequence[ClassAdvice]) -> list[Line]:
-    known = [row for row in classes if row.gain is not None]
-    if not known:
-        return []
-    more = counted(max(row.more for row in known), "more image")
-    return [Line(text=f"No class gains a point from {more}.")]
-
-
-def _unsaid(classes: Sequence[ClassAdvice]) -> list[Line]:
-    """Count the classes without a forecast, and give the reason of the first."""
-    without = [row for row in classes if row.why is not None]
-    if not without:
-        return []
-    many = counted(len(without), "class", "classes")
-    return [Line(text=f"Nothing can be said of {many}. {without[0].class_name}: {without[0].why}.")]

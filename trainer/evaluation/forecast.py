@@ -120,10 +120,11 @@ def forecast(
     if doubts:
         empty = {name: np.zeros(shape, np.float32) for name, shape in spec.doubt_tensors().items()}
         delta_bytes += len(encode_doubt(empty))
+    costs_more = parent is None or _gflop(spec) >= SAME * _gflop(parent.spec)  # worth measuring
     version = Cost(
         bytes=(parent.expert_bytes if parent and not replaces else 0) + delta_bytes,
         gflop=_gflop(spec),
-        latency_ms=_least_ms(network, experts) if _costs_more(spec, parent) else None,
+        latency_ms=_least_ms(network, experts) if costs_more else None,
     )
     return Forecast(
         version=version,
@@ -133,24 +134,14 @@ def forecast(
     )
 
 
-def _costs_more(spec: NetworkSpec, parent: Before | None) -> bool:
-    """Return whether the time of a pass is worth a measurement: it follows from the operations."""
-    return parent is None or _gflop(spec) >= SAME * _gflop(parent.spec)
-
-
 def _following(version: Cost, spec: NetworkSpec, *, images: int) -> Cost:
-    later = _with_one_more(spec, images=images)
-    more_bytes = 4 * (later.parameters - spec.parameters)
-    return Cost(bytes=version.bytes + more_bytes, gflop=_gflop(later))
-
-
-def _with_one_more(spec: NetworkSpec, *, images: int) -> NetworkSpec:
     newest = spec.tasks[-1]
-    later = len(spec.tasks) > 1
     names = tuple(f"one more class {index}" for index in range(len(newest.classes)))
     # The first expert is wide, and all later ones are narrow.
-    expert = newest.expert if later else ExpertSpec(heads=heads_for(images))
-    return spec.expand(replace(newest, name="one more task", classes=names, expert=expert))
+    expert = newest.expert if len(spec.tasks) > 1 else ExpertSpec(heads=heads_for(images))
+    later = spec.expand(replace(newest, name="one more task", classes=names, expert=expert))
+    more_bytes = 4 * (later.parameters - spec.parameters)
+    return Cost(bytes=version.bytes + more_bytes, gflop=_gflop(later))
 
 
 def _gflop(spec: NetworkSpec) -> float:

@@ -134,13 +134,6 @@ def checked_label(label: str) -> str:
         raise ValueError(f"has a label that cannot be used: {error}") from error
 
 
-def _checked_part(split: str) -> str:
-    part = part_named(split) if split else WHOLE
-    if part is None:
-        raise ValueError(f"is in the part {split!r}; parts are named train, val and test")
-    return part
-
-
 def _checked(row: Row, seen: dict[tuple[str, ...], Row], bases: Sequence[Place]) -> Labelled:
     if row.problem is not None:
         raise ValueError(row.problem)
@@ -153,7 +146,10 @@ def _checked(row: Row, seen: dict[tuple[str, ...], Row], bases: Sequence[Place])
                 "class"
             )
         raise ValueError(f"came in {first.where} already")
-    return Labelled(parts, label, _checked_part(row.split), _found(parts, bases), row.group)
+    part = part_named(row.split) if row.split else WHOLE
+    if part is None:
+        raise ValueError(f"is in the part {row.split!r}; parts are named train, val and test")
+    return Labelled(parts, label, part, _found(parts, bases), row.group)
 
 
 def _found(parts: tuple[str, ...], bases: Sequence[Place]) -> Place:

@@ -180,7 +180,10 @@ IMAGE_FOLDERS = ("data", "images")
 def list_export(table: Place, *, root: Place | None = None, subset: str = "") -> Parts:
     """List the images of an export below `root`, which is the file's own folder unless given."""
     root = root or table.parent
-    document = _document(table)
+    try:
+        document = parse_table(read_table(table))
+    except ValueError as error:
+        raise DataRejected(f"{shown(table)} is not JSON that can be read: {error}") from error
     bases = [root.joinpath(name, one) for name in IMAGE_FOLDERS for one in (subset, "default")]
     bases = [root, *(root.joinpath(name) for name in IMAGE_FOLDERS), *bases]
     try:
@@ -190,13 +193,6 @@ def list_export(table: Place, *, root: Place | None = None, subset: str = "") ->
             f"{shown(table)} is not as its kind of export is: {type(error).__name__}: {error}"
         ) from error
     return list_rows(rows, table=table, bases=bases)
-
-
-def _document(table: Place) -> Any:
-    try:
-        return parse_table(read_table(table))
-    except ValueError as error:
-        raise DataRejected(f"{shown(table)} is not JSON that can be read: {error}") from error
 
 
 def _rows(document: Any, root: Place, table: Place) -> Iterator[Row]:
