@@ -96,7 +96,8 @@ class Tables:
 
     def new_and_old(self) -> Table:
         names = ("new_average", "old_average", "new_alone", "forgetting")
-        return self._table(self.systems, [shown_metric(name) for name in names])
+        grown = [row for row in self.systems if row.key[0] != "joint"]  # it has no tasks
+        return self._table(grown, [shown_metric(name) for name in names])
 
     def ablation(self, section: str) -> Table | None:
         """Show the rows of one ablation beside the reference; None where no cell is finished."""
