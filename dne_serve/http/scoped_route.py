@@ -124,7 +124,7 @@ class ScopedRoute(APIRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.methods and scope["method"] not in self.methods:
-            # Said to everybody, token or not.
+            # Tell everybody, with or without a token.
             raise HTTPException(405, headers={"Allow": ", ".join(self._methods_here(scope))})
         if self.changes:
             async with audited(scope, send, route=self.path) as watched:

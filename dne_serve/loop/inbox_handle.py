@@ -111,9 +111,9 @@ class Retention:
         allowed = most if self._has_warned else 0
         self._has_warned = True
         log.warning(
-            "%s of %s items of the inbox are past the days of --collect at once by the clock of "
-            "store, which says %s: %s are deleted now, and %s an hour from now on; if the clock is "
-            "wrong, stop the server and set the clock",
+            "%s of %s items of the inbox are overdue at once by the clock of the store, which says "
+            "%s: %s are deleted now, and %s an hour from now on; if the clock is wrong, stop the "
+            "server and set it",
             overdue,
             of,
             f"{now:%Y-%m-%d %H:%M}",

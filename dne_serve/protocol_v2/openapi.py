@@ -136,7 +136,7 @@ class _Rewriter:
                 return
         elif self._start is not None:
             self._body += message.get("body", b"")
-            # Of a request that is not wanted, the connection ends some time after the problem.
+            # If the request is unwanted, the connection ends some time after the problem.
             if len(self._body) == int(Headers(raw=self._start["headers"])["content-length"]):
                 start, self._start = self._start, None
                 await self._finish(start, more=message.get("more_body", False))

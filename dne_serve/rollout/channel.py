@@ -100,7 +100,7 @@ def earlier_records(
         try:
             yield store.record(channel, number)
         except RecordInvalid as error:
-            log.warning("a record of the past is passed over: %s", error)
+            log.warning("an earlier record is skipped: %s", error)
 
 
 def earlier_targets(

@@ -125,7 +125,7 @@ class Guard:
 
     def _return(self, record: ChannelRecord, rule: GuardRule, reason: str) -> None:
         """Roll back. Retry until it succeeds or the channel has moved otherwise."""
-        log.warning("version %s does badly: %s", record.target, reason)
+        log.warning("version %s breaks a rule: %s", record.target, reason)
         wait_s = RETRY_S
         while not self._stopping.is_set():
             try:

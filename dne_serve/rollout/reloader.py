@@ -151,7 +151,9 @@ class Reloader:
                 self._beside()
             self._loaded.sweep()
         except Exception as error:  # it is tried again, and the loop must not end
-            log.error("the versions in memory could not be cared for: %s", error, exc_info=error)
+            log.error(
+                "versions in memory could not be loaded or released: %s", error, exc_info=error
+            )
 
     def _poll_next(self) -> bool:
         """Return True if the head is taken up and no record follows it. This takes one request of

@@ -353,7 +353,7 @@ def _back_from(store: Store, record: ChannelRecord) -> Iterator[ChannelRecord]:
         try:
             yield store.record(record.channel, number)
         except UNREADABLE as error:
-            log.warning("a record is passed over: %s", error)
+            log.warning("a record is skipped: %s", error)
 
 
 def _manifests(store: Store, versions: Iterable[int]) -> Iterator[Manifest]:
@@ -362,7 +362,7 @@ def _manifests(store: Store, versions: Iterable[int]) -> Iterator[Manifest]:
         try:
             yield store.read_manifest(version)
         except UNREADABLE as error:
-            log.warning("version %s is passed over: %s", version, error)
+            log.warning("version %s is skipped: %s", version, error)
 
 
 def _is_recent(time: str) -> bool:

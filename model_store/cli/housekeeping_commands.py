@@ -173,7 +173,7 @@ def _note_signatures(report: CopyReport, options: argparse.Namespace) -> None:
     left = [version for version in report.versions if version not in report.signed]
     if left:
         print(
-            f"note: not signed, being refused by the gate or not trusted in {options.store}: "
+            f"note: not signed, because the gate refused them or they are not trusted in {options.store}: "
             f"{', '.join(map(str, left))}",
             file=sys.stderr,
         )
@@ -271,7 +271,9 @@ def _mend_one(options: argparse.Namespace) -> int:
     for stray in report.left:
         print(f"left: {record_name(report.channel, stray.number)} ({_why(stray)})")
     if report.left:
-        print("--also-valid sets sound records aside as well; they may be what is left of more")
+        print(
+            "--also-valid sets sound records aside as well; they may be the rest of a longer history"
+        )
     print(_names(report))
     if report.dry_run and report.aside:
         print("nothing was changed; --yes does it")

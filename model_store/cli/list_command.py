@@ -198,7 +198,7 @@ def _print_rest(page: Page) -> None:
     if not page.total:
         print("the store is empty; `dne-train add-task` makes the first version")
     elif not shown:
-        print(f"none of the {page.total} versions is that old")
+        print(f"none of the {page.total} versions has a smaller number")
     elif page.next_before is not None:
         print(
             f"{shown} of {page.total} versions; `dne-store list --before {page.next_before}` "

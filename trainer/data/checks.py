@@ -125,7 +125,7 @@ def without_known(
         raise DataRejected("the model was given all of these images already")
     if len(fresh) < len(images):
         progress.note(
-            f"{counted(len(images) - len(fresh), 'image')} left out, being in the store already"
+            f"{counted(len(images) - len(fresh), 'image')} left out: the store has them already"
         )
     return images.take(np.array(fresh, dtype=np.int64))
 

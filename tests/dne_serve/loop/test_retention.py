@@ -62,7 +62,7 @@ def test_a_store_a_year_ahead_loses_no_large_share_at_once(
     for _ in range(3):  # a server that is started again and again deletes nothing
         one.start()
         assert one.sweep() == 20
-    assert "20 of 20 items of the inbox are past the days of --collect at once" in caplog.text
+    assert "20 of 20 items of the inbox are overdue at once" in caplog.text
     assert [one.sweep() for _ in range(3)] == [18, 16, 14]
     one.objects.now_s -= YEAR.total_seconds()
     assert one.sweep() == 14
@@ -76,6 +76,6 @@ def test_a_small_share_goes_at_once_and_a_large_one_in_the_end(
     for number in range(30):
         add_item(one.inbox, f"young {number}", since=datetime.now(UTC) + timedelta(days=2 * DAYS))
     assert one.sweep() == 30
-    assert "past the days of --collect" not in caplog.text
+    assert "are overdue" not in caplog.text
     one.objects.now_s += 2 * DAYS * 86400
     assert [one.sweep() for _ in range(40)][-1] == 0

@@ -99,7 +99,9 @@ def test_others_are_shown_when_asked_for(
 
 
 def test_a_page_of_nothing_says_so(many: Path, capsys: Capture) -> None:
-    assert _lines(capsys, many, "--before", "1") == ["none of the 120 versions is that old"]
+    assert _lines(capsys, many, "--before", "1") == [
+        "none of the 120 versions has a smaller number"
+    ]
 
 
 def test_json_is_whole_unless_a_limit_is_asked_for(many: Path, capsys: Capture) -> None:
