@@ -173,8 +173,8 @@ def _note_signatures(report: CopyReport, options: argparse.Namespace) -> None:
     left = [version for version in report.versions if version not in report.signed]
     if left:
         print(
-            f"note: not signed, because the gate refused them or they are not trusted in {options.store}: "
-            f"{', '.join(map(str, left))}",
+            "note: not signed, because the gate refused them or they are not trusted in "
+            f"{options.store}: {', '.join(map(str, left))}",
             file=sys.stderr,
         )
     for channel, version in report.unsigned.items():
@@ -272,7 +272,8 @@ def _mend_one(options: argparse.Namespace) -> int:
         print(f"left: {record_name(report.channel, stray.number)} ({_why(stray)})")
     if report.left:
         print(
-            "--also-valid sets sound records aside as well; they may be the rest of a longer history"
+            "--also-valid sets sound records aside as well; they may be the rest of a longer "
+            "history"
         )
     print(_names(report))
     if report.dry_run and report.aside:
