@@ -17,6 +17,7 @@ from model_store.cli.command import (
     current_actor,
     print_json,
     read_keys,
+    show_result,
     version_number,
 )
 from model_store.errors import ChannelNotFound, ShardCorrupt, ShardMissing, StoreError
@@ -140,17 +141,12 @@ def _move(options: argparse.Namespace) -> dict[str, Any]:
 
 def _tell_move(store: Store, record: ChannelRecord, options: argparse.Namespace) -> int:
     previous = _previous_target(store, record)
-    if options.json:
-        print_json(channel_move(record, previous=previous))
-        return EXIT_OK
     before = {None: "before: nothing", record.target: "it did so before"}
-    print(
-        f"channel {record.channel} names version {record.target} ({record.mode}); "
-        + before.get(previous, f"before: version {previous}")
-    )
+    said = f"channel {record.channel} names version {record.target} ({record.mode}); "
+    lines = [said + before.get(previous, f"before: version {previous}")]
     if record.reason:
-        print(f"reason: {printable(record.reason)}")
-    return EXIT_OK
+        lines.append(f"reason: {printable(record.reason)}")
+    return show_result(options, channel_move(record, previous=previous), *lines)
 
 
 def _previous_target(store: Store, record: ChannelRecord) -> int | None:

@@ -211,6 +211,15 @@ def print_json(result: Mapping[str, Any]) -> None:
     print(json.dumps(result, allow_nan=False))
 
 
+def show_result(options: argparse.Namespace, facts: Mapping[str, Any], *lines: str) -> int:
+    """Print the facts with `--json`, and else these lines. Return the exit code of success."""
+    if options.json:
+        print_json(facts)
+    else:
+        print("\n".join(lines))
+    return EXIT_OK
+
+
 def _fail(message: str, *, code: int) -> int:
     print(f"error: {message}", file=sys.stderr)
     return code

@@ -13,6 +13,7 @@ from model_store.cli.command import (
     adder,
     current_actor,
     print_json,
+    show_result,
 )
 from model_store.errors import WrongUsage
 from model_store.loop.describe import describe_item, describe_label
@@ -164,24 +165,19 @@ def _delete_all(options: argparse.Namespace) -> int:
         inbox.item(item)
     for item in options.ids:
         inbox.delete(item)
-    if options.json:
-        print_json({"deleted": list(options.ids)})
-    else:
-        print(f"{counted(len(options.ids), 'item')} deleted, with pictures and labels")
-    return EXIT_OK
+    said = f"{counted(len(options.ids), 'item')} deleted, with pictures and labels"
+    return show_result(options, {"deleted": list(options.ids)}, said)
 
 
 def _export_items(options: argparse.Namespace) -> int:
     inbox, index = _open(options)
     exported = export_labelled(inbox, index, out=options.out)
     counts = {name: len(pictures) for name, pictures in exported.classes.items()}
-    if options.json:
-        print_json({"out": str(options.out), "classes": counts, "items": exported.numbers})
-        return EXIT_OK
-    for name, count in counts.items():
-        print(f"{counted(count, 'picture')} of {printable(name)}")
-    print(f"`dne-train add-task --data {options.out}` learns them")
-    return EXIT_OK
+    facts = {"out": str(options.out), "classes": counts, "items": exported.numbers}
+    lines = [f"{counted(count, 'picture')} of {printable(name)}" for name, count in counts.items()]
+    return show_result(
+        options, facts, *lines, f"`dne-train add-task --data {options.out}` learns them"
+    )
 
 
 def _judge(options: argparse.Namespace, judgements: Sequence[tuple[str, Judgement]]) -> int:
@@ -191,12 +187,9 @@ def _judge(options: argparse.Namespace, judgements: Sequence[tuple[str, Judgemen
         inbox.item(item)
     actor = current_actor()
     records = [inbox.judge(item, judgement, actor=actor) for item, judgement in judgements]
-    if options.json:
-        print_json({"items": [{"id": record.item, **describe_label(record)} for record in records]})
-        return EXIT_OK
-    for record in records:
-        print(f"{record.item}: {printable(_said(record))} (record {record.number})")
-    return EXIT_OK
+    facts = {"items": [{"id": record.item, **describe_label(record)} for record in records]}
+    lines = (f"{made.item}: {printable(_said(made))} (record {made.number})" for made in records)
+    return show_result(options, facts, *lines)
 
 
 def _open(options: argparse.Namespace) -> tuple[Inbox, Index]:

@@ -15,6 +15,7 @@ from model_store.cli.command import (
     add_trust_option,
     adder,
     print_json,
+    show_result,
 )
 from model_store.errors import StoreError, StoreNotFound, WrongUsage
 from model_store.layout import version_name
@@ -127,17 +128,12 @@ def _numbers(versions: list[int]) -> str:
 
 
 def _tell_key(options: argparse.Namespace, public: str) -> int:
-    if options.json:
-        print_json({"keyfile": str(options.keyfile), "key": public})
-    else:
-        print(public)
-    return EXIT_OK
+    return show_result(options, {"keyfile": str(options.keyfile), "key": public}, public)
 
 
 def _save(options: argparse.Namespace, trust: Trust) -> int:
     save_trust(options.trust, trust)
-    if options.json:
-        print_json({"trust": str(options.trust), "trusted": dict(trust.keys)})
-    else:
-        print(f"{options.trust} trusts {', '.join(trust.keys) or 'nobody'}")
-    return EXIT_OK
+    facts = {"trust": str(options.trust), "trusted": dict(trust.keys)}
+    return show_result(
+        options, facts, f"{options.trust} trusts {', '.join(trust.keys) or 'nobody'}"
+    )

@@ -19,6 +19,7 @@ from model_store.cli.command import (
     adder,
     print_json,
     run,
+    show_result,
 )
 from model_store.cli.list_command import add_list_options, list_versions
 from model_store.command_line import Parser
@@ -101,25 +102,23 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
     return parser
 
 
-def _show_advice(store: Store, manifest: Manifest, *, as_json: bool) -> int:
+def _show_advice(store: Store, manifest: Manifest, options: argparse.Namespace) -> int:
     """Show all that the trainer advised when it made the version."""
     from model_store.report.advice import described, in_full, read_advice
 
     advice = read_advice(store, manifest)
-    if as_json:
-        print_json({"version": manifest.version, "advice": described(advice)})
-    elif advice is None:
-        print(f"there is no advice on version {manifest.version}")
-    else:
-        print("\n".join(map(printable, in_full(advice))))
-    return EXIT_OK
+    lines = [f"there is no advice on version {manifest.version}"]
+    if advice is not None:
+        lines = list(map(printable, in_full(advice)))
+    facts = {"version": manifest.version, "advice": described(advice)}
+    return show_result(options, facts, *lines)
 
 
 def show_version(options: argparse.Namespace) -> int:
     store = Store.open(options.store)
     manifest = store.manifest(options.number)
     if options.advice:
-        return _show_advice(store, manifest, as_json=options.json)
+        return _show_advice(store, manifest, options)
     facts = details(manifest, parent=store.parent_of(manifest))
     if options.json:
         print_json(facts)
@@ -197,15 +196,11 @@ def _export_version(options: argparse.Namespace) -> int:
     from model_store.onnx.export import export_onnx
 
     exported = export_onnx(store, options.number, out=options.out, precision=options.precision)
-    if options.json:
-        print_json(
-            {
-                "version": options.number,
-                "path": str(exported.path),
-                "bytes": exported.total_bytes,
-                "written_bytes": exported.written_bytes,
-            }
-        )
-    else:
-        print(f"version {options.number} is in {exported.path}, with the files that it names")
-    return EXIT_OK
+    facts = {
+        "version": options.number,
+        "path": str(exported.path),
+        "bytes": exported.total_bytes,
+        "written_bytes": exported.written_bytes,
+    }
+    said = f"version {options.number} is in {exported.path}, with the files that it names"
+    return show_result(options, facts, said)

@@ -19,6 +19,7 @@ from model_store.cli.command import (
     current_actor,
     print_json,
     read_keys,
+    show_result,
 )
 from model_store.maintenance.edit_classes import Care, CareOutcome, rename_class, retire_class
 from model_store.maintenance.forget import (
@@ -132,14 +133,12 @@ def _delete_one(options: argparse.Namespace) -> int:
     if not _agreed(options, f"Delete {what}? It cannot be undone."):
         return _left_alone()
     tombstone = delete_version(store, options.number, actor=current_actor(), reason=options.reason)
-    if options.json:
-        print_json(tombstone.model_dump(exclude={"format"}))
-    else:
-        print(
-            f"version {tombstone.version} is deleted; "
-            "`dne-store gc --sweep` frees what no other version needs"
-        )
-    return EXIT_OK
+    return show_result(
+        options,
+        tombstone.model_dump(exclude={"format"}),
+        f"version {tombstone.version} is deleted; `dne-store gc --sweep` frees what no other "
+        "version needs",
+    )
 
 
 def _forget_one(options: argparse.Namespace) -> int:
@@ -198,11 +197,7 @@ def _images(report: ForgetReport, verb: str) -> str:
 
 def _told(options: argparse.Namespace, facts: dict[str, object], sentence: str) -> int:
     """Print the end of a dry run."""
-    if options.json:
-        print_json({**facts, "dry_run": True})
-    else:
-        print(f"{sentence}; nothing was changed")
-    return EXIT_OK
+    return show_result(options, {**facts, "dry_run": True}, f"{sentence}; nothing was changed")
 
 
 def _asks(options: argparse.Namespace) -> bool:
