@@ -29,7 +29,14 @@ from dne_serve.engines.candidates import ThreadPlan, UnderWay
 from model_store.codec import ShardWeights
 from model_store.errors import WrongUsage
 from model_store.inference.doubt import Doubt
-from model_store.onnx.model import OnnxPrecision, Weights, arrays_of_expert, arrays_of_heads
+from model_store.onnx.model import (
+    SAFE,
+    OnnxPrecision,
+    Weights,
+    arrays_of_expert,
+    arrays_of_heads,
+    largest_here,
+)
 from model_store.onnx.session import Session
 from model_store.onnx.weights import Arrays
 from model_store.precision import Asked, Trial, try_out
@@ -140,12 +147,14 @@ class ArrayBank:
         classifier and of the doubt out of `shards`."""
         experts, spec = list(known), manifest.spec
         keys: list[Key] = [(precision, *path) for path in paths_of(manifest)]
+        largest = largest_here() if precision == "int8" else SAFE
         for index in range(len(known), len(manifest.experts)):
             data = shards.pop(manifest.experts[index].sha256)
             weights = ShardWeights(data, prefix=f"experts.{index}.")
-            held = HeldArrays(
-                arrays_of_expert(weights, spec=spec, index=index, precision=precision)
+            arrays = arrays_of_expert(
+                weights, spec=spec, index=index, precision=precision, largest=largest
             )
+            held = HeldArrays(arrays)
             self._experts[keys[index]] = held
             experts.append(held)
         heads = ShardWeights(shards.pop(manifest.classifier.sha256), prefix="heads.")

@@ -159,7 +159,7 @@ class GraphOf:
         return self._w.reshape(x, *experts, -1, width)
 
     def _linear(self, run: ExpertRun, x: str, name: str) -> str:
-        weighted = product(self._w, x, self._weight(run, f"{name}.weight"))
+        weighted = product(self._w, x, self._weight(run, f"{name}.weight"), spec=self._spec)
         return self._w.op("Add", weighted, self._weight(run, f"{name}.bias", row=True))
 
     def _patches(self) -> str:

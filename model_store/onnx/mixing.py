@@ -22,6 +22,7 @@ class Mixing:
         weight: Callable[[ExpertRun, str], str],
     ) -> None:
         self._w = writer
+        self._spec = spec
         self._run = run
         self._weight = weight
         self._narrow = spec.head_width
@@ -48,7 +49,7 @@ class Mixing:
                 w.op("Unsqueeze", read, w.integers(1)),
             )
             matrix = w.reshape(scaled, -1, heads * self._narrow)
-            value = product(w, matrix, f"{expert}.value")
+            value = product(w, matrix, f"{expert}.value", spec=self._spec)
             value = w.op("Add", value, self._bias(weights_NkH, heads, expert))
             written.append(w.reshape(value, -1, run.heads * self._wide))
         return w.op("Gelu", w.join(written, axis=1))
@@ -66,8 +67,8 @@ class Mixing:
         sources = [w.reshape(before, -1, run.before, wide), w.reshape(own, -1, heads, wide)]
         weights = self._weigh(by_expert, sources, name, width=wide)
         like = f"experts.{run.experts[0]}.{name}.own"
-        older = by_head(w, rows_for(w, before, like), heads=run.before, width=wide)
-        inside = by_head(w, rows_for(w, own, like), heads=heads, width=wide)
+        older = by_head(w, rows_for(w, before, like, spec=self._spec), heads=run.before, width=wide)
+        inside = by_head(w, rows_for(w, own, like, spec=self._spec), heads=heads, width=wide)
         return w.join(
             [self._read(slot, older, inside, one, name) for slot, one in enumerate(weights)],
             axis=0,

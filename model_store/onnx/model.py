@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -16,36 +17,64 @@ from model_store.inference.doubt import Doubt
 from model_store.inference.fold import fold_expert
 from model_store.network.network import Network
 from model_store.onnx.graph import GraphOf
+from model_store.onnx.matmul_nodes import FUSED, passes_alone
 from model_store.onnx.weights import Array, Arrays, DataFile, classifier_arrays, expert_arrays
 from model_store.onnx.writer import Writer
 from model_store.spec import NetworkSpec
 
-LARGEST = 63
+OPSET = 20  # the first with Gelu
+IR_VERSION = 10  # readable by runtimes since 2024
+SAFE, FULL = 63, 127
+"""The largest 8-bit weight where two products may be added in 16 bits, and elsewhere."""
 OF_FIRST = ("qkv.weight", "out.weight", "widen.weight", "narrow.weight")
 OF_LATER = ("widen.value", "narrow.before", "narrow.own")
 """The weights of large products. Stacked weights and classifiers stay in single precision."""
 
 
-def quantised(arrays: Arrays, *, is_first: bool) -> Arrays:
+@cache
+def largest_here() -> int:
+    """Find the largest 8-bit weight by whose products this processor does not overflow.
+
+    onnxruntime adds pairs of products in 16 bits on processors without 8-bit dot products.
+    """
+    import onnxruntime
+
+    rows, columns, depth = 4, 32, 64
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["rows", "weight"], ["sums"])],
+        "sums",
+        [helper.make_tensor_value_info("rows", TensorProto.UINT8, [rows, depth])],
+        [helper.make_tensor_value_info("sums", TensorProto.INT32, [rows, columns])],
+        [numpy_helper.from_array(np.full((depth, columns), FULL, dtype=np.int8), "weight")],
+    )
+    model = helper.make_model(
+        graph, ir_version=IR_VERSION, opset_imports=[helper.make_opsetid("", OPSET)]
+    )
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (sums,) = session.run(None, {"rows": np.full((rows, depth), 255, dtype=np.uint8)})
+    return FULL if bool((sums == 255 * FULL * depth).all()) else SAFE
+
+
+def quantised(arrays: Arrays, *, is_first: bool, largest: int = SAFE) -> Arrays:
     """Quantise the large arrays of an expert, and add their scales."""
     made: dict[str, Array] = {}
     for name, array in arrays.items():
         if name.endswith(OF_FIRST if is_first else OF_LATER):
-            made[name], made[f"{name}.scale"] = quantise(array)
+            made[name], made[f"{name}.scale"] = quantise(array, largest=largest)
         else:
             made[name] = array
     return made
 
 
-def quantise(weight: Array) -> tuple[Array, Array]:
+def quantise(weight: Array, *, largest: int = SAFE) -> tuple[Array, Array]:
     """Quantise [..., I, O] to 8 bits, with a scale for each column: [O]."""
-    largest = np.abs(weight).max(axis=tuple(range(weight.ndim - 1)))
-    scale = np.where(largest > 0, largest / LARGEST, 1).astype(np.float32)
+    found = np.abs(weight).max(axis=tuple(range(weight.ndim - 1)))
+    scale = np.where(found > 0, found / largest, 1).astype(np.float32)
     return np.rint(weight / scale).astype(np.int8), scale
 
 
-OPSET = 20  # the first with Gelu
-IR_VERSION = 10  # readable by runtimes since 2024
 HEADS, DOUBT = "heads", "doubt"
 UNKNOWN_SCORE = "unknown_score"
 
@@ -65,6 +94,12 @@ class Weights:
     @property
     def output(self) -> Literal["logits", "token"]:
         return "logits" if HEADS in self.parts else "token"
+
+    @property
+    def alone(self) -> bool:
+        """Whether a pass takes one image."""
+        eight_bits = any(array.dtype == np.int8 for array in self.named().values())
+        return eight_bits and passes_alone(self.spec)
 
     def named(self) -> Arrays:
         """Return every array by its name in the graph."""
@@ -92,14 +127,24 @@ def weights_of(
 
 
 def arrays_of_expert(
-    state: Mapping[str, Tensor], *, spec: NetworkSpec, index: int, precision: OnnxPrecision = "fp32"
+    state: Mapping[str, Tensor],
+    *,
+    spec: NetworkSpec,
+    index: int,
+    precision: OnnxPrecision = "fp32",
+    largest: int = SAFE,
 ) -> Arrays:
-    """Fold an expert into arrays. They depend on no younger expert, so versions share them."""
+    """Fold an expert into arrays. They depend on no younger expert, so versions share them.
+
+    `largest`: the largest weight in 8 bits.
+    """
     run = spec.run_of(index)
     with torch.inference_mode(False), torch.no_grad():
         folded = fold_expert(state, spec=spec, index=index)
         arrays = expert_arrays(folded, before=run.before, token=spec.token)
-    return quantised(arrays, is_first=run.is_first) if precision == "int8" else arrays
+    if precision == "int8":
+        return quantised(arrays, is_first=run.is_first, largest=largest)
+    return arrays
 
 
 def arrays_of_heads(state: Mapping[str, Tensor], *, spec: NetworkSpec) -> Arrays:
@@ -118,13 +163,14 @@ def onnx_model(
     files: Mapping[str, DataFile],
     metadata: Mapping[str, str],
     places: Sequence[int] | None = None,
+    fused: bool = False,
 ) -> onnx.ModelProto:
-    """Build the graph, with every weight in the file of its part.
+    """Build the graph, with every weight in the file of its part. `fused`: for onnxruntime alone.
 
     With `places` the graph gives only those logits, in that order. With a doubt, which is that of
     those classes, it has a second output: the probability of none of them.
     """
-    writer = Writer()
+    writer = Writer(fused=fused)
     for part, arrays in weights.parts.items():
         for name, array in arrays.items():
             file = files[part]
@@ -150,11 +196,12 @@ def onnx_model(
         outputs,
         writer.initializers,
     )
+    others = [helper.make_opsetid(FUSED, 1)] if fused else []
     model = helper.make_model(
         graph,
         producer_name="dne-serve",
         ir_version=IR_VERSION,
-        opset_imports=[helper.make_opsetid("", OPSET)],
+        opset_imports=[helper.make_opsetid("", OPSET), *others],
     )
     helper.set_model_props(model, dict(metadata))
     return model

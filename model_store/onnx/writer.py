@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,9 @@ Array = NDArray[Any]
 class Writer:
     """The nodes of a graph, its small constants, and the names and files of its weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, fused: bool = False) -> None:
+        """`fused`: operators of onnxruntime may be used beside the standard ones."""
+        self.fused = fused
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -34,10 +36,10 @@ class Writer:
         self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
         return names
 
-    def once(self, kind: str, value: str, *, count: int) -> list[str]:
-        """Add a node without attributes, or find the same node of the same input."""
+    def once(self, kind: str, value: str, make: Callable[[], list[str]]) -> list[str]:
+        """Add the nodes that make this of a value, or find them."""
         if (kind, value) not in self._once:
-            self._once[kind, value] = self.ops(kind, value, count=count)
+            self._once[kind, value] = make()
         return self._once[kind, value]
 
     def declare(self, name: str, array: Array, *, location: str, offset: int) -> None:
@@ -58,7 +60,7 @@ class Writer:
         """Return whether a weight of this name was declared."""
         return name in self._declared
 
-    def constant(self, array: NDArray[np.float32] | NDArray[np.int64]) -> str:
+    def constant(self, array: NDArray[np.float32] | NDArray[np.int64] | NDArray[np.uint8]) -> str:
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             name = f"constant_{len(self._constants)}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.inference.forward import FoldedNetwork
+from model_store.inference.forward import Lineage
 from model_store.network.network import Network
 from model_store.records.manifest import Preprocessing
 from model_store.records.quality import (
@@ -23,6 +23,7 @@ from model_store.records.quality import (
 )
 from trainer.data.folders import LabelledImages
 from trainer.embeddings.cache import Floats, in_batches
+from trainer.embeddings.reading import reader_of
 
 _CALIBRATION_BINS = 15
 IMAGES_A_BIN = 20
@@ -135,8 +136,13 @@ def judge(
     preprocessing: Preprocessing,
     retired: Collection[str] = (),
 ) -> Judged:
-    folded = FoldedNetwork.of(network)
-    logits = in_batches(network, images.pixels_NHWC, folded, preprocessing=preprocessing)
+    read = reader_of(network, Lineage.of(network))
+    logits = in_batches(
+        network,
+        images.pixels_NHWC,
+        lambda images_BCHW: network.classify([read(images_BCHW)]),
+        preprocessing=preprocessing,
+    )
     return judged_by(logits, images, retired=retired)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -11,7 +10,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from model_store.inference.doubt import Doubt, none_of_these
 from model_store.inference.forward import FoldedNetwork
@@ -22,20 +20,19 @@ from model_store.records.manifest import Preprocessing
 from model_store.records.quality import Reduced
 from trainer.data.folders import LabelledImages
 from trainer.embeddings.cache import in_batches
+from trainer.embeddings.reading import Read, has_onnxruntime, read_in
 from trainer.evaluation.gate import SIGNIFICANCE, count_flips, sign_test
 from trainer.evaluation.judged import Judged
 
 _COMPARED: tuple[Reduced, ...] = ("int8", "bf16")
 """The precisions that a backend of the server computes in."""
-REDUCED_BATCH = 16
-"""The default batch limit of servers: 8-bit rows share a scale in a batch."""
+FORMS: Mapping[Reduced, str] = {"int8": "int8, row by row", "bf16": "bf16"}
+"""The names of kept embeddings: other ones where the computation of a precision changes."""
 MAX_IMAGES = 1000
 MIN_SPEEDUP = 0.5
 """The least speed-up: a precision that this machine only imitates could outlast the training."""
 
 Floats = NDArray[np.float32]
-Read = Callable[[Tensor], Tensor]
-"""From images to embeddings."""
 
 
 class ReadEmbeddings(Protocol):
@@ -75,14 +72,15 @@ def agreement_of(
     for precision in _COMPARED:
         if not _is_worth_it(precision, try_out=trying):
             continue
-        make = partial(_in_int8 if precision == "int8" else _in_bf16, network)
+        make = (
+            partial(read_in, network, "int8") if precision == "int8" else partial(_in_bf16, network)
+        )
         reduced_NW = (
             in_batches(
                 network,
                 chosen.pixels_NHWC,
                 make(),
                 preprocessing=preprocessing,
-                batch_size=REDUCED_BATCH,
             )
             if read_embeddings is None
             else read_embeddings(precision, make, chosen)
@@ -126,7 +124,7 @@ def _is_less_accurate(whole: Judged, reduced: Judged) -> bool:
 
 def _is_worth_it(precision: Reduced, *, try_out: Callable[[Reduced], Trial]) -> bool:
     """Return whether a precision runs here, and does not take too long."""
-    if precision == "int8" and importlib.util.find_spec("onnxruntime") is None:
+    if precision == "int8" and not has_onnxruntime():
         return False
     trial = try_out(precision)
     return trial.runs and trial.speedup >= MIN_SPEEDUP
@@ -138,16 +136,6 @@ def _classified(network: Network, embeddings_NW: Floats) -> Floats:
         embedding = torch.from_numpy(embeddings_NW).to(network.device)
         logits: Floats = network.classify([embedding]).cpu().numpy()
     return logits
-
-
-def _in_int8(network: Network) -> Read:
-    from model_store.onnx.model import HEADS, Weights, weights_of
-    from model_store.onnx.session import Session
-
-    weights = weights_of(network, precision="int8")
-    experts = {name: arrays for name, arrays in weights.parts.items() if name != HEADS}
-    session = Session(Weights(spec=weights.spec, parts=experts), threads=None)
-    return lambda images: torch.from_numpy(session(images.cpu().numpy()))
 
 
 def _in_bf16(network: Network) -> Read:

@@ -16,7 +16,8 @@ from model_store.network.network import Network
 from model_store.records.quality import Reduced
 from trainer.data.folders import LabelledImages
 from trainer.embeddings.cache import EmbeddingCache, Floats
-from trainer.evaluation.precision_agreement import REDUCED_BATCH, Read, ReadEmbeddings
+from trainer.embeddings.reading import Read, begun_late, reader_of
+from trainer.evaluation.precision_agreement import FORMS, ReadEmbeddings
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.student import Student
 from trainer.progress import Progress
@@ -34,7 +35,7 @@ def cache_of(student: Student, experts: Lineage, *, folder: Path | None) -> Embe
     """
     return EmbeddingCache(
         student.network,
-        experts.token,
+        reader_of(student.network, experts),
         preprocessing=student.preprocessing,
         folder=folder if student.on_pretrained else None,
     )
@@ -46,7 +47,7 @@ def parent_cache_of(student: Student, *, folder: Path | None) -> EmbeddingCache 
         return None
     return EmbeddingCache(
         student.parent,
-        Lineage.of(student.parent).token,
+        reader_of(student.parent, Lineage.of(student.parent)),
         preprocessing=student.preprocessing,
         folder=folder,
     )
@@ -58,20 +59,12 @@ def reduced_tokens_of(
     """Make a reader of tokens in reduced precisions, which keeps them as `cache_of` does."""
 
     def read(precision: Reduced, make: Callable[[], Read], images: LabelledImages) -> Floats:
-        made: list[Read] = []  # a session takes a second, and is not needed if all is known
-
-        def compute(images_BCHW: Tensor) -> Tensor:
-            if not made:
-                made.append(make())
-            return made[0](images_BCHW)
-
         cache = EmbeddingCache(
             student.network,
-            compute,
+            begun_late(make),
             preprocessing=student.preprocessing,
             folder=folder if student.on_pretrained else None,
-            precision=precision,
-            batch_size=REDUCED_BATCH,
+            precision=FORMS[precision],
         )
         with progress.phase(f"comparing with {precision}", total=len(images)) as phase:
             tokens_NW = cache.embeddings(images, advance=phase.advance)

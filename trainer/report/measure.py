@@ -27,6 +27,7 @@ from model_store.store.store import Store
 from trainer.data.exemplars import recall
 from trainer.data.folders import LabelledImages
 from trainer.embeddings.cache import in_batches
+from trainer.embeddings.reading import reader_of
 from trainer.evaluation.judged import Judged, judged_by
 from trainer.progress import Progress
 
@@ -97,7 +98,7 @@ def _judge_all(
     newest = versions[-1]
     bank: dict[str, Expert] = {}
     network = load_network(store.read_shard, newest, known=bank).to(choose_device(device))
-    whole_token = Lineage.of(network).token
+    whole_token = reader_of(network, Lineage.of(network))
 
     def token(images_BCHW: Tensor) -> Tensor:
         phase.advance(len(images_BCHW))
