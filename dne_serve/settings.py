@@ -89,7 +89,7 @@ PARSERS = {"guard": parse_guard, "collect": parse_collect, "canary": parse_canar
 
 
 class Settings(BaseSettings):
-    """Arguments win over the environment. Nothing is read from files of its own accord."""
+    """Arguments win over the environment. No file is read unless a setting names it."""
 
     model_config = SettingsConfigDict(
         env_prefix="DNE_", env_ignore_empty=True, extra="ignore", frozen=True

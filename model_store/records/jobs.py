@@ -14,6 +14,7 @@ from model_store.layout import ITEM_ID
 from model_store.records.channel import ChannelName
 from model_store.records.sealing import (
     FORMAT,
+    LATER,
     Record,
     Share,
     SignedRecord,
@@ -53,9 +54,7 @@ class JobRecord(SignedRecord):
     kind: JobKind
     channel: ChannelName
     reason: Text
-    pretrained: Annotated[
-        BackboneName | None, Field(exclude_if=lambda pretrained: pretrained is None)
-    ] = None
+    pretrained: Annotated[BackboneName | None, LATER] = None
     """The weights that a first task begins with. Left out where there are none: older workers read
     such jobs."""
     actor: Text

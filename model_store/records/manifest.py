@@ -17,6 +17,7 @@ from model_store.records.quality import Metrics as Metrics
 from model_store.records.quality import Unknown as Unknown
 from model_store.records.sealing import (
     FORMAT,
+    LATER,
     MAX_RECORD_BYTES,
     Count,
     Record,
@@ -106,14 +107,10 @@ class Geometry(Record):
     qkv_bias: bool
     token: Token
     attention: Annotated[Attention, Field(exclude_if=lambda kind: kind == "plain")] = "plain"
-    """Left out where it is plain: manifests that are older than the member keep their bytes."""
-    backbone: Annotated[
-        BackboneRecord | None, Field(exclude_if=lambda backbone: backbone is None)
-    ] = None
-    """Left out where the first expert is a plain transformer."""
-    readout: Annotated[ReadoutRecord | None, Field(exclude_if=lambda readout: readout is None)] = (
-        None
-    )
+    """Left out where it is plain, as `LATER` members are."""
+    backbone: Annotated[BackboneRecord | None, LATER] = None
+    """None where the first expert is a plain transformer."""
+    readout: Annotated[ReadoutRecord | None, LATER] = None
     """Left out where the first expert's slice is of its last block alone."""
 
 
@@ -144,10 +141,7 @@ class ClassImages(Record):
     class_name: str = Field(alias="class")
     shard: ShardRef
     count: Count
-    groups: Annotated[
-        tuple[Count, ...],
-        Field(exclude_if=lambda groups: not groups),
-    ] = ()
+    groups: Annotated[tuple[Count, ...], LATER] = ()
     """A number for each image: images with the same one belong together. Left out where all are
     alone."""
 
@@ -182,27 +176,21 @@ class Draft(Record):
     preprocessing: Preprocessing
     tasks: Annotated[tuple[TaskRecord, ...], Field(min_length=1, max_length=MAX_TASKS)]
     classifier: ShardRef
-    doubt: Annotated[ShardRef | None, Field(exclude_if=lambda ref: ref is None)] = None
-    """The score `log-odds` of `unknown`. Left out where there is none: manifests that are older
-    than the member keep their bytes."""
+    doubt: Annotated[ShardRef | None, LATER] = None
+    """The score `log-odds` of `unknown`."""
     memory: tuple[ClassImages, ...] = ()
     held_out: tuple[ClassImages, ...] = ()
-    statistics: Annotated[
-        tuple[ClassTokens, ...], Field(exclude_if=lambda entries: not entries)
-    ] = ()
-    """Left out where there are none: manifests that are older than the member keep their bytes."""
+    statistics: Annotated[tuple[ClassTokens, ...], LATER] = ()
     retired: tuple[str, ...] = ()
     """Classes that are never answered any more. They keep their places among the logits."""
     extended: tuple[str, ...] = ()
     """Classes that got more images in this version, which then has no new task."""
-    deepened: Annotated[tuple[str, ...], Field(exclude_if=lambda names: not names)] = ()
-    """Tasks that an expert was learnt for in this version, which then has no new task. Left out
-    where there are none: manifests that are older than the member keep their bytes."""
-    adapted: Annotated[bool, Field(exclude_if=lambda adapted: not adapted)] = False
-    """True: this version has its parent's tasks, and a first expert that was changed for them. Left
-    out where it is not so: manifests that are older than the member keep their bytes."""
-    hierarchy: Annotated[Hierarchy | None, Field(exclude_if=lambda tree: tree is None)] = None
-    """The groups above the classes. Left out where there are none, as in older manifests."""
+    deepened: Annotated[tuple[str, ...], LATER] = ()
+    """Tasks that an expert was learnt for in this version, which then has no new task."""
+    adapted: Annotated[bool, LATER] = False
+    """True: this version has its parent's tasks, and a first expert that was changed for them."""
+    hierarchy: Annotated[Hierarchy | None, LATER] = None
+    """The groups above the classes."""
     calibration: Calibration = Calibration()
     unknown: Unknown | None = None
     metrics: Metrics = Metrics()

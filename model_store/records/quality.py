@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from model_store.records.sealing import Count, Record, Share, Text
+from model_store.records.sealing import LATER, Count, Record, Share, Text
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 """A fit ends between 0.03 and 30: beyond these, a manifest was not written by a trainer."""
@@ -52,10 +52,7 @@ class Calibration(Record):
     before: CalibrationError = CalibrationError()
     after: CalibrationError = CalibrationError()
     images: Count = 0
-    bins: Annotated[
-        tuple[CalibrationBin, ...], Field(max_length=_MAX_BINS, exclude_if=lambda bins: not bins)
-    ] = ()
-    """Left out where there are none: manifests that are older than the member keep their bytes."""
+    bins: Annotated[tuple[CalibrationBin, ...], Field(max_length=_MAX_BINS), LATER] = ()
 
 
 class Histogram(Record):
@@ -74,8 +71,8 @@ class Unknown(Record):
     threshold: float
     rate: Annotated[float, Field(gt=0, lt=1)]
     images: Count
-    scores: Annotated[Histogram | None, Field(exclude_if=lambda scores: scores is None)] = None
-    """The scores of these images. Left out of manifests that are older than the member."""
+    scores: Annotated[Histogram | None, LATER] = None
+    """The scores of these images."""
 
 
 class Accuracy(Record):
@@ -169,12 +166,9 @@ class Metrics(Record):
     gate: Gate | None = None
     agreement: dict[Reduced, Share] = Field(default_factory=dict)
     """Shares of images that get the same answer in this precision as in single precision."""
-    shown: Annotated[
-        tuple[JudgedImage, ...], Field(max_length=MAX_SHOWN, exclude_if=lambda shown: not shown)
-    ] = ()
-    """Some images for the report. Left out where there are none, as in older manifests."""
-    run: Annotated[TrainingRun | None, Field(exclude_if=lambda run: run is None)] = None
-    """Left out where nothing was learnt, as in older manifests."""
-    scores: Annotated[_ScoreCounts | None, Field(exclude_if=lambda counts: counts is None)] = None
-    """Images by the calibrated probability of their answer, in the bins of SCORE_BOUNDS. Left out
-    where it was not measured: manifests that are older than the member keep their bytes."""
+    shown: Annotated[tuple[JudgedImage, ...], Field(max_length=MAX_SHOWN), LATER] = ()
+    """Some images for the report."""
+    run: Annotated[TrainingRun | None, LATER] = None
+    """None where nothing was learnt."""
+    scores: Annotated[_ScoreCounts | None, LATER] = None
+    """Images by the calibrated probability of their answer, in the bins of SCORE_BOUNDS."""

@@ -53,6 +53,11 @@ class Record(BaseModel):
     )
 
 
+LATER = Field(exclude_if=lambda value: not value)
+"""Marks a member that is younger than format 1. It is left out while it has nothing to say, so that
+older records keep their bytes."""
+
+
 class Signature(Record):
     """An Ed25519 signature. The module `signing` checks it.
 
@@ -60,9 +65,9 @@ class Signature(Record):
     """
 
     form: Annotated[Literal[1, 2], Field(exclude_if=lambda form: form == 1)] = 1
-    """Left out where it is 1: manifests that are older than the member keep their bytes."""
+    """Left out where it is 1, as `LATER` members are."""
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-    store: Annotated[Transaction | None, Field(exclude_if=lambda store: store is None)] = None
+    store: Annotated[Transaction | None, LATER] = None
     """The id of the store that the signature is for."""
     value: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
 
@@ -78,10 +83,7 @@ class SignedRecord(Record):
 
     signed_kind: ClassVar[str]
     """The name of the kind among the signed bytes: no signature fits a record of another kind."""
-    signature: Annotated[
-        Signature | None, Field(exclude_if=lambda signature: signature is None)
-    ] = None
-    """Left out where there is none: records that are older than the member keep their bytes."""
+    signature: Annotated[Signature | None, LATER] = None
 
 
 def first_reason(error: ValidationError) -> str:
