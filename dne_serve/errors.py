@@ -134,6 +134,7 @@ TOLD = frozenset(
         errors.VersionNotFound,
         errors.ChannelNotFound,
         errors.ItemNotFound,
+        errors.CorrectionRefused,
         errors.LabelConflict,
         errors.LabelsFull,
         errors.JobNotFound,

@@ -10,16 +10,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 from torch import Tensor, nn
 
-from model_store.errors import KeptTooLarge, RecordInvalid
 from model_store.inference.doubt import Doubt
 from model_store.network.expert import Expert
 from model_store.network.network import Network
-from model_store.records.manifest import ClassImages, Draft, ShardRef
-from model_store.store.shard import check_shard, expected_tensors, image_bounds, read_layout
+from model_store.records.manifest import Draft, ShardRef
+from model_store.store.shard import check_shard, expected_tensors, read_layout
 
 ReadShard = Callable[[ShardRef], bytes]
-MAX_KEPT_BYTES = 64 << 20
-"""The largest shard of a class's images that is read to show a few of them."""
 
 
 class ShardWeights(Mapping[str, Tensor]):
@@ -114,23 +111,6 @@ def encode_images(images: Sequence[bytes]) -> bytes:
             "offsets": np.cumsum([0, *sizes], dtype=np.int64),
         }
     )
-
-
-def decode_images(data: bytes, *, count: int) -> list[bytes]:
-    """Return the first `count` encoded images of a checked shard."""
-    bounds = image_bounds(data, read_layout(data))
-    if count > len(bounds):
-        raise RecordInvalid("the manifest", f"it names {count} images of a shard of {len(bounds)}")
-    return [data[start:end] for start, end in bounds[:count]]
-
-
-def read_kept(read: ReadShard, entry: ClassImages) -> list[bytes]:
-    """Read the kept images of a class. Raise KeptTooLarge where they are too large to be shown."""
-    if entry.shard.bytes > MAX_KEPT_BYTES:
-        raise KeptTooLarge(f"the kept images of {entry.class_name!r} are too large to be shown")
-    data = read(entry.shard)
-    check_shard(entry.shard, data, expected=None)
-    return decode_images(data, count=entry.count)
 
 
 def _encode(network: Network, *, prefix: str) -> bytes:

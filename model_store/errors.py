@@ -68,6 +68,10 @@ class NothingToLearn(WrongUsage): ...
 class DataRejected(DneError): ...
 
 
+class CorrectionRefused(DataRejected):
+    """A correction of an image that is not kept, or of a class that is not answered."""
+
+
 class ImageRejected(DneError): ...
 
 

@@ -7,11 +7,12 @@ classifier, within seconds, and then, if it is asked for or earns it, a version 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from model_store.errors import WrongUsage
+from model_store.loop.corrections import Move, classes_moved
 from model_store.names import notes_on_look_alikes
 from model_store.records.hierarchy import Hierarchy
 from trainer.base import Base, base_of
@@ -24,13 +25,13 @@ from trainer.data.checks import (
 from trainer.data.folders import Listing, note_ignored
 from trainer.data.hierarchy import FOLDERS, merged, read_parents
 from trainer.data.sources.forms import list_data
-from trainer.data.task_data import read_task_data
+from trainer.data.task_data import corrected_task_data, read_task_data
 from trainer.grow import grow_after, refuse_younger_experts, taken_up
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 from trainer.request import AddTask
 from trainer.start.first_network import refuse_pretrained
-from trainer.start.make_student import make_student
+from trainer.start.make_student import make_correcting, make_student
 from trainer.versions.one_version import announced
 from trainer.versions.outcome import Outcome
 
@@ -72,6 +73,18 @@ def add_task(
         outcome = run.learn(student, data)
     outcome = replace(outcome, notes=notes, seconds=time.monotonic() - started)
     return grow_after(outcome, data=data, request=request, progress=progress, ranks=ranks)
+
+
+def correct_images(request: AddTask, moves: Sequence[Move], *, progress: Progress) -> Outcome:
+    """Publish a version whose classifier is fitted with kept images in their right classes, or
+    without them, and promote it if the gate lets it pass."""
+    base = base_of(request)
+    names = classes_moved(moves)
+    with announced(base, request=request, progress=progress) as run:
+        data = corrected_task_data(base, moves, request=request, progress=progress)
+        changed = tuple(name for name in data.for_training.classes if name in names)
+        student = make_correcting(base, request=request, classes=changed)
+        return run.learn(student, data)
 
 
 def _with_groups(base: Base, parents: Mapping[str, str], listing: Listing) -> Hierarchy | None:

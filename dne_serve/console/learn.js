@@ -84,17 +84,21 @@ function chosenBackbone() {
   return chosen ? { pretrained: chosen } : {};
 }
 
-function showWaiting({ known, new: fresh, left }) {
+function showWaiting({ known, new: fresh, left, corrections }) {
+  const moves = corrections.filter(({ why }) => why === null);
+  refill($("learn-corrections"), corrections.slice(0, MAX_CHIPS).map(({ label, to, actor, why }) => line("li", "", [to === null ? `an image of ${label} is taken out` : `an image of ${label} is ${to}`, `by ${actor}`, why])));
   const images = [...known, ...fresh].reduce((sum, one) => sum + one.images, 0);
   const parts = [`${count(images, "label waits", "labels wait")} for learning`];
   if (fresh.length) parts.push(count(fresh.length, "new class", "new classes"));
   if (known.length) parts.push(`more images of ${count(known.length, "known class", "known classes")}`);
-  $("learn-waiting").textContent = images ? `${parts.join(" · ")}.` : "No label waits for learning.";
+  const first = moves.length ? [count(moves.length, "correction waits", "corrections wait")] : [];
+  const told = [...first, ...(images ? parts : [])];
+  $("learn-waiting").textContent = told.length ? `${told.join(" · ")}.` : "No label waits for learning.";
   const chips = [...fresh.map((one) => chip(one, "new")), ...known.map((one) => chip(one, ""))];
   refill($("learn-classes"), chips.slice(0, MAX_CHIPS));
   if (chips.length > MAX_CHIPS) $("learn-classes").append(make("li", "", `${chips.length - MAX_CHIPS} more`));
   refill($("learn-left"), left.map((one) => line("li", "", [one.label, one.why])));
-  $("learn-go").disabled = images === 0 || runs();
+  $("learn-go").disabled = told.length === 0 || runs();
 }
 
 function chip({ label, images }, kind) {
@@ -144,7 +148,7 @@ function verdict() {
 function aboutVersion(one) {
   const title = one.promoted ? `Version ${one.version} was promoted` : `Version ${one.version} was not promoted`;
   const names = line("p", "about", one.new_classes.length ? one.new_classes : one.extended);
-  names.prepend(one.new_classes.length ? "New: " : one.extended.length ? "More images of: " : ADAPTED);
+  names.prepend(one.corrected ? `${count(one.corrected, "image", "images")} corrected of: ` : one.new_classes.length ? "New: " : one.extended.length ? "More images of: " : ADAPTED);
   const facts = [make("h3", one.promoted ? "good" : "bad", title), names];
   facts.push(...[
     measured("Old classes, before", one.old_before),

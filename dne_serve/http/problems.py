@@ -68,6 +68,7 @@ ANSWERS: dict[type[DneError], Handling] = {
     store_errors.LabelInvalid: Handling(422),
     store_errors.ItemNotFound: Handling(404),
     store_errors.KeptTooLarge: Handling(404),
+    store_errors.CorrectionRefused: Handling(409),
     store_errors.LabelConflict: Handling(409),
     store_errors.LabelsFull: Handling(409),
     store_errors.JobNotFound: Handling(404),

@@ -146,6 +146,8 @@ class VersionAnswer(BaseModel):
     """The group of each class, and of each group that has one above it."""
     extended: list[str]
     """Classes that got more images in this version, which then has no new task."""
+    corrected: int
+    """Kept images of these classes that this version moved or took out instead."""
     deepened: list[str]
     """Tasks that an expert was learnt for in this version, which then has no new task."""
     adapted: bool

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from model_store.loop.inbox import Inbox
 from model_store.loop.index import Index
+from model_store.loop.item_names import CORRECTIONS
 from model_store.loop.items import delete_items, delete_leftovers, overdue
 from model_store.loop.waiting import WaitingLabels, find_waiting
 from model_store.records.gc_marks import clock_s
@@ -63,14 +64,15 @@ class InboxHandle:
     def waiting_labels(self, store: Store, *, channel: str) -> WaitingLabels:
         """Find the labels that wait for the next version of a channel.
 
-        They depend on the channel's head and on the newest label record of each item. Both are
-        known without reading a label, so labels are read again only after a change.
+        They depend on the channel's head, on the newest label record of each item and on the
+        corrections. All are known by names, so records are read again only after a change.
         """
         index = self.index
         index.refresh()
         head = store.head(channel)
         rows = frozenset((row.id, row.number) for row in index.rows(["labelled"]))
-        key = (channel, head.number if head else 0, index.unread, rows)
+        corrections = tuple(store.objects.list_names(CORRECTIONS))
+        key = (channel, head.number if head else 0, index.unread, rows, corrections)
         with self._waiting_lock:
             if key != self._waiting_key:
                 manifest = store.resolve(head) if head else None

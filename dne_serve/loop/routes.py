@@ -23,6 +23,8 @@ from dne_serve.loop.groups import group
 from dne_serve.loop.schemas import (
     AdviceAnswer,
     AdviceLine,
+    CorrectionAnswer,
+    CorrectionBody,
     DeletedAnswer,
     ExamplePicture,
     ExamplesAnswer,
@@ -36,6 +38,8 @@ from dne_serve.loop.schemas import (
     JobBody,
     JobsAnswer,
     JudgementAnswer,
+    KeptAnswer,
+    KeptImageAnswer,
     LabelBody,
     LabelledAnswer,
     LabelText,
@@ -44,7 +48,6 @@ from dne_serve.loop.schemas import (
 )
 from dne_serve.loop.trainer_child import BackboneAnswer
 from dne_serve.server import Serving
-from model_store.codec import read_kept
 from model_store.errors import (
     ImageRejected,
     KeptTooLarge,
@@ -52,7 +55,14 @@ from model_store.errors import (
     ShardForgotten,
     StoreNotFound,
 )
-from model_store.loop.describe import describe_item, describe_job, describe_label, describe_waiting
+from model_store.loop.corrections import KeptImage, correct, kept_images
+from model_store.loop.describe import (
+    describe_correction,
+    describe_item,
+    describe_job,
+    describe_label,
+    describe_waiting,
+)
 from model_store.loop.inbox import Judgement
 from model_store.loop.index import STATES, Order, State
 from model_store.loop.items import Item, read_items
@@ -62,6 +72,7 @@ from model_store.preprocess import Thumbnail
 from model_store.records.manifest import Manifest
 from model_store.records.sealing import MAX_VERSION
 from model_store.report.advice import Advice, lines, read_advice
+from model_store.store.shard import read_kept
 from model_store.store.store import Store
 from model_store.worth import proposal
 
@@ -106,6 +117,8 @@ labelling = APIRouter(
     responses=problems(400, 404, 503),
     tags=["inbox"],
 )
+_MAX_KEPT = 50
+Digest = Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")]
 ItemPath = Annotated[str, Path(max_length=100)]
 
 
@@ -263,6 +276,61 @@ def show_advice(
     advised = [AdviceLine(text=line.text, images=list(line.images)) for line in lines(advice)]
     members = {name: getattr(advice, name) for name in Advice.model_fields}
     return AdviceAnswer(version=version, advice=ToldAdvice(**members, lines=advised))
+
+
+@labelling.get("/versions/{version}/kept")
+def list_kept(
+    serving: Parts,
+    version: Annotated[int, Path(ge=1, le=MAX_VERSION)],
+    label: Annotated[LabelText, Query(description="The name of a class of the version.")],
+    image: Annotated[
+        list[Digest] | None,
+        Query(max_length=_MAX_KEPT, description="Only images with these digests."),
+    ] = None,
+    offset: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+    limit: Annotated[int, Query(ge=1, le=_MAX_KEPT)] = _MAX_KEPT,
+) -> Response:
+    """Show images that a version keeps of a class: those to learn from, then those to judge by."""
+    store = serving.open_store()
+    manifest = store.manifest(version)
+    if label not in manifest.spec.classes:
+        raise NotOffered(f"version {version} has no class {label[:200]!r}")
+    kept = list(kept_images(store, manifest, label))
+    wanted = [one for one in kept if image is None or one.sha256 in image]
+    shown = [_kept_answer(one) for one in wanted[offset : offset + limit]]
+    answer = KeptAnswer(version=version, label=label, total=len(wanted), images=shown)
+    headers = {"Cache-Control": "no-store"}  # a class may be forgotten
+    return Response(answer.model_dump_json(), media_type=JSON, headers=headers)
+
+
+def _kept_answer(kept: KeptImage) -> KeptImageAnswer:
+    try:
+        shown = Thumbnail.of(kept.data)
+    except ImageRejected:
+        return KeptImageAnswer(sha256=kept.sha256, name=kept.name, type=None, data=None)
+    data = base64.b64encode(shown.data).decode()
+    return KeptImageAnswer(sha256=kept.sha256, name=kept.name, type=shown.type, data=data)
+
+
+@labelling.post("/corrections", responses=problems(409, 415, 422))
+def correct_image(request: Request, serving: Parts, body: CorrectionBody) -> CorrectionAnswer:
+    """Move an image that the channel's version keeps to another class, or take it out. The next
+    job learns it."""
+    store = serving.open_store()
+    head = store.head(serving.settings.channel)
+    if head is None:
+        raise NotReady("no version is served yet")
+    request.scope[FACTS].update(said=body.to or "taken out", image=body.image)
+    record = correct(
+        store,
+        store.resolve(head),
+        image=body.image,
+        label=body.label,
+        to=body.to,
+        actor=actor_of(request),
+        reason=body.reason,
+    )
+    return CorrectionAnswer(**describe_correction(record))
 
 
 def _judge(

@@ -233,13 +233,64 @@ class LeftLabel(BaseModel):
     why: str
 
 
+class CorrectionAnswer(BaseModel):
+    """A correction of the kept image with the digest `image`: it leaves the class `label` for `to`,
+    or, where `to` is null, for none."""
+
+    id: str
+    image: str
+    label: str
+    to: str | None
+    actor: str
+    reason: str
+    time: str
+
+
+class CorrectionBody(BaseModel):
+    """The kept image with the digest `image` leaves the class `label` for the class `to`; null: for
+    none. `to` equal to `label` takes back what was said before."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    image: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    label: LabelText
+    to: LabelText | None
+    reason: Annotated[str, Field(max_length=500)] = ""
+
+
+class KeptImageAnswer(BaseModel):
+    """An image that a version keeps: its digest and its name, and a picture of at most 96 pixels a
+    side in base64; null if it cannot be decoded."""
+
+    sha256: str
+    name: str
+    type: Literal["image/jpeg", "image/png"] | None
+    data: str | None
+
+
+class KeptAnswer(BaseModel):
+    """Images that a version keeps of a class; `total` counts all of them."""
+
+    version: int
+    label: str
+    total: int
+    images: list[KeptImageAnswer]
+
+
+class WaitingCorrection(CorrectionAnswer):
+    """A correction that the channel's head has not learnt. `why` says why it cannot be, if so."""
+
+    why: str | None
+
+
 class WaitingAnswer(BaseModel):
     """Labels that neither the channel's head nor its ancestors have used. `known` classes will be
-    extended, and `new` ones become a task."""
+    extended, and `new` ones become a task. Corrections come first, in a version of their own."""
 
     known: list[ClassCount]
     new: list[ClassCount]
     left: list[LeftLabel]
+    corrections: list[WaitingCorrection]
 
 
 class MeasuredAnswer(BaseModel):
@@ -253,7 +304,8 @@ class MeasuredAnswer(BaseModel):
 
 class JobVersionAnswer(BaseModel):
     """A version that a job has published. `refused` says why it was not promoted. `old_before` is
-    the parent's accuracy on the classes that it knew, and `old_after` the version's."""
+    the parent's accuracy on the classes that it knew, and `old_after` the version's. `corrected`
+    counts the kept images that it moved or took out."""
 
     version: int
     parent: int | None
@@ -263,6 +315,7 @@ class JobVersionAnswer(BaseModel):
     verdict: str
     new_classes: list[str]
     extended: list[str]
+    corrected: int
     old_before: MeasuredAnswer | None
     old_after: MeasuredAnswer | None
     new_after: MeasuredAnswer | None

@@ -1,4 +1,5 @@
-"""Run `dne-store inbox`: look at pictures that servers have kept, label and export them."""
+"""Run `dne-store inbox` and `relabel`: look at pictures that servers have kept, label and export
+them; correct images that versions keep."""
 
 from __future__ import annotations
 
@@ -9,19 +10,24 @@ from typing import Any, get_args
 
 from model_store.cli.command import (
     EXIT_OK,
+    Add,
     Subparsers,
+    add_channel_option,
+    add_reason_option,
     adder,
     current_actor,
     print_json,
     show_result,
 )
-from model_store.errors import WrongUsage
-from model_store.loop.describe import describe_item, describe_label
+from model_store.errors import ChannelNotFound, WrongUsage
+from model_store.loop.corrections import correct, find_corrections, image_named
+from model_store.loop.describe import describe_correction, describe_item, describe_label
 from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Inbox, Judgement
 from model_store.loop.index import STATES, Index, Order
 from model_store.loop.items import Item, open_index, read_items
 from model_store.loop.waiting import export_labelled
-from model_store.records.inbox import LabelRecord
+from model_store.records.inbox import CorrectionRecord, LabelRecord
+from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from model_store.tables import columns, counted, percent, printable, size
 
@@ -58,6 +64,85 @@ def add_inbox_command(commands: Subparsers) -> None:
     export.add_argument(
         "--out", metavar="DIR", type=Path, required=True, help="a folder that is new or empty"
     )
+
+
+def add_relabel_command(add: Add) -> None:
+    relabel = add(
+        "relabel",
+        _relabel,
+        help="move an image that versions keep to another class, or take it out; list what waits",
+    )
+    relabel.add_argument(
+        "image",
+        metavar="IMAGE",
+        nargs="?",
+        help="as the advice and the report name it: 'exemplar 32 of starfish' or 'held-out image 3 "
+        "of starfish'; without it, list the corrections that the next version learns",
+    )
+    goal = relabel.add_mutually_exclusive_group()
+    goal.add_argument(
+        "--to", metavar="NAME", help="the class that it is of; its own one takes back what was said"
+    )
+    goal.add_argument("--out", action="store_true", help="it is of no use: take it out")
+    add_channel_option(relabel)
+    add_reason_option(relabel, kept="with the correction")
+
+
+def _relabel(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    head = store.head(options.channel)
+    if head is None:
+        raise ChannelNotFound(f"channel {options.channel} names no version yet; promote one first")
+    manifest = store.resolve(head)
+    if options.image is None:
+        if options.to is not None or options.out:
+            raise WrongUsage("name the image that --to or --out is about")
+        return _list_corrections(store, manifest, as_json=options.json)
+    if options.to is None and not options.out:
+        raise WrongUsage("say --to NAME, or --out")
+    kept = image_named(store, manifest, options.image)
+    record = correct(
+        store,
+        manifest,
+        image=kept.sha256,
+        label=kept.entry.class_name,
+        to=options.to,
+        actor=current_actor(),
+        reason=options.reason,
+    )
+    if options.json:
+        print_json(describe_correction(record))
+        return EXIT_OK
+    print(f"{printable(kept.name)}: {_goal_of(record)}")
+    print("`dne-train add-task --from-inbox`, or Learn on the page /label, learns it")
+    return EXIT_OK
+
+
+def _list_corrections(store: Store, manifest: Manifest, *, as_json: bool) -> int:
+    found = find_corrections(store, manifest)
+    told = [(move.record, move.label, "") for move in found.waiting]
+    told += [(record, record.label, why) for record, why in found.left]
+    if as_json:
+        rows = [
+            {**describe_correction(record), "label": label, "why": why or None}
+            for record, label, why in told
+        ]
+        print_json({"version": manifest.version, "corrections": rows})
+        return EXIT_OK
+    if told:
+        table = [
+            (record.image[:12], label, _goal_of(record), record.actor, record.reason, why)
+            for record, label, why in told
+        ]
+        print(columns([("image", "class", "correction", "who", "reason", "left because"), *table]))
+    print(f"{counted(len(found.waiting), 'correction')} for the version after {manifest.version}")
+    return EXIT_OK
+
+
+def _goal_of(record: CorrectionRecord) -> str:
+    if record.to is None:
+        return "taken out"
+    return "stays" if record.to == record.label else f"is {printable(record.to)}"
 
 
 def _add_list(parser: argparse.ArgumentParser) -> None:

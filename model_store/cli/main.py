@@ -89,7 +89,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
             add_housekeeping_commands,
             add_mend_command,
         )
-        from model_store.cli.inbox_command import add_inbox_command
+        from model_store.cli.inbox_command import add_inbox_command, add_relabel_command
         from model_store.cli.key_commands import add_keys_command
         from model_store.cli.removal_commands import add_class_care_commands, add_removal_commands
 
@@ -99,6 +99,7 @@ def build_parser(*, quick: bool = False) -> argparse.ArgumentParser:
         add_mend_command(add)
         add_keys_command(subparsers)
         add_inbox_command(subparsers)
+        add_relabel_command(add)
     return parser
 
 

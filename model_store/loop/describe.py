@@ -11,7 +11,7 @@ from model_store.loop.items import Item
 from model_store.loop.jobs import Job
 from model_store.loop.waiting import WaitingLabels
 from model_store.records.describe import verdict
-from model_store.records.inbox import LabelRecord
+from model_store.records.inbox import CorrectionRecord, LabelRecord
 from model_store.records.jobs import MadeVersion
 from model_store.records.manifest import delta_of, total_bytes
 from model_store.store.store import Store
@@ -88,6 +88,7 @@ def _describe_version(made: MadeVersion, store: Store) -> dict[str, Any]:
         "parent": manifest.parent,
         "new_classes": list(manifest.new_classes),
         "extended": list(manifest.extended),
+        "corrected": manifest.corrected,
         "verdict": verdict(manifest),
         "reasons": list(gate.reasons) if gate else [],
         "old_before": _measured(accuracy.parent_old, old),
@@ -101,6 +102,7 @@ NOT_READ: dict[str, Any] = {
     "parent": None,
     "new_classes": [],
     "extended": [],
+    "corrected": 0,
     "reasons": [],
     "old_before": None,
     "old_after": None,
@@ -114,7 +116,16 @@ def describe_waiting(waiting: WaitingLabels) -> dict[str, Any]:
         "known": _counts(waiting.known),
         "new": _counts(waiting.new),
         "left": [{"label": name, "why": why} for name, why in waiting.left.items()],
+        "corrections": [
+            {**describe_correction(move.record), "label": move.label, "why": None}
+            for move in waiting.corrections.waiting
+        ]
+        + [{**describe_correction(one), "why": why} for one, why in waiting.corrections.left],
     }
+
+
+def describe_correction(record: CorrectionRecord) -> dict[str, Any]:
+    return record.model_dump(include={"id", "image", "label", "to", "actor", "reason", "time"})
 
 
 def _counts(labels: Mapping[str, Sized]) -> list[dict[str, Any]]:

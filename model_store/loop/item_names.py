@@ -22,6 +22,7 @@ PICTURES = f"{INBOX}/pictures"
 LABELS = f"{INBOX}/labels"
 USED = f"{INBOX}/used"
 REMOVED = f"{INBOX}/removed"
+CORRECTIONS = f"{INBOX}/corrections"
 MILLE = 1000
 NOT_KNOWN = "xxxx"
 EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png"}
@@ -33,6 +34,7 @@ _PICTURE = re.compile(
 _LABEL = re.compile(rf"{LABELS}/[0-9]{{8}}/({ITEM_ID})\.([0-9]{{8}})\.json")
 _ITEM = re.compile(rf"{ITEMS}/[0-9]{{8}}/({ITEM_ID})\.json")
 _REMOVED = re.compile(rf"{REMOVED}/[0-9]{{8}}/({ITEM_ID})")
+_CORRECTION = re.compile(rf"{CORRECTIONS}/({ITEM_ID})\.json")
 _USED = re.compile(rf"{USED}/([0-9]{{8}})\.json")
 
 
@@ -151,6 +153,16 @@ def label_of(name: str) -> tuple[str, int] | None:
 def removed_of(name: str) -> str | None:
     """Return the id in the name of a mark of a deleted item; None for any other name."""
     match = _REMOVED.fullmatch(name)
+    return match[1] if match else None
+
+
+def correction_name(correction: str) -> str:
+    return f"{CORRECTIONS}/{correction}.json"
+
+
+def correction_of(name: str) -> str | None:
+    """Return the id in the name of a correction; None for any other name."""
+    match = _CORRECTION.fullmatch(name)
     return match[1] if match else None
 
 

@@ -7,10 +7,11 @@ The labels of a version that was refused or rolled back wait again.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from model_store.errors import DataRejected, ItemNotFound, RecordInvalid, VersionDeleted, WrongUsage
+from model_store.loop.corrections import Corrections, find_corrections
 from model_store.loop.inbox import Inbox
 from model_store.loop.index import Index
 from model_store.loop.item_names import EXTENSIONS
@@ -37,15 +38,18 @@ class VersionPath:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingLabels:
     """Labelled items by class. `known` extend their classes, and `new` become a task. `left` maps
-    each other label to the reason why it has to wait."""
+    each other label to the reason why it has to wait. `corrections` are of images that are kept."""
 
     known: Mapping[str, tuple[LabelledItem, ...]] = field(default_factory=dict)
     new: Mapping[str, tuple[LabelledItem, ...]] = field(default_factory=dict)
     left: Mapping[str, str] = field(default_factory=dict)
+    corrections: Corrections = field(default_factory=Corrections)
 
     @property
     def items(self) -> int:
-        return sum(map(len, (*self.known.values(), *self.new.values())))
+        """Count the labels and corrections that can be learnt."""
+        labels = sum(map(len, (*self.known.values(), *self.new.values())))
+        return labels + len(self.corrections.waiting)
 
 
 def version_path(store: Store, manifest: Manifest | None) -> VersionPath:
@@ -74,7 +78,7 @@ def find_waiting(
     path = version_path(store, head)
     used_by = path.numbers | set(but_used_by)
     items = labelled_items(Inbox(store.objects), index, but_used_by=used_by)
-    return _sort_labels(items, path)
+    return replace(_sort_labels(items, path), corrections=find_corrections(store, head))
 
 
 def _sort_labels(items: Iterable[LabelledItem], path: VersionPath) -> WaitingLabels:

@@ -133,6 +133,7 @@ def _publish(
     draft = Draft.model_validate(
         {
             **kept,
+            "corrected": 0,
             "extended": (),  # that was done by the parent, and not again
             "deepened": (),
             "adapted": False,

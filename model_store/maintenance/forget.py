@@ -25,6 +25,7 @@ from model_store.layout import (
     shard_name,
     version_name,
 )
+from model_store.loop.corrections import forget_corrections
 from model_store.loop.inbox import Inbox
 from model_store.loop.item_names import REMOVED
 from model_store.loop.items import forget_items, items_of_class, open_index
@@ -291,6 +292,7 @@ def _forget_all(store: Store, class_name: str, *, actor: str, reason: str) -> Fo
         manifests = read_all_manifests(store)  # a version that came meanwhile may name more
     for name in names.every:
         drop_advice_on(store, manifests, name)
+    forget_corrections(store, names.every)
     report = _report(store, manifests, names, gone, items=items)
     cache_files, not_deleted = drop_runs(store.location)
     return replace(

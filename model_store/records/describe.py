@@ -56,6 +56,7 @@ def details(manifest: Manifest, *, parent: Draft | None) -> dict[str, Any]:
         "retired": list(manifest.retired),
         "parents": dict(manifest.hierarchy.parents) if manifest.hierarchy else {},
         "extended": list(manifest.extended),
+        "corrected": manifest.corrected,
         "deepened": list(manifest.deepened),
         "adapted": manifest.adapted,
         "shards": _shards(manifest.shards),
@@ -101,6 +102,9 @@ def change(manifest: Manifest, parent: Draft | None) -> str:
         return f"adapted the first expert to {_some(manifest.classes)}"
     if manifest.deepened:
         return f"learnt an expert for {_some(manifest.deepened)}"
+    if manifest.corrected:
+        images = counted(manifest.corrected, "image")
+        return f"corrected {images} of {_some(manifest.extended)}"
     if manifest.extended:
         return f"extended {_some(manifest.extended)} with more images"
     if parent is None and manifest.parent is not None and manifest.metrics.gate is None:

@@ -121,6 +121,24 @@ class LabelRecord(Record):
         return self
 
 
+class CorrectionRecord(Record):
+    """`inbox/corrections/<id>.json`: what somebody says of an image that versions keep. The newest
+    one on an image and its class counts."""
+
+    format: Literal[1] = FORMAT
+    id: _ItemId
+    image: Sha256
+    """The digest of the encoded image, as its shard has it."""
+    label: Annotated[str, Field(min_length=1, max_length=200)]
+    """The class that the image was kept of."""
+    to: Annotated[str, Field(min_length=1, max_length=200)] | None
+    """The class that it is of: `label` takes back what was said before. None: it is of no use."""
+    actor: Text
+    reason: Text
+    time: Timestamp
+    transaction: Transaction
+
+
 class UsedRecord(Record):
     """`inbox/used/<version>.json`: the label records that a version was taught with."""
 

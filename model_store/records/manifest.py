@@ -185,6 +185,9 @@ class Draft(Record):
     """Classes that are never answered any more. They keep their places among the logits."""
     extended: tuple[str, ...] = ()
     """Classes that got more images in this version, which then has no new task."""
+    corrected: Annotated[Count, LATER] = 0
+    """Kept images that this version moved to another class or took out; their classes are the
+    extended ones."""
     deepened: Annotated[tuple[str, ...], LATER] = ()
     """Tasks that an expert was learnt for in this version, which then has no new task."""
     adapted: Annotated[bool, LATER] = False
@@ -241,6 +244,8 @@ class Draft(Record):
             raise ValueError("the extended classes are not distinct classes of the tasks")
         if self.extended and self.parent is None:
             raise ValueError("a first version extends nothing")
+        if self.corrected and not self.extended:
+            raise ValueError("images were corrected, and no class was")
         return self
 
     def _check_deepened(self) -> None:

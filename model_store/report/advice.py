@@ -44,10 +44,13 @@ Points = Annotated[float, Field(ge=-1, le=1)]
 
 
 class AdvisedImage(Record):
-    """An image of the run, by its name in the data, and by its id if it is of the inbox."""
+    """An image of the run, by its name in the data, by its id if it is of the inbox, and by the
+    digest that it has if the store keeps it."""
 
     name: Annotated[str, Field(max_length=MAX_NAME)]
     item: Annotated[str, Field(pattern=f"^{ITEM_ID}$")] | None = None
+    kept: Annotated[Sha256 | None, Field(exclude_if=lambda kept: kept is None)] = None
+    """Left out where it is not known: advice that is older than the member keeps its bytes."""
 
 
 class ClassAdvice(Record):

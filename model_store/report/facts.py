@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from model_store.codec import read_kept
 from model_store.preprocess import Thumbnail
 from model_store.records.describe import gate_of, verdict
 from model_store.records.manifest import ClassImages, Manifest, Scalar
@@ -26,6 +25,7 @@ from model_store.report.record import (
     VersionReport,
     count_right,
 )
+from model_store.store.shard import read_kept
 from model_store.store.store import Store
 from model_store.worth import proposal
 

@@ -11,18 +11,22 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from model_store.errors import ShardCorrupt
-from model_store.records.manifest import Draft, ShardKind, ShardRef
+from model_store.errors import KeptTooLarge, RecordInvalid, ShardCorrupt
+from model_store.records.manifest import ClassImages, Draft, ShardKind, ShardRef
 from model_store.spec import Shape, statistics_tensors
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_TENSORS = 10_000
 FINITE_CHUNK_BYTES = 1 << 18  # stays in the processor's cache: twice as fast as all at once
 ITEM_BYTES = {"F32": 4, "U8": 1, "I64": 8}
+
+
+MAX_KEPT_BYTES = 64 << 20
+"""The largest shard of a class's images that is read to show a few of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,23 @@ def image_bounds(data: bytes, layout: Mapping[str, Stored]) -> list[tuple[int, i
     if any(end <= start for start, end in bounds):
         raise ValueError("its offsets do not rise")
     return [(content.start + start, content.start + end) for start, end in bounds]
+
+
+def decode_images(data: bytes, *, count: int) -> list[bytes]:
+    """Return the first `count` encoded images of a checked shard."""
+    bounds = image_bounds(data, read_layout(data))
+    if count > len(bounds):
+        raise RecordInvalid("the manifest", f"it names {count} images of a shard of {len(bounds)}")
+    return [data[start:end] for start, end in bounds[:count]]
+
+
+def read_kept(read: Callable[[ShardRef], bytes], entry: ClassImages) -> list[bytes]:
+    """Read the kept images of a class. Raise KeptTooLarge where they are too large to be shown."""
+    if entry.shard.bytes > MAX_KEPT_BYTES:
+        raise KeptTooLarge(f"the kept images of {entry.class_name!r} are too large to be shown")
+    data = read(entry.shard)
+    check_shard(entry.shard, data, expected=None)
+    return decode_images(data, count=entry.count)
 
 
 def _header_entries(header: bytes) -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from model_store.loop.inbox import Inbox
 from model_store.report.advice import (
     Advice,
@@ -15,9 +17,13 @@ from model_store.report.advice import (
 )
 from model_store.store.store import Store
 from tests.e2e.browsing import NEEDS_CHROMIUM, playwright, watching
+from tests.e2e.test_teach_page import COLOURS, picture
 from tests.live_server import TOKEN, live_server
 from tests.model_store.loop.items import add_item
 from tests.trained_store import TrainedStore
+from tests.trainer.folders import Listening, asked
+from trainer.add_task import add_task
+from trainer.request import NetworkShape, PretrainedFile
 
 pytestmark = NEEDS_CHROMIUM
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -56,3 +62,48 @@ def test_a_person_reads_what_would_help_and_sees_the_pictures(
         )
         playwright.expect(told.nth(2).get_by_role("img", name=item)).to_be_visible()
         assert page.locator("#advice img").count() == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_wrong_label_is_seen_and_corrected_and_learnt(
+    browser: playwright.Browser, trained_copy: TrainedStore, tmp_path: Path
+) -> None:
+    """From the advice of the real trainer to a version without the error, by clicks."""
+    folder, store = tmp_path / "wrong", tmp_path / "models"
+    for colour in COLOURS:
+        (folder / colour).mkdir(parents=True)
+        for seed in range(16):
+            (folder / colour / f"{seed:02}.png").write_bytes(picture(colour, seed))
+    for seed in range(90, 92):
+        (folder / "red" / f"{seed:02}.png").write_bytes(picture("blue", seed))
+    request = asked(
+        store,
+        folder,
+        memory=300,
+        shape=NetworkShape(),
+        pretrained=PretrainedFile(file=trained_copy.folder / "vit.safetensors", normalise="half"),
+    )
+    add_task(request, progress=Listening())
+    with live_server(store, with_trainer=True) as live:
+        live.wait_until_ready()
+        with watching(browser, live.url, path=f"/label#token={TOKEN}") as watched:
+            page = watched.page
+            cards = page.get_by_role("list", name="Images to look at").locator(":scope > li")
+            wrong = cards.filter(has_text="labelled red · looks like blue")
+            playwright.expect(wrong).to_have_count(2)
+            playwright.expect(wrong.first.get_by_role("img")).to_be_visible()
+            wrong.first.get_by_role("button", name="It is blue").click()
+            playwright.expect(wrong.first).to_contain_text("Will be blue.")
+            wrong.nth(1).get_by_role("button", name="Take it out").click()
+            playwright.expect(wrong.nth(1)).to_contain_text("Will be taken out.")
+            playwright.expect(page.get_by_text("2 corrections wait")).to_be_visible()
+            page.get_by_role("button", name="Learn…").click()
+            page.get_by_role("dialog").get_by_role("button", name="Learn").click()
+            verdict = page.get_by_role("group", name="Verdict")
+            playwright.expect(verdict).to_contain_text("Version 2 was promoted", timeout=240_000)
+            playwright.expect(verdict).to_contain_text("2 images corrected of")
+            playwright.expect(page.get_by_text("No label waits for learning.")).to_be_visible()
+    manifest = Store.open(str(store)).manifest(2)
+    assert manifest.corrected == 2
+    assert manifest.tasks == Store.open(str(store)).manifest(1).tasks

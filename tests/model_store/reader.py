@@ -14,7 +14,14 @@ MANIFEST = {"calibration", "classifier", "created", "digest", "extended", "forma
             "memory", "metrics", "network", "parent", "parent_digest", "preprocessing", "retired",
             "signature", "software", "tasks", "transaction", "unknown", "version"}  # fmt: skip
 UNSIGNED = {"signature"}  # channel records that nobody signed do not have it
-LEFT_OUT = {"adapted", "deepened", "doubt", "hierarchy", "statistics"}  # most do not have these
+LEFT_OUT = {
+    "adapted",
+    "corrected",
+    "deepened",
+    "doubt",
+    "hierarchy",
+    "statistics",
+}  # most do not have these
 ITEMS = {"F32": (4, "f"), "U8": (1, "B"), "I64": (8, "q")}
 
 

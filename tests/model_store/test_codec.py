@@ -15,18 +15,12 @@ import pytest
 import torch
 from safetensors.numpy import load, save
 
-from model_store.codec import (
-    decode_images,
-    encode_classifier,
-    encode_expert,
-    encode_images,
-    load_network,
-)
+from model_store.codec import encode_classifier, encode_expert, encode_images, load_network
 from model_store.errors import ShardCorrupt
 from model_store.network.expert import Expert
 from model_store.network.network import Network
 from model_store.records.manifest import Draft, Preprocessing, ShardRef, geometry_of, task_record
-from model_store.store.shard import check_shard, expected_tensors, shard_ref
+from model_store.store.shard import check_shard, decode_images, expected_tensors, shard_ref
 from tests.model_store.networks import IN_SEQUENCE, grown, images, task
 
 Shards = dict[str, bytes]

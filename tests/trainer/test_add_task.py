@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from model_store.codec import decode_images, load_network
+from model_store.codec import load_network
 from model_store.errors import DataRejected, DneError, Interrupted, WrongUsage
 from model_store.maintenance.forget import forget_class
 from model_store.network.expert import Expert
 from model_store.preprocess import read_pixels
 from model_store.records.manifest import ClassImages, delta_of, total_bytes
+from model_store.store.shard import decode_images
 from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, learn, write_classes
 from trainer.base import base_of
@@ -83,7 +84,17 @@ def test_the_answer_is_the_one_the_design_promises(
         *("version", "parent", "tasks", "classes", "new_classes", "accuracy", "promoted"),
         *("refused", "delta_bytes", "total_bytes", "memory_bytes", "seconds"),
         *("calibration", "unknown", "gate"),
-        *("extended", "forecast", "judged", "verdict", "notes", "deepened", "adapted", "deeper"),
+        *(
+            "extended",
+            "corrected",
+            "forecast",
+            "judged",
+            "verdict",
+            "notes",
+            "deepened",
+            "adapted",
+            "deeper",
+        ),
         *("advice", "served"),
     }
     assert (facts["version"], facts["parent"]) == (2, 1)

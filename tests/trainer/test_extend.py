@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from model_store.codec import decode_images, load_network
+from model_store.codec import load_network
 from model_store.errors import DataRejected, Interrupted, WrongUsage
 from model_store.maintenance.edit_classes import Care, rename_class
 from model_store.records.manifest import ClassImages, Manifest, delta_of
+from model_store.store.shard import decode_images
 from model_store.store.store import Store
 from tests.trainer.folders import SHAPE, Listening, asked, pixels_of, write_classes
 from trainer.add_task import add_task

@@ -6,6 +6,7 @@ images, and would take every label for right. N images, W channels of that slice
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from trainer.data.task_data import TaskData
 from trainer.embeddings.cache import EmbeddingCache
 from trainer.learning.student import Learnt, Student
 
+_MOST_SHOWN = 24
+"""The label errors that people see with their pictures."""
 _FEWEST_CONFUSED = 2
 """One image that is taken for another class is not a confusion yet."""
 
@@ -309,12 +312,12 @@ class _Study:
         chosen = np.flatnonzero(doubted.suspected_M)
         listed = tuple(
             Suspect(
-                image=_named(self.images, int(doubted.rows_M[place])),
+                image=_named(self.images, int(doubted.rows_M[place]), shows=rank < _MOST_SHOWN),
                 class_name=self.names[self.labels_N[doubted.rows_M[place]]],
                 likelier=self.names[doubted.answers_M[place]],
                 score=float(doubted.score_M[place]),
             )
-            for place in chosen[:MAX_LISTED]
+            for rank, place in enumerate(chosen[:MAX_LISTED])
         )
         return listed, len(chosen)
 
@@ -324,9 +327,11 @@ class _Study:
                 class_name=self.names[pair.label],
                 taken_for=self.names[pair.taken_for],
                 count=len(pair.rows),
-                images=tuple(_named(self.images, int(row)) for row in pair.rows[:LOOKED_AT]),
+                images=tuple(
+                    _named(self.images, int(row), shows=rank == 0) for row in pair.rows[:LOOKED_AT]
+                ),
             )
-            for pair in confusions(self.left_out, self.labels_N)[:MAX_LISTED]
+            for rank, pair in enumerate(confusions(self.left_out, self.labels_N)[:MAX_LISTED])
         )
 
 
@@ -339,21 +344,24 @@ def _copies(at_hand: AtHand) -> tuple[tuple[Copy, ...], int]:
     )
     listed = tuple(
         Copy(
-            judged=_named(at_hand.judged, pair.judged),
-            learnt=_named(at_hand.learnt, pair.learnt),
+            judged=_named(at_hand.judged, pair.judged, shows=rank < LOOKED_AT),
+            learnt=_named(at_hand.learnt, pair.learnt, shows=rank < LOOKED_AT),
             class_name=at_hand.judged.classes[at_hand.judged.labels_N[pair.judged]],
             bits=pair.bits,
         )
-        for pair in pairs[:MAX_LISTED]
+        for rank, pair in enumerate(pairs[:MAX_LISTED])
     )
     return listed, len(pairs)
 
 
-def _named(images: LabelledImages, row: int) -> AdvisedImage:
+def _named(images: LabelledImages, row: int, *, shows: bool = True) -> AdvisedImage:
+    """Name an image. To write it as the store keeps it takes milliseconds: `shows` is for images
+    that people will look at."""
     name = images.names[row]
     stem = PurePosixPath(name).stem
     item = stem if re.fullmatch(ITEM_ID, stem) else None
-    return AdvisedImage(name=item or _short(name), item=item)
+    kept = hashlib.sha256(images.pictures.encoded(row)).hexdigest() if shows else None
+    return AdvisedImage(name=item or _short(name), item=item, kept=kept)
 
 
 def _short(name: str) -> str:

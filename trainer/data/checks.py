@@ -115,6 +115,42 @@ def refuse_no_images(images: LabelledImages, listing: Listing, *, setting: str, 
         raise WrongUsage(f"`{setting}={shown(listing.folder)}` holds no images to {to}")
 
 
+_FEW_DOUBLES = 0.01
+"""A smaller share of images in two classes is noise of a large set; a larger one is a mistake."""
+
+
+def without_doubles(
+    images: LabelledImages, *, skip_bad: bool, progress: Progress
+) -> LabelledImages:
+    """Refuse the same picture in two classes. Leave such pictures out with `skip_bad`, and only
+    name them where they are few among many."""
+    first: dict[bytes, int] = {}
+    doubles: dict[int, int] = {}
+    for row, digest in enumerate(images.pictures.digests()):
+        other = first.setdefault(digest, row)
+        if images.labels_N[other] != images.labels_N[row]:
+            doubles[row] = other
+    if not doubles:
+        return images
+    row, other = next(iter(doubles.items()))
+    pairs = counted(len(doubles), "picture is", "pictures are")
+    said = (
+        f"{pairs} in two classes: {images.names[row]} of {images.classes[images.labels_N[row]]!r} "
+        f"and {images.names[other]} of {images.classes[images.labels_N[other]]!r} are the same"
+    )
+    if skip_bad:
+        gone = {*doubles, *doubles.values()}
+        progress.note(f"left out: {said}")
+        stays = [row for row in range(len(images)) if row not in gone]
+        return images.take(np.array(stays, dtype=np.int64))
+    if len(doubles) < _FEW_DOUBLES * len(images):
+        progress.note(f"note: {said}")
+        return images
+    raise DataRejected(
+        f"{said}: take such pictures out of one class, or leave them out with `skip_bad`"
+    )
+
+
 def without_known(
     images: LabelledImages, known: LabelledImages, progress: Progress
 ) -> LabelledImages:

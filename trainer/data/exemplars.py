@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.codec import decode_images, encode_images
+from model_store.codec import encode_images
 from model_store.records.manifest import ClassImages, Preprocessing, ShardKind, ShardRef
-from model_store.store.shard import check_shard, shard_ref
+from model_store.store.shard import check_shard, decode_images, shard_ref
 from trainer.data.folders import LabelledImages
 from trainer.data.pictures import Pictures, StoredImage, in_threads
 

@@ -131,6 +131,16 @@ class LabelledImages:
             groups=groups,
         )
 
+    def labelled(self, labels_N: NDArray[np.int64]) -> LabelledImages:
+        """Give the same images these labels."""
+        return LabelledImages(
+            classes=self.classes,
+            pixels_NHWC=self.pictures,
+            labels_N=labels_N,
+            names=self.names,
+            groups=self.groups,
+        )
+
     def rows_of(self, class_name: str) -> NDArray[np.int64]:
         return np.flatnonzero(self.labels_N == self.classes.index(class_name)).astype(np.int64)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from model_store.errors import DataRejected
+from model_store.errors import CorrectionRefused, DataRejected
+from model_store.loop.corrections import Move
 from model_store.records.hierarchy import Hierarchy
 from model_store.records.manifest import ClassImages, ClassTokens, Preprocessing, Scalar
 from trainer.base import Base
@@ -17,6 +19,7 @@ from trainer.data.checks import (
     refuse_no_images,
     refuse_small_classes,
     refuse_unknown_classes,
+    without_doubles,
     without_known,
 )
 from trainer.data.exemplars import recall, set_aside
@@ -90,6 +93,10 @@ class TaskData:
     """The digest of the images of the folder, as they are read; None without a folder."""
     split: Split | None = None
     """How the new images were split; None without new images."""
+    gone: LabelledImages | None = None
+    """Images that the statistics of their class have counted, and that were taken out of it."""
+    corrected: int = 0
+    """Kept images that were moved to another class or taken out."""
 
     @property
     def exemplars(self) -> int:
@@ -115,6 +122,7 @@ def read_task_data(
     images = read_images(
         listing, preprocessing=preprocessing, skip_bad=request.skip_bad, progress=progress
     )
+    images = without_doubles(images, skip_bad=request.skip_bad, progress=progress)
     if request.extend:
         refuse_no_images(images, listing, setting="data", to="learn from")
         images = without_known(images, join(memory, old_held_out), progress)
@@ -208,6 +216,65 @@ def recall_task_data(
         retired=base.parent.retired,
         statistics=_kept_statistics(base),
         hierarchy=base.parent.hierarchy,
+    )
+
+
+def corrected_task_data(
+    base: Base, moves: Sequence[Move], *, request: Learning, progress: Progress
+) -> TaskData:
+    """Take the images of all classes from the store, with those that were corrected in their right
+    classes. Images that have come to a class count as new."""
+    data = recall_task_data(base, names=(), judge=None, request=request, progress=progress)
+    by_place = {(move.record.image, move.label): move for move in moves}
+    learnt = _corrected(data.for_training, by_place)
+    judged = _corrected(data.judged_by, by_place)
+    for name in {move.label for move in moves}:
+        if not any(len(part.rows_of(name)) for part in (learnt.left, learnt.moved)):
+            raise CorrectionRefused(
+                f"the corrections take the last image to learn from away from {name!r}: take one "
+                "of them back, or `dne-store retire-class` takes the class away"
+            )
+    return replace(
+        data,
+        for_training=join(learnt.moved, learnt.left),
+        new_images=len(learnt.moved),
+        new_held_out=join(judged.moved, judged.left),
+        judged_by=join(judged.moved, judged.left),
+        gone=learnt.gone,
+        corrected=len(learnt.gone) + len(judged.gone),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Corrected:
+    """Images that stay where they are, those that have come to another class, labelled so, and all
+    that have left a class, labelled as before."""
+
+    left: LabelledImages
+    moved: LabelledImages
+    gone: LabelledImages
+
+
+def _corrected(images: LabelledImages, moves: Mapping[tuple[str, str], Move]) -> _Corrected:
+    files = (images.pictures.encoded(row) for row in range(len(images)))
+    places = [
+        (hashlib.sha256(file).hexdigest(), images.classes[label])
+        for file, label in zip(files, images.labels_N, strict=True)
+    ]
+    goals = {row: moves[place].record.to for row, place in enumerate(places) if place in moves}
+    there = {place for row, place in enumerate(places) if row not in goals}
+    moved: list[int] = []
+    for row, goal in goals.items():
+        if goal is not None and (places[row][0], goal) not in there:
+            there.add((places[row][0], goal))  # a copy comes once
+            moved.append(row)
+    stays = [row for row in range(len(images)) if row not in goals]
+    came = images.take(np.array(moved, dtype=np.int64))
+    labels = [images.classes.index(str(goals[row])) for row in moved]
+    return _Corrected(
+        left=images.take(np.array(stays, dtype=np.int64)),
+        moved=came.labelled(np.array(labels, dtype=np.int64)),
+        gone=images.take(np.array(list(goals), dtype=np.int64)),
     )
 
 

@@ -70,6 +70,23 @@ def merge(one: ClassStatistics, other: ClassStatistics) -> ClassStatistics:
     )
 
 
+def take_out(statistics: ClassStatistics, embeddings_NW: NDArray[np.floating]) -> ClassStatistics:
+    """Compute the statistics without some of the embeddings that they have counted; at least one
+    embedding is left."""
+    gone = accumulate(embeddings_NW)
+    count = statistics.count - gone.count
+    mean_W = (statistics.count * statistics.mean_W - gone.count * gone.mean_W) / count
+    apart_W = np.sqrt(count * gone.count / statistics.count) * (mean_W - gone.mean_W)
+    away_RW = np.concatenate([gone.factor_RW, apart_W[None]])
+    _, _, axes_KW = np.linalg.svd(
+        np.concatenate([statistics.factor_RW, away_RW]), full_matrices=False
+    )
+    before, away = statistics.factor_RW @ axes_KW.T, away_RW @ axes_KW.T
+    values, vectors = np.linalg.eigh(before.T @ before - away.T @ away)
+    rows_KW = np.sqrt(np.maximum(values, 0.0))[:, None] * (vectors.T @ axes_KW)
+    return ClassStatistics(count=count, mean_W=mean_W, factor_RW=factor_of(rows_KW, count=count))
+
+
 def encode(statistics: ClassStatistics) -> bytes:
     """Write the statistics as a shard. The count is not in it: the manifest has the count."""
     return save(

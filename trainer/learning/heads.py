@@ -16,7 +16,7 @@ from trainer.data.folders import LabelledImages
 from trainer.data.groups import numbers_of
 from trainer.data.task_data import TaskData
 from trainer.embeddings.cache import EmbeddingCache, Floats
-from trainer.embeddings.statistics import ClassStatistics, Gathered, decode, gather
+from trainer.embeddings.statistics import ClassStatistics, Gathered, decode, gather, take_out
 from trainer.evaluation.price import NO_PRICE, Price, price_of
 from trainer.fitting.choice import Choice
 from trainer.growth.carried import carry
@@ -68,6 +68,8 @@ class HeadFit:
         known = self._known_statistics(width)
         if student.aim == "adaptation":
             known = self._carried(known, tokens_NW)
+        taken_out = self._taken_out(known, cache, width)
+        known = {**known, **taken_out}
         gathered = gather(
             tokens_NW,
             self.images.labels_N,
@@ -89,7 +91,10 @@ class HeadFit:
         return Learnt(
             cache=cache,
             training={**figures, **_told(fitted.choice, student.network.spec)},
-            statistics={**(known if student.aim == "adaptation" else {}), **gathered.changed},
+            statistics={
+                **(known if student.aim == "adaptation" else taken_out),
+                **gathered.changed,
+            },
             tokens_NW=gathered.embeddings_NV,
             labels_N=gathered.labels_N,
             real_N=gathered.real_N,
@@ -97,6 +102,19 @@ class HeadFit:
             price=self._price(fitted, given),
             fitted_on=self._fitted_on(given, fitted.choice),
         )
+
+    def _taken_out(
+        self, known: Mapping[str, ClassStatistics], cache: EmbeddingCache, width: int
+    ) -> dict[str, ClassStatistics]:
+        """Take images that left their class out of its statistics."""
+        gone = self.data.gone
+        left: dict[str, ClassStatistics] = {}
+        for name in known if gone is not None else ():
+            assert gone is not None
+            rows = gone.rows_of(name)
+            if len(rows):
+                left[name] = take_out(known[name], cache.embeddings(gone.take(rows))[:, :width])
+        return left
 
     def _price(self, fitted: Fitted, given: Given) -> Price:
         """Estimate what more classes cost the old ones. Images that belong together count once."""

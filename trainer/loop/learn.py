@@ -1,7 +1,9 @@
-"""Learn from all labels of the inbox that neither the channel's head nor its ancestors have used.
+"""Learn from all labels of the inbox that neither the channel's head nor its ancestors have used,
+and from corrections of kept images.
 
-First, images of known classes extend these classes, in a version of their own. Then new names
-become a task, in the next version: it is learnt with the new images of known classes in the memory.
+First come the corrections, in a version of their own, which fits the classifier again. Then images
+of known classes extend these classes, in the next version. Then new names become a task: it is
+learnt with the new images of known classes in the memory.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from model_store.errors import (
     RecordInvalid,
     WrongUsage,
 )
+from model_store.loop.corrections import Corrections, classes_moved
 from model_store.loop.inbox import Inbox
 from model_store.loop.items import LabelledItem, in_threads, open_index, used_labels
 from model_store.loop.waiting import (
@@ -35,7 +38,7 @@ from model_store.records.inbox import ItemRecord
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from model_store.tables import counted
-from trainer.add_task import add_task
+from trainer.add_task import add_task, correct_images
 from trainer.base import base_of
 from trainer.data.folders import ClassFolder, Listing
 from trainer.progress import Progress
@@ -157,6 +160,8 @@ def learn_from_inbox(
     waiting = find_waiting(store, index, head=head, but_used_by=but_used_by)
     _note_waiting(waiting, head, progress)
     run = _InboxRun(store=store, request=request, progress=progress, on_published=on_published)
+    if any(store.manifest(version).corrected for version in but_used_by):
+        waiting = replace(waiting, corrections=Corrections())  # they were learnt, and refused
     outcomes = run.learn(waiting)
     if not outcomes:
         raise NothingToLearn(_why_nothing(waiting, request))
@@ -165,7 +170,7 @@ def learn_from_inbox(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InboxRun:
-    """One run: an extension, if there is one, and then a task, if there is one."""
+    """One run: corrections, an extension and a task, as far as there are any."""
 
     store: Store
     request: AddTask
@@ -173,8 +178,26 @@ class _InboxRun:
     on_published: Callable[[Manifest], None]
 
     def learn(self, waiting: WaitingLabels) -> list[Outcome]:
+        corrected = self._correct(waiting)
         extended = self._extend(waiting)
-        return extended + self._learn(waiting.new, self.request, fewest=FEWEST_OF_NEW)
+        added = self._learn(waiting.new, self.request, fewest=FEWEST_OF_NEW)
+        return corrected + extended + added
+
+    def _correct(self, waiting: WaitingLabels) -> list[Outcome]:
+        """Fit the classifier again, with kept images in their right classes or taken out."""
+        moves = waiting.corrections.waiting
+        if not moves:
+            return []
+        names = classes_moved(moves)
+        self.progress.note(f"corrected: {counted(len(moves), 'image')} of {', '.join(names)}")
+        request = replace(_extension(self.request), on_published=self.on_published)
+        try:
+            return [correct_images(request, moves, progress=self.progress)]
+        except (DataRejected, WrongUsage) as error:
+            if not (waiting.known or waiting.new):
+                raise
+            self.progress.note(f"no correction: {error}")
+            return []
 
     def _extend(self, waiting: WaitingLabels) -> list[Outcome]:
         """Extend known classes. Go on with the task if they cannot be extended: there is no new
@@ -182,7 +205,7 @@ class _InboxRun:
         try:
             return self._learn(waiting.known, _extension(self.request))
         except (DataRejected, WrongUsage) as error:
-            if not waiting.new:
+            if not (waiting.new or waiting.corrections.waiting):
                 raise
             self.progress.note(f"no extension: {error}")
             return []
@@ -250,6 +273,8 @@ def _note_waiting(waiting: WaitingLabels, head: Manifest | None, progress: Progr
             progress.note(f"from the inbox, {kind} {counts}")
     for name, why in waiting.left.items():
         progress.note(f"left in the inbox: {name!r}: {why}")
+    for correction, why in waiting.corrections.left:
+        progress.note(f"left: the correction of an image of {correction.label!r}: {why}")
     for note in notes_on_look_alikes(waiting.left, known=head.classes if head else ()):
         progress.note(f"note: {note}")
 

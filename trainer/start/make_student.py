@@ -53,6 +53,11 @@ def make_student(base: Base, *, request: AddTask, new: Listing, progress: Progre
     )
 
 
+def make_correcting(base: Base, *, request: AddTask, classes: tuple[str, ...]) -> Student:
+    """Load the parent's network, whose heads change with the images of some classes."""
+    return _make_extending(base, request=request, classes=classes)
+
+
 def make_deepening(base: Base, *, heads: int, request: Learning) -> Student:
     """Load the parent's network, and give its tasks without an expert one of so many heads."""
     assert base.parent is not None

@@ -378,6 +378,8 @@ def _done(manifest: Manifest) -> str:
         )
     if manifest.deepened:
         return f"an expert for {', '.join(manifest.deepened)}"[:MAX_REASON]
+    if manifest.corrected:
+        return f"corrected images of {', '.join(manifest.extended)}"[:MAX_REASON]
     if manifest.extended:
         return f"more images of {', '.join(manifest.extended)}"[:MAX_REASON]
     return f"task {manifest.tasks[-1].name} was learnt"

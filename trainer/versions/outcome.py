@@ -53,6 +53,7 @@ class Outcome:
             "classes": len(manifest.classes),
             "new_classes": list(manifest.new_classes),
             "extended": list(manifest.extended),
+            "corrected": manifest.corrected,
             "deepened": list(manifest.deepened),
             "adapted": manifest.adapted,
             "accuracy": manifest.metrics.accuracy.model_dump(),

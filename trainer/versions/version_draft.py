@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from model_store import __version__
-from model_store.codec import decode_images, encode_classifier, encode_expert
+from model_store.codec import encode_classifier, encode_expert
 from model_store.records.manifest import (
     ClassImages,
     ClassTokens,
@@ -23,7 +23,7 @@ from model_store.records.manifest import (
 )
 from model_store.records.quality import TrainingRun
 from model_store.records.sealing import timestamp
-from model_store.store.shard import shard_ref
+from model_store.store.shard import decode_images, shard_ref
 from trainer.base import Base
 from trainer.data.exemplars import keep, merged, shrink
 from trainer.data.folders import LabelledImages
@@ -98,6 +98,7 @@ def draft_version(
         held_out=held_out,
         statistics=statistics,
         extended=student.new_classes if student.aim == "extension" else (),
+        corrected=data.corrected,
         deepened=_deepened(student),
         adapted=student.aim == "adaptation",
         retired=data.retired,
@@ -142,7 +143,10 @@ def _images_to_keep(
         held, kind="held-out", rows_by_class=rows_by_class, cache=cache, student=student
     )
     shards = {**memory_shards, **held_shards}
-    return merged(older, memory), merged(base.held_out, held_out), shards
+    # A class may have lost the last image to judge by to another one.
+    gone = set(student.new_classes) - {entry.class_name for entry in held_out}
+    before = [entry for entry in base.held_out if entry.class_name not in gone]
+    return merged(older, memory), merged(before, held_out), shards
 
 
 def _tasks(

@@ -38,6 +38,8 @@ SCOPES = {
     "/live": Permission.READ,
     "/classes": Permission.READ,
     "/classes/examples": Permission.LABEL,
+    "/corrections": Permission.LABEL,
+    "/versions/{version}/kept": Permission.LABEL,
     "/metrics": Permission.READ,
     "/rollback": Permission.ADMIN,
     "/promote": Permission.ADMIN,

@@ -86,6 +86,8 @@ def test_every_route_is_documented_with_its_problems(document: dict[str, Any]) -
         "/versions/{version}/report/images/{image}",
         "/classes",
         "/classes/examples",
+        "/corrections",
+        "/versions/{version}/kept",
         "/rollback",
         "/promote",
         "/resume",

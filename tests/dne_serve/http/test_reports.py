@@ -15,12 +15,12 @@ from PIL import Image
 
 from dne_serve.access.permission import new_token
 from dne_serve.http import pages
-from model_store import codec
-from model_store.codec import decode_images, encode_images
+from model_store.codec import encode_images
 from model_store.maintenance.forget import forget_class
 from model_store.records.manifest import ClassImages, Draft, Manifest
 from model_store.records.quality import Gate, JudgedImage, Metrics
-from model_store.store.shard import shard_ref
+from model_store.store import shard
+from model_store.store.shard import decode_images, shard_ref
 from model_store.store.store import Store
 from tests.live_server import Live, assert_problem, live_server
 from tests.tiny_versions import flip_last_bit, publish_tiny
@@ -59,7 +59,7 @@ def test_a_refused_version_tells_why_and_what_it_got_wrong(
 def test_a_shard_that_is_too_large_is_not_read_for_a_picture(
     trained: Live, trained_store: TrainedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codec, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(shard, "MAX_KEPT_BYTES", 10)
     number = told(trained, trained_store.refused)["pictures"][0]["number"]
     answer = trained.http.get(f"/versions/{trained_store.refused}/report/images/{number}")
     assert_problem(answer, 404, says="too large to be shown")

@@ -14,11 +14,11 @@ import pytest
 from PIL import Image
 
 from dne_serve.loop.routes import MAX_EXAMPLES
-from model_store import codec
 from model_store.cli.main import main as dne_store
-from model_store.codec import decode_images
 from model_store.maintenance.forget import forget_class
 from model_store.preprocess import THUMBNAIL_SIDE
+from model_store.store import shard
+from model_store.store.shard import decode_images
 from model_store.store.store import Store
 from tests.live_server import TOKEN, Live, assert_problem, live_server
 from tests.tiny_versions import publish_tiny
@@ -105,7 +105,7 @@ def pixels(data: bytes) -> np.ndarray:
 def test_a_shard_that_is_too_large_is_not_read_for_examples(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(codec, "MAX_KEPT_BYTES", 10)
+    monkeypatch.setattr(shard, "MAX_KEPT_BYTES", 10)
     answer = ask(live, NEW_NAME).json()
     assert (answer["pictures"], answer["note"]) == (
         [],

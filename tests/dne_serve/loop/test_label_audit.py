@@ -24,6 +24,7 @@ from tests.model_store.loop.items import add_item
 
 CHANGING = {
     "POST /inbox",
+    "POST /corrections",
     "POST /inbox/{item}/label",
     "DELETE /inbox/{item}",
     "POST /feedback",

@@ -47,7 +47,7 @@ def test_a_draft_survives_its_bytes() -> None:
 def test_every_member_is_written_whatever_its_value() -> None:
     """But for members of which older manifests knew nothing."""
     written = json.loads(encode(prepare().draft, version=3))
-    left_out = {"adapted", "deepened", "doubt", "hierarchy", "statistics"}
+    left_out = {"adapted", "corrected", "deepened", "doubt", "hierarchy", "statistics"}
     assert written.keys() == Manifest.model_fields.keys() - left_out
     assert written["metrics"].keys() == Metrics.model_fields.keys() - {"scores", "shown", "run"}
     assert written["network"].keys() == Geometry.model_fields.keys() - {
@@ -345,3 +345,10 @@ def test_a_network_that_two_versions_have_in_common_is_checked_once() -> None:
     first, second = _manifest(1), _manifest(2, accuracy=0.25)
     assert first.spec is second.spec
     assert first.spec != _manifest(1, classes=("another", "name")).spec
+
+
+def test_corrected_images_are_those_of_extended_classes() -> None:
+    body = {**_quick("b"), "corrected": 2}
+    with pytest.raises(RecordInvalid, match="no class was"):
+        decode("x", seal(body), version=3)
+    assert b'"corrected"' not in seal(_quick("b"))

@@ -26,8 +26,10 @@ def label_pictures(
     """Add pictures of these classes and label them. Return the ids of the items."""
     inbox = inbox_of(store)
     ids: list[str] = []
-    for name, count in counts.items():
-        for number, pixels in enumerate(pixels_of(looks_like or name, count, seed=seed)):
+    for place, (name, count) in enumerate(counts.items()):
+        # No picture is in two classes, also where all look alike.
+        drawn = pixels_of(looks_like or name, count, seed=seed + (place if looks_like else 0))
+        for number, pixels in enumerate(drawn):
             written = io.BytesIO()
             Image.fromarray(pixels).save(written, "PNG")
             record = _record(f"{name} {number}", written.getvalue(), minutes=len(ids) / 60)
