@@ -78,10 +78,9 @@ function tellCounts() {
   const told = Object.entries(others).filter(([, images]) => images).map(([state, images]) => `${images} ${state}`);
   $("counts").textContent = [count(unlabelled, "image waits", "images wait"), ...told].join(" · ");
   $("state").textContent = items.collecting ? "This server collects images" : "This server collects no images";
-  const empty = items.size === 0;
+  const empty = !tiles.focused && !items.hasMore;
   $("empty").hidden = !empty;
   if (empty) $("empty").replaceChildren(...emptyHelp());
-  if (empty) $("panel").hidden = true;
 }
 
 function emptyHelp() {
@@ -97,7 +96,8 @@ function emptyHelp() {
 function tell() {
   const chosen = tiles.chosen();
   const one = tiles.focused;
-  $("panel").hidden = !one;
+  $("panel").hidden = !one && !done.length;
+  $("panel").classList.toggle("idle", !one);
   if (!one) return;
   $("panel-title").textContent = chosen.length > 1 ? `${chosen.length} images` : (one.judgement?.label ?? titleOf(one));
   tiles.showLarge($("picture"), one);
@@ -105,7 +105,7 @@ function tell() {
   const others = one.other_label ? [`version ${one.other_version} says ${one.other_label}`] : [];
   $("facts").textContent = [...said, one.version ? `version ${one.version}` : "taught", ...others, `kept by ${one.rules.join(", ")}`, when(one.time)].join(" · ");
   $("likeliest").replaceChildren(...one.top.slice(0, KEYED).map(choice));
-  $("group").hidden = one.group === undefined;
+  $("group").hidden = one.group === undefined || Boolean(one.isLoose);
   $("again").hidden = !names.last;
   $("again-name").textContent = names.last ?? "";
   compare(names.offeredName);

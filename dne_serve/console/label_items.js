@@ -19,10 +19,6 @@ export class Items {
     return this.cursor !== null;
   }
 
-  get size() {
-    return this.known.size;
-  }
-
   /** Load the first page of an order. Return its items. */
   async load({ order, state }) {
     this.asked = { order, state };
@@ -40,8 +36,8 @@ export class Items {
     const answer = await ask(`inbox/groups?state=${this.asked.state}`, { bearer: this.bearer() });
     this.take(answer);
     const groups = answer.groups.map(({ items }) => ({ items, name: groupName(items, answer.by) }));
-    if (answer.others.length) groups.push({ items: answer.others, name: groups.length ? "Others, unknown ones first" : "Unknown ones first" });
-    return this.keep(groups.flatMap(({ items, name }, group) => items.map((item) => ({ ...item, group, groupName: name }))));
+    if (answer.others.length) groups.push({ items: answer.others, isLoose: true, name: groups.length ? "Others, unknown ones first" : "Unknown ones first" });
+    return this.keep(groups.flatMap(({ items, name, isLoose }, group) => items.map((item) => ({ ...item, group, groupName: name, isLoose }))));
   }
 
   async page() {

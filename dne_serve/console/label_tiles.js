@@ -266,8 +266,9 @@ export class Tiles {
     this.onFocus();
   }
 
+  /** Select the group of the focused image. Images that look like no other are no group. */
   selectGroup() {
-    if (this.focused?.group === undefined) return;
+    if (this.focused?.group === undefined || this.focused.isLoose) return;
     for (const tile of this.tiles()) this.mark(tile, this.items.get(tile.dataset.id).group === this.focused.group);
     this.onFocus();
   }

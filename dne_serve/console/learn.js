@@ -18,6 +18,7 @@ const SAID = {
 
 let job = null; // the newest job
 let head; // the version that the channel names; null: none
+const unfolded = new Set(); // versions whose verdict somebody has opened
 let turn = 0; // numbers the looks, so that only the newest one goes on
 
 const bearer = () => token(LABEL_TOKEN) || token(READ_TOKEN) || token(ADMIN_TOKEN);
@@ -51,6 +52,7 @@ async function look() {
   showBackbones(head === null ? answer.backbones : null);
   $("learn-go").hidden = Boolean(answer.refused);
   show($("learn-refused"), answer.refused ? `Learning cannot be asked for from this page: ${answer.refused}. dne-train add-task --from-inbox learns from the labels.` : "");
+  show($("learn-pinned"), answer.pinned ? `The channel stays at version ${head} after a rollback: what is learnt is published, and not served until somebody promotes it or resumes.` : "");
   showJob();
   await showAdvice(head, bearer());
 }
@@ -146,15 +148,22 @@ function verdict() {
 }
 
 function aboutVersion(one) {
-  const title = one.promoted ? `Version ${one.version} was promoted` : `Version ${one.version} was not promoted`;
+  const since = head === one.version ? "" : `; version ${head} is served now`;
+  const title = one.promoted ? `Version ${one.version} was promoted${since}` : `Version ${one.version} was not promoted`;
   const names = line("p", "about", one.new_classes.length ? one.new_classes : one.extended);
   names.prepend(one.corrected ? `${count(one.corrected, "image", "images")} corrected of: ` : one.new_classes.length ? "New: " : one.extended.length ? "More images of: " : ADAPTED);
-  const facts = [make("h3", one.promoted ? "good" : "bad", title), names];
-  facts.push(...[
+  const summary = make("summary");
+  summary.id = `verdict-${one.version}`;
+  summary.append(make("h3", one.promoted ? "good" : "bad", title));
+  const box = make("details");
+  box.open = unfolded.has(one.version);
+  box.addEventListener("toggle", () => (box.open ? unfolded.add(one.version) : unfolded.delete(one.version)));
+  box.append(summary, names, ...[
     measured("Old classes, before", one.old_before),
     measured("Old classes, now", one.old_after),
     names.textContent === ADAPTED ? null : measured(one.extended.length ? "Extended classes" : "New classes", one.new_after),
   ].filter(Boolean), make("p", "about", `${one.verdict} · + ${size(one.delta_bytes)}`));
+  const facts = [box];
   if (one.refused) facts.push(make("p", "error", `Refused: ${one.refused}`));
   if (!one.promoted && head !== one.version) facts.push(promoteButton(one));
   return facts;

@@ -388,6 +388,7 @@ def list_jobs(
         jobs=[_job_answer(jobs, job, store) for job in newest],
         waiting=WaitingAnswer(**waiting),
         head=head.target if head else None,
+        pinned=head is not None and head.mode == "pin",
         refused=refused,
         backbones=[] if head else _backbones(serving),
     )

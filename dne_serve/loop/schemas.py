@@ -350,12 +350,14 @@ class JobAnswer(BaseModel):
 
 class JobsAnswer(BaseModel):
     """The newest jobs of the served channel, the labels that wait for the next one, and the version
-    that the channel names (`head`). `refused` says why no client can ask for a job here.
+    that the channel names (`head`). `refused` says why no client can ask for a job here;
+    with `pinned` a rollback holds the channel, and what is learnt is not promoted.
     `backbones` are those that the trainer beside the server knows, while there is no version."""
 
     jobs: list[JobAnswer]
     waiting: WaitingAnswer
     head: int | None
+    pinned: bool
     refused: str | None
     backbones: list[BackboneAnswer]
 

@@ -143,18 +143,38 @@ def test_who_has_no_token_is_asked_for_one(
             playwright.expect(page.get_by_text("No image was kept yet.")).to_be_visible()
 
 
-@pytest.mark.slow
-def test_a_group_is_selected_and_named_at_once(page: playwright.Page, live: Live) -> None:
-    page.get_by_label("First", exact=True).select_option("groups")
-    playwright.expect(page.locator(".group-name").first).to_be_visible()
+def test_a_group_is_named_at_once_and_images_like_no_other_are_none(
+    page: playwright.Page, live: Live
+) -> None:
     found = live.http.get("/inbox/groups").json()
-    first = found["groups"][0]["items"] if found["groups"] else found["others"]
+    items = [*(item for one in found["groups"] for item in one["items"]), *found["others"]]
+    # Noise is like no other noise, so the group is made up.
+    made_up = {**found, "groups": [{"items": items[:5]}], "others": items[5:]}
+    page.route("**/inbox/groups*", lambda route: route.fulfill(json=made_up))
+    page.get_by_label("First", exact=True).select_option("groups")
+    playwright.expect(page.locator(".group-name")).to_have_count(2)
     page.locator(".tile[tabindex='0']").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("Shift+Enter")
+    playwright.expect(page.locator(".tile[aria-selected='true']")).to_have_count(0)
+    playwright.expect(page.get_by_role("button", name="Select group")).to_be_hidden()
+    page.keyboard.press("Home")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("noise")
     page.keyboard.press("Enter")
-    playwright.expect(tiles(page)).to_have_count(WAITING - len(first))
-    assert labels(live) == ["noise"] * len(first)
+    playwright.expect(tiles(page)).to_have_count(WAITING - 5)
+    assert labels(live) == ["noise"] * 5
+
+
+def test_the_last_images_can_be_taken_back_with_a_click(page: playwright.Page, live: Live) -> None:
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Delete")
+    playwright.expect(page.get_by_text("Everything has a label.")).to_be_visible()
+    playwright.expect(page.get_by_role("button", name="Discard")).to_be_hidden()
+    page.get_by_role("button", name="Undo").click()
+    playwright.expect(tiles(page)).to_have_count(WAITING)
+    playwright.expect(page.get_by_role("button", name="Discard")).to_be_visible()
+    assert counts(live)["unlabelled"] == WAITING
 
 
 @pytest.mark.slow

@@ -93,6 +93,47 @@ def test_a_person_follows_a_job_to_a_refusal_and_promotes_anyway(
     assert live.history()[-1].reason == "I have looked"
 
 
+@pytest.mark.parametrize(("width", "height"), [(390, 844), (1440, 900)])
+def test_a_verdict_is_folded_and_a_rollback_after_it_is_told(
+    browser: playwright.Browser,
+    live: Live,
+    store: Store,
+    trained_copy: TrainedStore,
+    width: int,
+    height: int,
+) -> None:
+    add_item(Inbox(store.objects), "waits")
+    Jobs(store.objects).ask(channel="production", kind="learn-from-inbox", actor="tests", reason="")
+    promoted = MadeVersion(version=trained_copy.third, promoted=True, refused=None)
+    claimed(store).end("promoted", reason="", versions=[promoted])
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    live.http.post("/promote", json={"to": promoted.version, "reason": "better"}, headers=headers)
+    with watching(browser, live.url, path="/label") as watched:
+        page = watched.page
+        page.set_viewport_size({"width": width, "height": height})
+        page.get_by_label("The inbox needs a token").fill(TOKEN)
+        page.get_by_role("button", name="Use it").click()
+        verdict = page.get_by_role("group", name="Verdict")
+        said = f"Version {promoted.version} was promoted"
+        playwright.expect(verdict.get_by_text(said, exact=True)).to_be_visible()
+        playwright.expect(verdict.get_by_text("likely").first).to_be_hidden()
+        tile = page.locator(".tile").first
+        playwright.expect(tile).to_be_visible()
+        box = tile.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] < height
+        verdict.get_by_text(said).click()
+        playwright.expect(verdict.get_by_text("likely").first).to_be_visible()
+        live.http.post("/rollback", json={"to": trained_copy.first}, headers=headers)
+        since = f"{said}; version {trained_copy.first} is served now"
+        playwright.expect(verdict.get_by_text(since)).to_be_visible()
+        pinned = f"The channel stays at version {trained_copy.first} after a rollback"
+        playwright.expect(page.get_by_text(pinned)).to_be_visible()
+        playwright.expect(verdict.get_by_text("likely").first).to_be_visible()
+        live.http.post("/resume", json={"reason": "mended"}, headers=headers)
+        playwright.expect(page.get_by_text(pinned)).to_be_hidden()
+
+
 def test_a_job_is_cancelled_with_one_click(page: playwright.Page, store: Store) -> None:
     learn(page)
     page.locator("#learn-cancel").click()
