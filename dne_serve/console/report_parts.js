@@ -202,10 +202,11 @@ function calibration(report) {
 }
 
 function unknown(report) {
-  const { score, threshold, rate, images, scores } = report.unknown;
-  const says = `An image whose score (${score}) is below ${figure(threshold, 3)} is answered as unknown. The threshold was set by ${count(images, "held-out image", "held-out images")} so that about ${percent(rate)} of known images fall below it.`;
+  const { score, threshold, images, scores } = report.unknown;
+  const { refused_known: expected } = report;
+  const says = `An image whose score (${score}) is below ${figure(threshold, 3)} is answered as unknown. The threshold was set by ${count(images, "image", "images")} that the score was not fitted to.${expected ? ` About ${percent(expected.share)} of known images fall below it; ${percent(expected.low)} to ${percent(expected.high)} are likely.` : ""}`;
   if (!scores) return section("Unknown images", says, make("p", "note", "Older software made this version: it recorded no scores."));
-  return section("Unknown images", says, histogram({ title: "Scores of held-out images", threshold, ...scores }));
+  return section("Unknown images", says, histogram({ title: "Scores of these images", threshold, ...scores }));
 }
 
 function groups(levels) {

@@ -357,7 +357,7 @@ class JobsAnswer(BaseModel):
     jobs: list[JobAnswer]
     waiting: WaitingAnswer
     head: int | None
-    pinned: bool
+    pinned: bool = False
     refused: str | None
     backbones: list[BackboneAnswer]
 

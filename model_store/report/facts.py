@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from model_store.preprocess import Thumbnail
 from model_store.records.describe import gate_of, verdict
 from model_store.records.manifest import ClassImages, Manifest, Scalar
-from model_store.records.quality import Calibration, Gate
+from model_store.records.quality import Calibration, Gate, Unknown
 from model_store.report.ancestry import Ancestry
 from model_store.report.record import (
     Counts,
@@ -179,6 +179,7 @@ def make_report(
         forgetting=average_forgetting(tasks),
         calibration=_calibration(answers.calibration),
         unknown=manifest.unknown,
+        refused_known=_refused_known(manifest.unknown),
         latency=ancestry.latency,
         run=metrics.run,
         training=_training(manifest),
@@ -268,6 +269,12 @@ def average_forgetting(tasks: Sequence[ReportTask]) -> float | None:
     """Average over all tasks but the newest, which had no time to be forgotten."""
     lost = [task.forgotten for task in tasks[:-1] if task.forgotten is not None]
     return sum(lost) / len(lost) if lost else None
+
+
+def _refused_known(unknown: Unknown | None) -> Measured | None:
+    if unknown is None or not unknown.images:
+        return None
+    return Measured.of(max(unknown.rate, 1 / (unknown.images + 1)), unknown.images)
 
 
 def _calibration(calibration: Calibration) -> ReportCalibration:

@@ -179,6 +179,8 @@ class VersionReport(BaseModel):
     forgetting: float | None
     calibration: ReportCalibration
     unknown: Unknown | None
+    refused_known: Measured | None
+    """The share of known images that the threshold is to call unknown."""
     latency: ReportLatency | None
     run: TrainingRun | None
     training: dict[str, Scalar]

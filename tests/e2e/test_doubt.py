@@ -63,6 +63,15 @@ def png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+def test_with_few_images_the_threshold_stands_on_all_of_them(store: Store) -> None:
+    first = store.manifest(1)
+    assert first.unknown is not None
+    assert first.metrics.images == 20
+    assert first.unknown.images == 100
+    assert first.unknown.scores is not None
+    assert sum(first.unknown.scores.counts) == 100
+
+
 NAMES = [*LETTERS, *DIGITS, *STRANGE]
 
 

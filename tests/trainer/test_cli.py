@@ -338,7 +338,7 @@ def test_evaluate_tells_how_unknown_images_are_told(
     dne_train: Command, letters: Path, digits: Path
 ) -> None:
     dne_train.add(letters)
-    assert "only 4 held-out images set the threshold for unknown images" in dne_train.out
+    assert "only 4 images set the threshold for unknown images: about 20.0 %" in dne_train.out
     arguments = ("evaluate", "--data", letters, "--unknown-data", digits)
     assert dne_train(*arguments, "--json") == 0
     told = json.loads(dne_train.out)["unknown"]

@@ -25,6 +25,8 @@ from model_store.records.quality import Histogram, ScoreName, Unknown
 Floats = NDArray[np.float32]
 Scores = NDArray[np.float64]
 _MOST_SCORE_BINS = 24
+_FEWEST_REFUSED = 5
+"""Known images that a threshold refuses of those that it stands on, if it is to be steady."""
 
 
 def scores_of(logits_NC: Floats, embeddings_NW: Floats, *, doubt: Doubt | None) -> Scores:
@@ -58,11 +60,20 @@ def fit_threshold(
 
 def _threshold(scores_N: Scores, *, rate: float) -> float:
     """With n images the share of the next ones below the k-th smallest score is k / (n + 1) on
-    average. Fewer than 1 / rate - 1 images allow no k: then the smallest score is the threshold."""
+    average (conformal prediction), and between two scores it is interpolated. Fewer than
+    1 / rate - 1 images allow no k: then the smallest score is the threshold."""
     scores = np.sort(scores_N)
-    refused = math.floor(rate * (len(scores) + 1) + 1e-9)
+    place = rate * (len(scores) + 1) + 1e-9
+    if place < 1:
+        return float(scores[0])
     # Lies between two scores, so that another machine's rounding does not decide about an image.
-    return float(scores[refused - 1 : refused + 1].mean()) if refused else float(scores[0])
+    between = math.floor(place) + np.clip(place % 1, 0.1, 0.9)
+    return float(np.interp(between, np.arange(1, len(scores) + 1), scores))
+
+
+def is_few(images: int, *, rate: float) -> bool:
+    """Return whether so few images are held out that their threshold would be a matter of luck."""
+    return rate * (images + 1) < _FEWEST_REFUSED
 
 
 def _histogram(scores_N: Scores) -> Histogram:
@@ -107,6 +118,10 @@ Tensors = dict[str, NDArray[np.float32]]
 """The tensors of a doubt shard, by their names in it."""
 
 FOLDS = 5
+_MORE_FOLDS, _FOLDED_IMAGES = 20, 2000
+"""With few images more parts cost little, and leave a score nearly all of them."""
+_UNSHIFTED_CLASSES = 5
+"""The mean of so few classes says nothing of the mean of all photos."""
 FEWEST_CLASSES = 4
 """The fewest classes with two images or more: one is left out, and the others tell it."""
 _NEWTON_STEPS = 50
@@ -153,6 +168,8 @@ class DoubtFit:
 
     tensors: Tensors
     left_out_F: Scores
+    knows_held_out: bool = False
+    """Held-out images are among those of the fit, each of them left out once."""
 
 
 def fit_doubt(
@@ -180,7 +197,7 @@ def fit_doubt(
     gaussians = fit_gaussians(embeddings, labels)
     if gaussians is None or left_out is None:
         return None
-    weight = discriminant_weight(left_out)
+    weight = 1 + _trust(len(images_Y)) * (discriminant_weight(left_out) - 1)
     slope, intercept = fit_log_odds(left_out.score(weight), left_out.known_F)
     if slope <= 0:
         return None
@@ -196,13 +213,14 @@ def fit_doubt(
 
 def _cross_fitted(embeddings_NW: Doubles, labels_N: Labels, groups_N: Labels) -> _LeftOutSigns:
     """Leave out one part of the groups of each class after the other, and no class whole."""
+    folds = max(FOLDS, min(_MORE_FOLDS, _FOLDED_IMAGES // len(labels_N)))
     part_N = np.full(len(labels_N), -1)
     for place in range(int(labels_N.max()) + 1):
         rows = np.flatnonzero((labels_N == place) & (groups_N >= 0))
         _, group_of_row = np.unique(groups_N[rows], return_inverse=True)
-        part_N[rows] = (group_of_row + place) % FOLDS
+        part_N[rows] = (group_of_row + place) % folds
     signs = [(np.zeros(0), np.zeros(0))]
-    for part in range(FOLDS):
+    for part in range(folds):
         seen_N = part_N != part
         scored_N = ~seen_N & np.isin(labels_N, labels_N[seen_N])
         among, places_N = np.unique(labels_N[seen_N], return_inverse=True)
@@ -214,11 +232,17 @@ def _cross_fitted(embeddings_NW: Doubles, labels_N: Labels, groups_N: Labels) ->
     return _LeftOutSigns(discriminant_F=discriminants, square_F=squares, known_F=known_F)
 
 
+def _trust(classes: int) -> float:
+    """Return the share of what the classes have in common that counts: their mean, and the
+    discriminant. Few classes have much in common that strange photos share."""
+    return max(0.0, 1 - _UNSHIFTED_CLASSES / classes)
+
+
 def fit_gaussians(embeddings_NW: Doubles, labels_N: Labels) -> Gaussians | None:
     """Fit means and the shared covariance, shrunk as Ledoit and Wolf do; None if all images of
     each class are the same."""
     classes = int(labels_N.max()) + 1
-    shift_W = _means(embeddings_NW, labels_N, classes).mean(axis=0)
+    shift_W = _trust(classes) * _means(embeddings_NW, labels_N, classes).mean(axis=0)
     unit_NW = _normalised(embeddings_NW - shift_W)
     means_YW = _means(unit_NW, labels_N, classes)
     centre_W = means_YW.mean(axis=0)

@@ -11,8 +11,9 @@ from model_store.cli.command import DEFAULT_CHANNEL, default_store
 from model_store.records.describe import verdict
 from model_store.records.quality import Calibration, Gate, Unknown
 from model_store.report.advice import lines as advice_lines
-from model_store.tables import counted, percent, printable
+from model_store.tables import counted, likely_range, percent, printable
 from trainer.backbones.known import FIRST
+from trainer.evaluation.unknown import is_few
 from trainer.versions.outcome import Outcome
 
 _MAX_LINES = 10
@@ -117,11 +118,13 @@ def _tell_calibration(calibration: Calibration) -> None:
 def _tell_detector(unknown: Unknown | None) -> None:
     if unknown is None:
         print("no image is ever answered as unknown: nothing was held out to set the threshold by")
-    elif unknown.rate * (unknown.images + 1) < 1:
+    elif is_few(unknown.images, rate=unknown.rate):
+        share = max(unknown.rate, 1 / (unknown.images + 1))
+        low, high = likely_range(share, unknown.images)
         print(
-            f"only {counted(unknown.images, 'held-out image')} set the threshold for unknown "
-            f"images: about {percent(1 / (unknown.images + 1))} of known images will be answered "
-            "as unknown"
+            f"only {counted(unknown.images, 'image')} set the threshold for unknown images: about "
+            f"{percent(share)} of known images will be answered as unknown, and {percent(low)} to "
+            f"{percent(high)} are likely"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
@@ -29,6 +29,7 @@ from trainer.evaluation.unknown import (
     DoubtFit,
     fit_doubt,
     fit_threshold,
+    is_few,
     scores_of,
 )
 from trainer.learning.student import Student
@@ -84,7 +85,10 @@ def assess(
         served = _judge_served(student, data, parent_cache)
     fitted = None
     if tokens_NW is not None and labels_N is not None and len(data.judged_by):
-        fitted = _doubt(tokens_NW, labels_N, groups_N, student, data)
+        adapted = student.aim == "adaptation" or student.adapted_before
+        few = data.source == "held-out" and is_few(len(data.judged_by), rate=unknown_rate)
+        more_NW = judged_token_NW if few and not adapted else None
+        fitted = _doubt(tokens_NW, labels_N, groups_N, student, data, more_NW=more_NW)
     shard = encode_doubt(fitted.tensors) if fitted else None
     together = _together(data.judged_by)
     gate = decide(
@@ -109,8 +113,10 @@ def assess(
         judged, older=older, newest=newest, fitted_on=fitted_on, together=together
     )
     doubt = decode_doubt(shard, places=_answered(data)) if shard else None
+    judged_scores_N = scores_of(judged.logits_NC, judged_token_NW, doubt=doubt)
+    pools = fitted is not None and fitted.knows_held_out
     unknown = fit_threshold(
-        scores_of(judged.logits_NC, judged_token_NW, doubt=doubt),
+        fitted.left_out_F if fitted and pools else judged_scores_N,
         score="log-odds" if doubt else "max-logit",
         rate=unknown_rate,
         left_out_N=fitted.left_out_F if fitted else None,
@@ -173,17 +179,25 @@ def _doubt(
     groups_N: NDArray[np.int64] | None,
     student: Student,
     data: TaskData,
+    *,
+    more_NW: Floats | None,
 ) -> DoubtFit | None:
     """Fit the score of unknown images to the oldest expert's slice of the tokens: it was learnt on
-    more than these classes, and tells what is none of them."""
-    spec = student.network.spec
-    return fit_doubt(
-        tokens_NW[:, : spec.doubt_width],
-        labels_N,
-        classes=len(spec.classes),
-        answered=_answered(data),
-        groups_N=groups_N,
+    more than these classes, and tells what is none of them. `more_NW`: tokens of held-out images,
+    where these are so few that the score and its threshold stand on all images together."""
+    spec, answered = student.network.spec, _answered(data)
+    tokens_NW = tokens_NW[:, : spec.doubt_width]
+    pools = more_NW is not None and groups_N is not None
+    if more_NW is not None and groups_N is not None:
+        known_N = np.isin(data.judged_by.labels_N, answered)
+        more_groups_N = groups_N.max() + 1 + numbers_of(data.judged_by)
+        tokens_NW = np.concatenate([tokens_NW, more_NW[known_N, : spec.doubt_width]])
+        labels_N = np.concatenate([labels_N, data.judged_by.labels_N[known_N]])
+        groups_N = np.concatenate([groups_N, more_groups_N[known_N]])
+    fit = fit_doubt(
+        tokens_NW, labels_N, classes=len(spec.classes), answered=answered, groups_N=groups_N
     )
+    return replace(fit, knows_held_out=pools and len(fit.left_out_F) > 0) if fit else None
 
 
 def _answered(data: TaskData) -> list[int]:

@@ -27,10 +27,11 @@ def test_about_the_rate_of_known_images_falls_below_the_threshold() -> None:
     assert (others < detector.threshold).mean() == pytest.approx(0.05, abs=0.02)
 
 
-def test_the_threshold_lies_between_two_scores() -> None:
-    detector = fit_threshold(np.arange(1.0, 20.0), score="max-logit", rate=0.05)
-    assert detector is not None
-    assert detector.threshold == pytest.approx(1.5)
+def test_the_threshold_lies_between_two_scores_at_the_conformal_place() -> None:
+    for images, threshold in ((19, 1.1), (29, 1.5), (37, 1.9), (59, 3.1)):
+        detector = fit_threshold(np.arange(1.0, images + 1), score="max-logit", rate=0.05)
+        assert detector is not None
+        assert detector.threshold == pytest.approx(threshold)
 
 
 def test_with_too_few_images_for_the_rate_none_of_them_is_refused() -> None:
@@ -44,10 +45,10 @@ def test_the_lower_threshold_of_held_out_and_left_out_images_counts() -> None:
     for one, other in ((held_out, left_out), (left_out, held_out)):
         detector = fit_threshold(one, score="log-odds", rate=0.05, left_out_N=other)
         assert detector is not None
-        assert detector.threshold == pytest.approx(-0.5)
+        assert detector.threshold == pytest.approx(-0.9)
     nothing = fit_threshold(held_out, score="log-odds", rate=0.05, left_out_N=np.zeros(0))
     assert nothing is not None
-    assert nothing.threshold == pytest.approx(1.5)
+    assert nothing.threshold == pytest.approx(1.1)
 
 
 def test_with_nothing_held_out_there_is_no_threshold() -> None:
