@@ -82,7 +82,14 @@ class Received:
     def add(self, piece: bytes) -> None:
         """Keep the next piece, or raise AnswerRefused before the body has too many bytes."""
         left = self._most_bytes + 1 - len(self.body)
-        self.body += piece[:left] if self._inflater is None else self._inflated(piece, left)
+        if self._inflater is not None:
+            try:
+                piece = self._inflater.decompress(piece, left)
+            except zlib.error as error:
+                raise AnswerRefused("the answer is not the gzip that it says it is") from error
+            if self._inflater.unused_data:
+                raise AnswerRefused("the answer goes on after its gzip has ended")
+        self.body += piece[:left]
         if len(self.body) > self._most_bytes:
             raise AnswerRefused(f"the answer has more than {self._most_bytes >> 20} MiB")
 
@@ -91,16 +98,6 @@ class Received:
         if self._inflater is not None and not self._inflater.eof:
             raise AnswerRefused("the gzip of the answer ends too early")
         return bytes(self.body)
-
-    def _inflated(self, piece: bytes, most: int) -> bytes:
-        assert self._inflater is not None
-        try:
-            made = self._inflater.decompress(piece, most)
-        except zlib.error as error:
-            raise AnswerRefused("the answer is not the gzip that it says it is") from error
-        if self._inflater.unused_data:
-            raise AnswerRefused("the answer goes on after its gzip has ended")
-        return made
 
 
 def parse_json(data: bytes, *, most_memory: int = _MAX_JSON_MEMORY) -> Any:

@@ -64,15 +64,6 @@ class StoreThreads:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Await the result of `work`. Work that is still queued at the deadline, or when its client
         has gone or the caller is cancelled, never begins."""
-        await self._take_turn()
-        return await asyncio.wrap_future(self._begin(work))
-
-    def stop(self, *, wait: bool) -> None:
-        """Begin no more work. Work under way ends by itself, or at its next `check_wanted`."""
-        self._stops = True
-        self._executor.shutdown(wait=wait, cancel_futures=True)
-
-    async def _take_turn(self) -> None:
         if self.count >= self._most:
             raise StoreBusy(
                 f"{self._most} requests wait for the store already, which is slow to answer; try "
@@ -84,6 +75,12 @@ class StoreThreads:
             await (turn if self._max_wait_s is None else Deadline(self._max_wait_s).result(turn))
         finally:
             self._queued -= 1
+        return await asyncio.wrap_future(self._begin(work))
+
+    def stop(self, *, wait: bool) -> None:
+        """Begin no more work. Work under way ends by itself, or at its next `check_wanted`."""
+        self._stops = True
+        self._executor.shutdown(wait=wait, cancel_futures=True)
 
     def _begin(self, work: Callable[[], Result]) -> Future[Result]:
         def begin() -> Result:

@@ -81,17 +81,6 @@ def check_size(tensor: Tensor) -> None:
         )
 
 
-def _uint8_of(tensor: Tensor) -> NDArray[np.uint8]:
-    if tensor.binary is not None:
-        return np.frombuffer(tensor.binary, dtype=np.uint8).reshape(tensor.shape)
-    values = _from_json(tensor)
-    with np.errstate(invalid="ignore"):
-        fits = (values == np.rint(values)) & (values >= 0) & (values <= 255)
-    if not fits.all():
-        raise Malformed(f"input {tensor.name!r}: a UINT8 is a whole number from 0 to 255")
-    return values.astype(np.uint8)
-
-
 def _floats_of(tensor: Tensor) -> NDArray[np.floating[Any]]:
     """Decode floats, also infinite ones and NaN."""
     if tensor.binary is not None:
@@ -250,7 +239,14 @@ class _UInt8Pixels(Input):
         )
 
     def pictures(self, tensor: Tensor, preprocessing: Preprocessing) -> list[Picture]:
-        return _images(_uint8_of(tensor))
+        if tensor.binary is not None:
+            return _images(np.frombuffer(tensor.binary, dtype=np.uint8).reshape(tensor.shape))
+        values = _from_json(tensor)
+        with np.errstate(invalid="ignore"):
+            fits = (values == np.rint(values)) & (values >= 0) & (values <= 255)
+        if not fits.all():
+            raise Malformed(f"input {tensor.name!r}: a UINT8 is a whole number from 0 to 255")
+        return _images(values.astype(np.uint8))
 
 
 class _FloatPixels(Input):

@@ -45,7 +45,19 @@ class SameStore:
             opened = Store.open(self._location, keys=self._keys)
             self._store = store = self._store or opened  # another thread may have been faster
             return store
-        _check_unchanged(store)
+        try:
+            store_id = store.read_id()
+        except StoreNotFound as error:
+            raise StoreChanged(
+                "the store has vanished: its store.json is not there; bring the store back, or "
+                "restart this server to wait for another one"
+            ) from error
+        if store_id != store.id:
+            raise StoreChanged(
+                f"another store (id {store_id[:8]}…) has replaced the one that this server follows "
+                f"(id {store.id[:8]}…); bring that one back, or restart this server to follow the "
+                "other"
+            )
         return store
 
     def made(self) -> Store:
@@ -55,21 +67,6 @@ class SameStore:
         except StoreNotFound:
             Store.create(self._location, keys=self._keys)
             return self()
-
-
-def _check_unchanged(store: Store) -> None:
-    try:
-        store_id = store.read_id()
-    except StoreNotFound as error:
-        raise StoreChanged(
-            "the store has vanished: its store.json is not there; bring the store back, or restart "
-            "this server to wait for another one"
-        ) from error
-    if store_id != store.id:
-        raise StoreChanged(
-            f"another store (id {store_id[:8]}…) has replaced the one that this server follows (id "
-            f"{store.id[:8]}…); bring that one back, or restart this server to follow the other"
-        )
 
 
 def check_onward(

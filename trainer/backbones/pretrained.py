@@ -92,17 +92,14 @@ class Pretrained:
     def width(self) -> int:
         return self.expert.heads * READ_WIDTH
 
-    def expert_state(self, geometry: NetworkSpec) -> dict[str, Tensor]:
-        """Name the weights as an expert's parameters, for any image size."""
+    def load_into(self, expert: Expert, *, geometry: NetworkSpec) -> None:
+        """Name the weights as the expert's parameters, for any image size, and load them."""
         state = dict(self._edges(geometry))
         for block in range(geometry.depth):
             state |= self._block(f"blocks.{block}.", LAYERS, f"blocks.{block}.")
         if geometry.first.pooling == "attention":
             state |= self._block("class_block.", POOLING, "")
-        return state
-
-    def load_into(self, expert: Expert, *, geometry: NetworkSpec) -> None:
-        expert.load_state_dict(self.expert_state(geometry))
+        expert.load_state_dict(state)
 
     def _edges(self, geometry: NetworkSpec) -> Iterator[tuple[str, Tensor]]:
         kind, width = geometry.first, self.width
