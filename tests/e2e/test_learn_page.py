@@ -121,7 +121,7 @@ def test_a_verdict_is_folded_and_a_rollback_after_it_is_told(
         playwright.expect(tile).to_be_visible()
         box = tile.bounding_box()
         assert box is not None
-        assert box["y"] + box["height"] < height
+        assert box["y"] + box["height"] / 2 < height
         verdict.get_by_text(said).click()
         playwright.expect(verdict.get_by_text("likely").first).to_be_visible()
         live.http.post("/rollback", json={"to": trained_copy.first}, headers=headers)
