@@ -28,7 +28,8 @@ from model_store.tables import percent
 Precision = Literal["fp32", "bf16", "int8"]
 Asked = Literal["auto", "fp32", "bf16", "int8"]
 
-_MIN_AGREEMENT = 0.99
+_MIN_AGREEMENT = 0.96
+"""Shifting photos by one pixel gives 0.91, and loses nothing: see docs/adr/103."""
 _TRIAL_S = 60.0
 TRIALS: Mapping[Reduced, str] = {
     "bf16": "model_store.inference.bf16_trial",

@@ -24,7 +24,7 @@ def never(name: Reduced) -> Trial:
 
 
 def test_auto_takes_the_fastest_that_agrees() -> None:
-    agreement: dict[Reduced, float] = {"bf16": 1.0, "int8": 0.99}
+    agreement: dict[Reduced, float] = {"bf16": 1.0, "int8": 0.96}
     trials = {"bf16": Trial(runs=True, speedup=1.5), "int8": FAST}
     chosen = choose(agreement, asked="auto", offered=("bf16", "int8"), try_out=trials.__getitem__)
     assert chosen.precision == "int8"
@@ -42,9 +42,9 @@ def test_auto_stays_with_single_precision_where_nothing_is_faster() -> None:
 def test_a_precision_that_disagrees_is_refused_and_not_even_tried(
     asked: precision.Asked,
 ) -> None:
-    chosen = choose({"int8": 0.9899}, asked=asked, offered=("int8",), try_out=never)
+    chosen = choose({"int8": 0.9599}, asked=asked, offered=("int8",), try_out=never)
     assert chosen.precision == "fp32"
-    assert "99.0 % only on held-out images" in chosen.refused[0]
+    assert "96.0 % only on held-out images" in chosen.refused[0]
 
 
 @pytest.mark.parametrize("asked", ["auto", "int8"])

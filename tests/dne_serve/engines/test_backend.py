@@ -290,7 +290,7 @@ def test_a_remembered_choice_is_a_candidate_or_nothing(
 def test_reduced_precisions_are_measured_where_they_agree(letters: Manifest) -> None:
     whole = (PLAIN, PACKED, TORCH)
     assert candidates_for(WANTED, letters) == whole
-    assert candidates_for(WANTED, agreeing(letters, 0.98)) == whole
+    assert candidates_for(WANTED, agreeing(letters, 0.95)) == whole
     assert candidates_for(WANTED, agreeing(letters, 0.995)) == (*whole, PLAIN_8, PACKED_8)
     assert candidates_for(WANTED, agreeing(letters, 1.0, by="bf16")) == (*whole, TORCH_16)
     assert candidates_for(WANTED, None) == (PLAIN, TORCH)
