@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from model_store.errors import WrongUsage
-from model_store.loop.corrections import Move, classes_moved
+from model_store.loop.corrections import ImageMove, classes_moved
 from model_store.names import notes_on_look_alikes
 from model_store.records.hierarchy import Hierarchy
 from trainer.base import Base, base_of
@@ -75,7 +75,7 @@ def add_task(
     return grow_after(outcome, data=data, request=request, progress=progress, ranks=ranks)
 
 
-def correct_images(request: AddTask, moves: Sequence[Move], *, progress: Progress) -> Outcome:
+def correct_images(request: AddTask, moves: Sequence[ImageMove], *, progress: Progress) -> Outcome:
     """Publish a version whose classifier is fitted with kept images in their right classes, or
     without them, and promote it if the gate lets it pass."""
     base = base_of(request)

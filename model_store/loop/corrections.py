@@ -53,7 +53,7 @@ class KeptImage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class ImageMove:
     """An image that leaves the class `label`, for the class that the record names, or for none."""
 
     record: CorrectionRecord
@@ -65,7 +65,7 @@ class Corrections:
     """Corrections that wait for a version, and others with the reason why they cannot be learnt as
     they are."""
 
-    waiting: tuple[Move, ...] = ()
+    waiting: tuple[ImageMove, ...] = ()
     left: tuple[tuple[CorrectionRecord, str], ...] = ()
 
 
@@ -173,7 +173,7 @@ def find_corrections(store: Store, manifest: Manifest | None) -> Corrections:
         said.setdefault(one.image, []).append(one)
     if manifest is None or not said:
         return Corrections()
-    waiting: list[Move] = []
+    waiting: list[ImageMove] = []
     left: list[tuple[CorrectionRecord, str]] = []
     names = {name for records in said.values() for name in _classes_of(records)}
     for label in manifest.without_retired(sorted(names & set(manifest.spec.classes))):
@@ -189,7 +189,7 @@ def find_corrections(store: Store, manifest: Manifest | None) -> Corrections:
                 continue
             why = _why_left(newest, manifest)
             if why is None:
-                waiting.append(Move(record=newest, label=label))
+                waiting.append(ImageMove(record=newest, label=label))
             else:
                 left.append((newest, why))
     return Corrections(
@@ -223,7 +223,7 @@ def forget_corrections(store: Store, names: Collection[str]) -> int:
     return len(gone)
 
 
-def classes_moved(moves: Sequence[Move]) -> tuple[str, ...]:
+def classes_moved(moves: Sequence[ImageMove]) -> tuple[str, ...]:
     """List the classes whose images change."""
     names = (name for move in moves for name in (move.label, move.record.to) if name is not None)
     return tuple(dict.fromkeys(names))

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from model_store.errors import CorrectionRefused, DataRejected
-from model_store.loop.corrections import Move
+from model_store.loop.corrections import ImageMove
 from model_store.records.hierarchy import Hierarchy
 from model_store.records.manifest import ClassImages, ClassTokens, Preprocessing, Scalar
 from trainer.base import Base
@@ -220,7 +220,7 @@ def recall_task_data(
 
 
 def corrected_task_data(
-    base: Base, moves: Sequence[Move], *, request: Learning, progress: Progress
+    base: Base, moves: Sequence[ImageMove], *, request: Learning, progress: Progress
 ) -> TaskData:
     """Take the images of all classes from the store, with those that were corrected in their right
     classes. Images that have come to a class count as new."""
@@ -255,7 +255,7 @@ class _Corrected:
     gone: LabelledImages
 
 
-def _corrected(images: LabelledImages, moves: Mapping[tuple[str, str], Move]) -> _Corrected:
+def _corrected(images: LabelledImages, moves: Mapping[tuple[str, str], ImageMove]) -> _Corrected:
     files = (images.pictures.encoded(row) for row in range(len(images)))
     places = [
         (hashlib.sha256(file).hexdigest(), images.classes[label])
