@@ -22,7 +22,7 @@ from model_store.records.manifest import Preprocessing
 from trainer.data.augment import Changes
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
-from trainer.fitting.compiler import skip_the_compiler
+from trainer.fitting.logistic import skip_the_compiler
 from trainer.learning.checkpoint import Checkpoint, RunState
 from trainer.learning.learner import AnyLearner, BatchLoss, Learner, Step
 from trainer.learning.plan import Plan
