@@ -25,8 +25,8 @@ from model_store.store.shard import check_shard, read_layout
 Doubles = NDArray[np.float64]
 _MOST_STAND_INS = 500
 """More embeddings of a class tell nothing new, as every class weighs the same."""
-_MOST_TO_CONTINUE_BY = 2000
-"""Images that the map to younger slices is fitted to."""
+_TO_CONTINUE_BY = (16, 2000)
+"""The fewest and the most images that the map to younger slices is fitted to."""
 _RIDGES = np.geomspace(1e-3, 1e3, 13)
 """The penalties of that map to choose from, for channels of variance 1."""
 SURE = 4.0
@@ -150,7 +150,7 @@ class Gathered:
     rows_N: NDArray[np.int64]
     """The place of each embedding's image among those that were given; -1 for stand-ins."""
     narrow: bool
-    """Only the first slice is there, because a class has no image left."""
+    """Only the first slice is there, because too few images tell what follows in younger ones."""
     changed: Mapping[str, ClassStatistics]
     """The statistics of classes that have new images, or had none."""
     classes: tuple[str, ...]
@@ -199,7 +199,7 @@ def gather(
             first = stand_ins(statistics, seed=place).astype(np.float32)
             made.append(_Made(place=place, first_MF=first, left=np.flatnonzero(of_class_N)))
             uses_N &= ~exemplars_N
-    narrow = any(not len(stand_in.left) for stand_in in made)
+    narrow = bool(made) and len(embeddings_NW) < _TO_CONTINUE_BY[0]
     used = width if narrow else embeddings_NW.shape[1]
     parts = [embeddings_NW[uses_N, :used]]
     if made and used > width:
@@ -251,7 +251,7 @@ class _Continued:
     def fit(cls, embeddings_NW: Floats, *, width: int) -> _Continued:
         """Choose the penalty by leaving out one image after the other, in closed form."""
         images = len(embeddings_NW)
-        rows_K = np.unique(np.linspace(0, images - 1, min(images, _MOST_TO_CONTINUE_BY)).round())
+        rows_K = np.unique(np.linspace(0, images - 1, min(images, _TO_CONTINUE_BY[1])).round())
         chosen_KW = embeddings_NW[rows_K.astype(np.int64)].astype(np.float64)
         first_KF, younger_KY = chosen_KW[:, :width], chosen_KW[:, width:]
         middle_F, middle_Y = first_KF.mean(axis=0), younger_KY.mean(axis=0)

@@ -115,14 +115,14 @@ def fit(
     ranks: Ranks = ALONE,
     choose_threads: ChooseThreads | None = None,
     longest_gradient: float | None = None,
-    loss_of_guess: float | None = None,
+    most_loss: float | None = None,
 ) -> None:
     """Change `parameters`, and nothing else, so that `network` answers the labels of `images`.
 
     Go on from `checkpoint`, to the same bits as without an interruption. Each of the `ranks` takes
-    a part of every batch. `longest_gradient`: a longer one is shortened to it. `loss_of_guess`: an
-    epoch whose loss grew clearly, or is larger than this one, is learnt again from where it began,
-    at half the rate; None: the rate stays.
+    a part of every batch. `longest_gradient`: a longer one is shortened to it. `most_loss`: an
+    epoch whose mean loss is larger, or clearly larger than that of an earlier epoch, is learnt
+    again from where it began, at half the rate; None: the rate stays.
     """
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
     epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
@@ -155,7 +155,7 @@ def fit(
     with progress.phase(name, total=images_left) as phase:
         epoch = done
         while epoch < plan.epochs:
-            good = state.copied() if loss_of_guess is not None else {}
+            good = state.copied() if most_loss is not None else {}
             losses: list[float] = []
             try:
                 for rows in epochs[epoch]:
@@ -171,7 +171,7 @@ def fit(
                 if not good or state.halvings >= MOST_HALVINGS:
                     raise
                 mean = math.inf
-            most = min(loss_of_guess or math.inf, GREW * state.least_loss)
+            most = min(most_loss or math.inf, GREW * state.least_loss)
             if good and mean > most and state.halvings < MOST_HALVINGS:
                 phase.advance(-sum(map(len, epochs[epoch][: len(losses)])))
                 state.go_back(good)

@@ -30,7 +30,7 @@ from trainer.fitting.logistic import solve
 from trainer.fitting.problem import Problem, variance_of
 from trainer.growth.low_rank import change_layers, changes_of, merge_layers
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.fit import ChooseThreads, adamw, fit
+from trainer.learning.fit import GREW, ChooseThreads, adamw, fit
 from trainer.learning.learner import Step
 from trainer.learning.losses import cross_entropy
 from trainer.learning.plan import LEARNING, Plan, rate_of
@@ -232,7 +232,8 @@ def grow(
         ranks=ranks,
         choose_threads=choose_threads,
         longest_gradient=LONGEST_GRADIENT,
-        loss_of_guess=math.log(len(answered)),
+        # An adaptation begins with a fitted head, and an expert with a guess.
+        most_loss=math.log(len(answered)) * (1.0 if adapts else GREW),
     )
     if adapts:
         merge_layers(expert)

@@ -81,8 +81,8 @@ class HeadFit:
         gathered = gathered.without(retired)
         if gathered.narrow and tokens_NW.shape[1] > width:
             self.progress.note(
-                "without images of every class the classifier reads the pre-trained expert only: "
-                "there are no statistics of old classes in the channels of younger experts"
+                "with so few images the classifier reads the pre-trained expert only: they do not "
+                "tell the channels of younger experts for images that are gone"
             )
         with self.progress.phase(FITTING, total=0):
             given = self._given(gathered)

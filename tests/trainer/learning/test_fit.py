@@ -35,7 +35,7 @@ def run_fit(
     progress: Listening,
     plan: Plan = PLAN,
     objective: Objective | None = None,
-    loss_of_guess: float | None = None,
+    most_loss: float | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> None:
     fit(
@@ -50,7 +50,7 @@ def run_fit(
         seed=0,
         name="learning",
         progress=progress,
-        loss_of_guess=loss_of_guess,
+        most_loss=most_loss,
         checkpoint=checkpoint,
     )
 
@@ -87,7 +87,7 @@ def test_an_epoch_whose_loss_grew_is_learnt_again_at_half_the_rate() -> None:
     images, guess = labelled([16, 16]), math.log(2)
     left, mended = Listening(), Listening()
     run_fit(grown([1], noise=0.0), images, progress=left, plan=TOO_FAST)
-    run_fit(grown([1], noise=0.0), images, progress=mended, plan=TOO_FAST, loss_of_guess=guess)
+    run_fit(grown([1], noise=0.0), images, progress=mended, plan=TOO_FAST, most_loss=guess)
     assert np.mean(left.losses[-8:]) > guess
     assert np.mean(mended.losses[-8:]) < 0.7 * guess
     rates = [float(note.rsplit(" ", 1)[1]) for note in mended.notes]
@@ -101,7 +101,7 @@ def test_a_loss_that_is_lost_at_any_rate_stops_the_run() -> None:
     plan = Plan(epochs=5, batch_size=4, learning_rate=1e30)
     progress = Listening()
     with pytest.raises(DneError, match="the loss became nan"):
-        run_fit(grown([1]), labelled([8, 8]), progress=progress, plan=plan, loss_of_guess=0.7)
+        run_fit(grown([1]), labelled([8, 8]), progress=progress, plan=plan, most_loss=0.7)
     assert len(progress.notes) == MOST_HALVINGS
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_halved_its_rate_goes_on_to_the_same_bits(tmp_path: Path) -> 
             images,
             progress=progress,
             plan=TOO_FAST,
-            loss_of_guess=math.log(2),
+            most_loss=math.log(2),
             checkpoint=checkpoint,
         )
 
