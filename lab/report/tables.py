@@ -60,8 +60,7 @@ class Tables:
 
     def same_backbone(self) -> Table:
         chosen = [row for row in self.systems if row.backbone == TRANSFORMER and not row.setting]
-        columns = [("served", served), ("seeds", seeds), ("the paper's LA", self._published)]
-        return self._table(chosen, [*self._accuracies, *columns])
+        return self._table(chosen, [*self._accuracies, ("served", served)])
 
     def matched_cost(self) -> Table:
         """Sort by cost, with the cost in shares of the reference's."""

@@ -22,7 +22,7 @@ after the first.
 - A number after ± is the standard error of the mean over seeds.
 - *The paper's* figures are not comparable: compare orders only."""
 
-SAME_BACKBONE = "All rows use the transformer. The best LA comes first; costs follow below."
+SAME_BACKBONE = "All rows use the transformer. Seeds, costs and the paper's figures follow below."
 
 MATCHED_COST = """\
 Each method has the backbone that it was published on, or the one named; the cheapest answer comes \
