@@ -83,11 +83,11 @@ PICTURE_HEADERS = {
 }
 PASSED_ON = ("Retry-After", "WWW-Authenticate")
 
-ReadRoute = needing(Permission.READ)
+_ReadRoute = needing(Permission.READ)
 VersionPath = Annotated[int, Path(ge=1, le=MAX_VERSION)]
 
 
-class _PageRoute(ReadRoute):  # type: ignore[misc, valid-type]
+class _PageRoute(_ReadRoute):  # type: ignore[misc, valid-type]
     """Serve the page to a browser even where the request is refused: the page asks for a token."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +100,7 @@ class _PageRoute(ReadRoute):  # type: ignore[misc, valid-type]
 
 
 report_page = APIRouter(route_class=_PageRoute)
-reports = APIRouter(route_class=ReadRoute, tags=["read"])
+reports = APIRouter(route_class=_ReadRoute, tags=["read"])
 
 
 def _wants_page(scope: Scope) -> bool:

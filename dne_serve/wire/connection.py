@@ -25,7 +25,7 @@ from dne_serve.settings import FixedLimits
 
 _ABSOLUTE = re.compile(rb"https?://([^/?#]*)([^#]*)", re.IGNORECASE)
 
-RawHeaders = Iterable[tuple[bytes, bytes]]
+_RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 def _origin_form(target: bytes, *, host: bytes) -> bytes | None:
@@ -43,7 +43,7 @@ def _origin_form(target: bytes, *, host: bytes) -> bytes | None:
 
 
 def _head_without_upgrade(
-    method: bytes, target: bytes, *, version: str, headers: RawHeaders
+    method: bytes, target: bytes, *, version: str, headers: _RawHeaders
 ) -> bytes:
     """Write the head of a request again, without its wish for another protocol."""
     lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]

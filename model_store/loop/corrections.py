@@ -28,7 +28,7 @@ from model_store.records.sealing import create_record, find_record, make_record
 from model_store.store.shard import read_kept
 from model_store.store.store import Store
 
-MAX_CORRECTIONS = 10_000
+_MAX_CORRECTIONS = 10_000
 NAMES = {"memory": "exemplar", "held-out": "held-out image"}
 """What people are told of an image that the store keeps: its file is gone."""
 _SAID = re.compile(r"(exemplar|held-out image) ([1-9][0-9]{0,8}) of (.+)", re.DOTALL)
@@ -96,8 +96,8 @@ def correct(
     `image` is its digest. Raise CorrectionRefused where that cannot be learnt."""
     label = _answered(manifest, label, what="the class of the image")
     goal = None if to is None else _answered(manifest, to, what="the right class")
-    if len(store.objects.list_names(CORRECTIONS)) >= MAX_CORRECTIONS:
-        raise CorrectionRefused(f"the store has {MAX_CORRECTIONS} corrections, and takes no more")
+    if len(store.objects.list_names(CORRECTIONS)) >= _MAX_CORRECTIONS:
+        raise CorrectionRefused(f"the store has {_MAX_CORRECTIONS} corrections, and takes no more")
     images = list(kept_images(store, manifest, label))
     if image not in {kept.sha256 for kept in images}:
         raise CorrectionRefused(

@@ -30,7 +30,6 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 ANSWER_S = 10.0
 _MAX_INDEX_BYTES = 4 << 20
 MAX_FILES = 100
-READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

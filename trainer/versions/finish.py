@@ -31,7 +31,7 @@ class Final:
     """The training images to remember of each new class, in herding order."""
 
 
-def herded_classes(student: Student, data: TaskData, request: Learning) -> tuple[str, ...]:
+def _herded_classes(student: Student, data: TaskData, request: Learning) -> tuple[str, ...]:
     """List the classes that get new exemplars. A version of the same images keeps the parent's."""
     if student.aim in ("deepening", "adaptation") or not quota_of(student, data, request):
         return ()
@@ -40,7 +40,7 @@ def herded_classes(student: Student, data: TaskData, request: Learning) -> tuple
 
 def images_to_herd(student: Student, data: TaskData, request: Learning) -> int:
     """Count the images that exemplars are chosen from."""
-    names = herded_classes(student, data, request)
+    names = _herded_classes(student, data, request)
     return sum(len(data.for_training.rows_of(name)) for name in names)
 
 
@@ -62,7 +62,7 @@ def finish(
     cache = learnt.cache or cache_of(student, experts, folder=request.tokens)
     choose = partial(
         herded,
-        herded_classes(student, data, request),
+        _herded_classes(student, data, request),
         data=data,
         cache=cache,
         quota=quota_of(student, data, request),
