@@ -4,6 +4,7 @@ import { READ_TOKEN, ask, keepToken } from "./ask.js";
 import { addOther, beginComparing, otherAnswer } from "./compare.js";
 import { entriesOf, filesIn, isImage } from "./dropped.js";
 import { $, count, line, make, percent, seconds, show, sleep } from "./elements.js";
+import { addToTally, showTally } from "./tally.js";
 import { wrongBox } from "./wrong.js";
 
 const GROUP_IMAGES = 8; // far below what a server takes at once, so that others get their turn
@@ -163,12 +164,14 @@ function put(rows) {
   const all = $("answers").children;
   $("answers").classList.toggle("many", all.length > GROUP_IMAGES && !$("answers").querySelector(".compared"));
   while (all.length > KEPT) (all[all.length - 1] === run.last ? all[0] : all[all.length - 1]).remove();
+  showTally();
 }
 
 function answerRow(prediction, file, { version, took }, other) {
   const row = make("li", "answer");
   const box = answerBox(prediction, { version, took, isOpen: Boolean(other) || run.total <= GROUP_IMAGES });
   row.append(thumbnail(file), box);
+  addToTally(row, { prediction, version, file });
   if (!other) box.append(wrongBox(file));
   if (other) {
     const { prediction: second, version: otherVersion } = other;
@@ -205,6 +208,7 @@ function failedRow(file, why) {
   const box = make("div");
   const said = why.replace(/^image 1 of 1 \((.+?)\): /, "$1: "); // it was asked by itself
   box.append(make("p", "label", "No answer"), make("p", "error", said));
+  addToTally(row, { file, error: said });
   row.append(thumbnail(file), box);
   return row;
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,40 @@ def test_more_images_than_may_wait_are_sent_in_groups_and_told_of_while_they_are
     about = page.locator("#answers .about").all_text_contents()
     assert [line.rpartition(" ")[2] for line in about] == [name for name, _ in images(MANY)]
     assert set(watched.predicted) == {200}
+
+
+def test_many_answers_are_summed_up_filtered_and_saved(
+    watched: Watched, live: Live, tmp_path: Path
+) -> None:
+    page = watched.page
+    files = [(f"{number}.png", png(number)) for number in range(11)]
+    drop(page, *files, ('=1+"1".png', b"no image"))
+    playwright.expect(page.locator("#answers .answer")).to_have_count(12)
+    labels = Counter(
+        "Unknown" if one["unknown"] else one["label"]
+        for _, data in files
+        for one in live.predict(data).json()["predictions"]
+    )
+    kinds = page.get_by_role("group", name="Answers by class").get_by_role("button")
+    expected = {**labels, "No answer": 1}
+    playwright.expect(kinds).to_have_count(len(expected))
+    assert {
+        text.rpartition(" ")[0]: int(text.rpartition(" ")[2]) for text in kinds.all_inner_texts()
+    } == expected
+    shown = page.locator("#answers .answer:visible")
+    kinds.filter(has_text="No answer").click()
+    playwright.expect(shown).to_have_count(1)
+    kinds.filter(has_text="No answer").click()
+    playwright.expect(shown).to_have_count(12)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Save as CSV").click()
+    download.value.save_as(tmp_path / "answers.csv")
+    with (tmp_path / "answers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["filename"] for row in rows[:11]] == [name for name, _ in files]
+    assert Counter(row["label"] for row in rows if row["unknown"] == "false")
+    assert rows[-1]["filename"] == '\'=1+"1".png'
+    assert rows[-1]["error"]
 
 
 def test_the_rest_can_be_stopped(watched: Watched, live: Live) -> None:
