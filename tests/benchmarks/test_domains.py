@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import save_file
 
-from benchmarks.domains import Domain, figures_of, lay_out, learn, measured_of, served
+from benchmarks.domains import Domain, at_once, figures_of, lay_out, learn, measured_of, served
 from tests.packaging.project import ROOT
 from tests.trainer.vit import made_up
 
@@ -56,6 +56,20 @@ def test_the_quick_form_learns_a_domain_with_the_commands(tmp_path: Path) -> Non
     assert measured_of([run])["tiny: accuracy, %"] == run.accuracy
 
 
+def test_all_classes_at_once_are_the_same_images_as_one_task(tmp_path: Path) -> None:
+    archive = tmp_path / "data.zip"
+    write_domain(archive)
+    by_task = lay_out(TINY, archive, tmp_path / "by-task", prefix="tiny/", seed=0)
+    (whole,) = lay_out(at_once(TINY), archive, tmp_path / "whole", prefix="tiny/", seed=0).tasks
+
+    def images(*tasks: Path) -> set[tuple[str, bytes]]:
+        return {
+            (image.parent.name, image.read_bytes()) for task in tasks for image in task.glob("*/*")
+        }
+
+    assert images(whole) == images(*by_task.tasks)
+
+
 def told(version: int, *, promoted: bool, deeper: object = None) -> dict[str, object]:
     return {"version": version, "promoted": promoted, "deeper": deeper}
 
@@ -77,7 +91,7 @@ def test_its_options_have_help() -> None:
         cwd=ROOT,
         check=True,
     )
-    for option in ("--data", "--cifar", "--pretrained", "--json", "--seeds"):
+    for option in ("--data", "--cifar", "--pretrained", "--json", "--seeds", "--at-once"):
         assert option in done.stdout
 
 
