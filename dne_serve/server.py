@@ -14,6 +14,7 @@ from dne_serve.errors import NotServed, public_message
 from dne_serve.inference.answers import AnswerBuilder
 from dne_serve.inference.decode_process import DecodeProcess
 from dne_serve.inference.decoding import Decoder
+from dne_serve.inference.nearest import NearestKept
 from dne_serve.inference.predictor import Predictor
 from dne_serve.inference.store_threads import StoreThreads
 from dne_serve.loop.collector import Collector
@@ -235,6 +236,7 @@ class Serving:
             max_wait_s=self.settings.max_wait_seconds,
             wants_tokens=self.collector is not None,
         )
+        self.nearest = NearestKept(self.open_store, predictor=self.predictor, readers=self.readers)
 
     def _switch_engines(self, auto: Auto | None) -> None:
         """Create the engine switch, if the choice is left to the server."""

@@ -11,6 +11,7 @@ import { Tiles } from "./label_tiles.js";
 
 const KEYED = 5; // classes that have a key
 const REFRESH_MS = 5000;
+const ALIKE = 0.7; // the cosine from which images look much alike
 
 const bearer = () => token(LABEL_TOKEN) || token(READ_TOKEN);
 let items = new Items(bearer);
@@ -178,6 +179,20 @@ async function undo() {
 
 // Keys
 
+/** Select the shown images that look much like the one with the focus. */
+async function selectAlike() {
+  const one = tiles.focused;
+  show($("label-error"), "");
+  $("alike").disabled = true;
+  try {
+    const { items: found } = await ask(`inbox/${one.id}/alike?limit=100`, { bearer: bearer() });
+    if (tiles.focused === one) tiles.selectThese(new Set(found.filter(({ similarity }) => similarity >= ALIKE).map(({ item }) => item.id)));
+  } catch (error) {
+    show($("label-error"), error.message);
+  }
+  $("alike").disabled = false;
+}
+
 function onKey(event) {
   if (event.target === $("name") || event.target.closest("select, #door, summary, dialog, #learn, #teach")) return;
   const plain = !event.ctrlKey && !event.metaKey && !event.altKey;
@@ -230,6 +245,7 @@ $("door").addEventListener("submit", (event) => {
 for (const id of ["order", "shown"]) $(id).addEventListener("change", begin);
 $("discard").addEventListener("click", () => judge({ discard: true }));
 $("undo").addEventListener("click", undo);
+$("alike").addEventListener("click", selectAlike);
 $("group").addEventListener("click", () => tiles.selectGroup());
 $("again").addEventListener("click", () => judge({ label: names.last }));
 $("naming").addEventListener("submit", (event) => event.preventDefault());

@@ -266,6 +266,12 @@ export class Tiles {
     this.onFocus();
   }
 
+  /** Select the items with these ids that are shown, and the one that has the focus. */
+  selectThese(ids) {
+    for (const tile of this.tiles()) this.mark(tile, ids.has(tile.dataset.id) || tile.dataset.id === this.focused?.id);
+    this.onFocus();
+  }
+
   /** Select the group of the focused image. Images that look like no other are no group. */
   selectGroup() {
     if (this.focused?.group === undefined || this.focused.isLoose) return;

@@ -5,6 +5,7 @@ import { addOther, beginComparing, otherAnswer } from "./compare.js";
 import { entriesOf, filesIn, isImage } from "./dropped.js";
 import { $, count, line, make, percent, seconds, show, sleep } from "./elements.js";
 import { addToTally, showTally } from "./tally.js";
+import { whyBox } from "./why.js";
 import { wrongBox } from "./wrong.js";
 
 const GROUP_IMAGES = 8; // far below what a server takes at once, so that others get their turn
@@ -172,7 +173,7 @@ function answerRow(prediction, file, { version, took }, other) {
   const box = answerBox(prediction, { version, took, isOpen: Boolean(other) || run.total <= GROUP_IMAGES });
   row.append(thumbnail(file), box);
   addToTally(row, { prediction, version, file });
-  if (!other) box.append(wrongBox(file));
+  if (!other) box.append(whyBox(file, version), wrongBox(file));
   if (other) {
     const { prediction: second, version: otherVersion } = other;
     addOther(row, answerBox(second, { version: otherVersion, took: "", isOpen: true }), { first: prediction, second, versions: [version, otherVersion] });

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from dne_serve.access.permission import Permission, Token
+from dne_serve.engines.base import Resident
 from dne_serve.errors import Malformed, NotReady
 from dne_serve.http import versions
 from dne_serve.http.bodies import IMAGES
@@ -19,6 +20,9 @@ from dne_serve.http.openapi import IMAGES_SCHEMA, problems
 from dne_serve.http.problems import problem
 from dne_serve.http.schemas import (
     ClassesAnswer,
+    Embedding,
+    EmbeddingsAnswer,
+    EmbeddingSpace,
     HealthAnswer,
     Move,
     MovedAnswer,
@@ -40,10 +44,12 @@ from dne_serve.http.scoped_route import (
     taking,
 )
 from dne_serve.http.uploads import FIELD, read_uploads
-from dne_serve.inference.answers import MAX_TOP_K, prediction_json, work_of
+from dne_serve.inference.answers import MAX_TOP_K, SCORE_WORK, prediction_json, work_of
+from dne_serve.inference.nearest import MAX_WHY
 from dne_serve.inference.predictor import AT_LEAST_PARAMETER, at_least_of
 from dne_serve.inference.store_threads import ARRIVED
 from dne_serve.observe.live import ActivityAnswer, Listener, Stream
+from dne_serve.rollout.canary import Chosen
 from dne_serve.rollout.channel import ChannelMove
 from dne_serve.server import DRAINS, Serving
 from model_store.records.channel import ChannelRecord
@@ -100,6 +106,18 @@ Keep = Annotated[
 ]
 
 
+Threshold = Annotated[
+    float | None,
+    Query(
+        ge=0, le=1, description="Call images unknown from this unknown_score on, not the version's."
+    ),
+]
+Why = Annotated[
+    int,
+    Query(ge=0, le=MAX_WHY, description="How many of the nearest kept images to name."),
+]
+
+
 class Direct(ScopedRoute):
     """A route that skips FastAPI's reading of parameters for a request without a query: all of them
     have defaults. The reading takes a quarter of the event loop's time for a request."""
@@ -139,6 +157,8 @@ async def predict(
     top_k: TopK = DEFAULT_TOP_K,
     version: AnyVersion = None,
     keep: Keep = False,
+    threshold: Threshold = None,
+    why: Why = 0,
 ) -> Response:
     """Classify one or many images: a form's `files`, base64 in JSON, or one as the raw body."""
     collector = serving.collector
@@ -146,6 +166,11 @@ async def predict(
         raise Malformed("this server keeps no pictures; its operator can allow it with --collect")
     serving.predictor.expect_room()
     chosen = await serving.predictor.resolve(version, at_least=at_least_of(request))
+    if threshold is not None and chosen.resident.manifest.doubt is None:
+        raise Malformed(
+            f"version {chosen.resident.version} tells no probability of unknown, which a threshold "
+            "could be for"
+        )
     uploads = await read_uploads(request, max_images=serving.settings.max_images)
     watch = collector.watch(uploads, keep=keep) if collector else None
     scored = await serving.predictor.score(
@@ -153,8 +178,10 @@ async def predict(
         pictures=uploads,
         since=request.scope.get(ARRIVED),
         on_compared=watch.compared if watch else None,
+        wants_tokens=why > 0,
     )
     resident = chosen.resident
+    near = await serving.nearest.of(resident, scored, count=why) if why else None
     build = partial(
         prediction_json,
         resident,
@@ -163,9 +190,61 @@ async def predict(
         scored=scored,
         top_k=top_k,
         identify=watch.answered if watch else None,
+        threshold=threshold,
+        why=near,
     )
     work = work_of(len(uploads), classes=len(resident.labels), listed=top_k)
     return Response(await serving.answers.build(build, work=work), media_type=JSON)
+
+
+@reading.get("/embeddings", responses=problems(400, 404, 503))
+async def embedding_space(serving: Parts, version: AnyVersion = None) -> EmbeddingSpace:
+    """Name the space of embeddings: vectors that a client has kept are of use in theirs."""
+    resident = (await serving.predictor.resolve(version)).resident
+    return EmbeddingSpace(**_space_of(resident))
+
+
+@reading.post(
+    "/embeddings",
+    response_model=EmbeddingsAnswer,
+    openapi_extra={"requestBody": PREDICT_BODY["requestBody"]},
+    responses=problems(400, 404, 406, 408, 415, 422, 503),
+)
+@taking(IMAGES)
+async def embed(request: Request, serving: Parts, version: AnyVersion = None) -> Response:
+    """Compute the embeddings of images, in the forms of `POST /predict`: the part of the token that
+    the first expert gives. Nothing is counted as an answer, and no picture is kept."""
+    serving.predictor.expect_room()
+    chosen = await serving.predictor.resolve(version)
+    uploads = await read_uploads(request, max_images=serving.settings.max_images)
+    scored = await serving.predictor.score(
+        Chosen(resident=chosen.resident, by="asked"),
+        pictures=uploads,
+        since=request.scope.get(ARRIVED),
+        is_traffic=False,
+        wants_tokens=True,
+    )
+    space = _space_of(chosen.resident)
+
+    def build() -> bytes:
+        rows = [
+            Embedding(filename=upload.filename, embedding=one.token.tolist())
+            for upload, one in zip(uploads, scored, strict=True)
+            if one.token is not None
+        ]
+        return EmbeddingsAnswer(**space, embeddings=rows).model_dump_json().encode()
+
+    work = SCORE_WORK * len(uploads) * int(space["width"])
+    return Response(await serving.answers.build(build, work=work), media_type=JSON)
+
+
+def _space_of(resident: Resident) -> dict[str, Any]:
+    manifest = resident.manifest
+    return {
+        "version": manifest.version,
+        "expert": manifest.experts[0].sha256,
+        "width": manifest.spec.doubt_width,
+    }
 
 
 # A coroutine: the authorizer is used on the event loop only.

@@ -37,6 +37,16 @@ class Score(BaseModel):
     score: float
 
 
+class NearImage(BaseModel):
+    """A kept image that is near in embedding space: its class, the cosine of the embeddings, its
+    digest and its name."""
+
+    label: str
+    similarity: float
+    image: str
+    name: str
+
+
 class Prediction(BaseModel):
     """Classes of one image. `score` is the calibrated probability over the version's classes.
     `unknown`: the image is probably of none of the classes, and `label` is only the nearest.
@@ -44,7 +54,8 @@ class Prediction(BaseModel):
     version whose `unknown.score` is `max-logit`.
     `level`: 0 for a class; where every class is in doubt and a group of them is not, `label` and
     `score` are those of the group, so many steps above its likeliest class, which `top` names.
-    `id`: names the picture for `POST /feedback`; only there while the server collects pictures."""
+    `id`: names the picture for `POST /feedback`; only there while the server collects pictures.
+    `why`: the nearest kept images, if they were asked for."""
 
     filename: str | None
     label: str
@@ -55,6 +66,27 @@ class Prediction(BaseModel):
     unknown_score: float | None
     top: list[Score]
     id: str | None = None
+    why: list[NearImage] | None = None
+
+
+class Embedding(BaseModel):
+    filename: str | None
+    embedding: list[float]
+
+
+class EmbeddingSpace(BaseModel):
+    """The space of a version's embeddings. Those of the same `expert` can be compared by their
+    cosine."""
+
+    version: int
+    expert: str
+    width: int
+
+
+class EmbeddingsAnswer(EmbeddingSpace):
+    """The embeddings of the images in the order sent."""
+
+    embeddings: list[Embedding]
 
 
 class PredictAnswer(BaseModel):

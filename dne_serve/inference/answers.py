@@ -8,7 +8,7 @@ torch's OpenMP would slow the engine down.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypedDict, TypeVar
 
@@ -86,16 +86,21 @@ def prediction_json(
     scored: Sequence[Scored],
     top_k: int,
     identify: Identify | None = None,
+    threshold: float | None = None,
+    why: Sequence[Sequence[Mapping[str, Any]]] | None = None,
 ) -> bytes:
     """Write a `PredictAnswer` without building its pydantic models: a model for each score would
     take most of the time. A test compares the JSON with the models. `identify` gives a prediction
-    its id, if pictures are collected."""
+    its id, if pictures are collected. `threshold` stands in for the version's own; `why` has the
+    nearest kept images of each image."""
     head = to_json({"version": resident.version, "canary": canary})
     predictions = []
     for place, (name, image) in enumerate(zip(filenames, scored, strict=True)):
-        made = _prediction(resident, filename=name, scored=image, top_k=top_k)
+        made = _prediction(resident, filename=name, scored=image, top_k=top_k, threshold=threshold)
         if identify is not None:
             made["id"] = identify(place, resident, image, made["top"])
+        if why is not None:
+            made["why"] = why[place]
         predictions.append(to_json(made, inf_nan_mode="null"))
     return b"".join((head[:-1], b',"predictions":[', b",".join(predictions), b"]}"))
 
@@ -126,6 +131,7 @@ def _prediction(
     filename: str | None,
     scored: Scored,
     top_k: int,
+    threshold: float | None,
 ) -> dict[str, Any]:
     """Name the classes of one image, with the fields of `Prediction` in their order."""
     scores = scored.probabilities
@@ -134,8 +140,11 @@ def _prediction(
     values: list[float] = scores[order].tolist()
     labels = resident.labels
     label, score, level = labels[indexes[0]], values[0], 0
+    is_unknown = scored.is_unknown
+    if threshold is not None and scored.unknown_score is not None:
+        is_unknown = scored.unknown_score > threshold
     levels, higher = resident.levels, None
-    if levels is not None and not scored.is_unknown and score < levels.least:
+    if levels is not None and not is_unknown and score < levels.least:
         higher = levels.higher(scores.tolist())  # a group answers instead of a class in doubt
     if higher is not None:
         label, score, level = higher.name, higher.score, higher.level
@@ -145,7 +154,7 @@ def _prediction(
         "score": score,
         "level": level,
         "task": resident.tasks[indexes[0]],
-        "unknown": scored.is_unknown,
+        "unknown": is_unknown,
         "unknown_score": scored.unknown_score,
         "top": [
             {"label": labels[index], "score": score}

@@ -120,13 +120,15 @@ class Predictor:
         since: float | None = None,
         on_compared: OnCompared | None = None,
         is_traffic: bool = True,
+        wants_tokens: bool = False,
     ) -> list[Scored]:
         """Score each picture in order by the version that answers, and emit `Answered`.
 
         `since` is the moment when the request arrived, if that was earlier. `on_compared` gets the
         version that the answers are compared with, now or later, and its label for each picture if
         it is another one. `is_traffic` is false for pictures that were chosen because they are
-        doubtful: the guard and the counts of answers leave them out.
+        doubtful: the guard and the counts of answers leave them out. With `wants_tokens` the
+        answers have their tokens, also where the server collects nothing.
         """
         began_ns = time.perf_counter_ns()
         decoding: Times | None = None
@@ -148,7 +150,9 @@ class Predictor:
             deadline = Deadline(self._max_wait_s, since=since)
             pixels = await deadline.result(self._decode(chosen.resident, pictures))
             decoding = _since(began_ns)
-            answers = await self._ask(chosen, pixels, deadline, on_compared)
+            answers = await self._ask(
+                chosen, pixels, deadline, on_compared, wants_tokens=wants_tokens
+            )
         except Exception as error:
             emit(error=error)
             raise
@@ -162,18 +166,20 @@ class Predictor:
         pixels: Sequence[Pixels],
         deadline: Deadline,
         on_compared: OnCompared | None,
+        *,
+        wants_tokens: bool,
     ) -> list[Answer]:
         """Compute the answers of the chosen version. A shadow of the same lineage is computed in
         the same pass. Any other shadow is computed in a pass after the answer."""
         resident, shadow = chosen.resident, chosen.shadow
         wider = joined(resident, shadow) if shadow else None
         if shadow and wider:
-            tickets = self._submit(wider, pixels, (resident, shadow))
+            tickets = self._submit(wider, pixels, (resident, shadow), wants_tokens=wants_tokens)
             both = await deadline.answers(tickets)
             answers = [_given(own) for own, _ in both]
             self._compare(chosen, answers, [other for _, other in both], on_compared)
             return answers
-        own = self._submit(resident, pixels, (resident,))
+        own = self._submit(resident, pixels, (resident,), wants_tokens=wants_tokens)
         alone = await deadline.answers(own)
         answers = [_given(own) for (own,) in alone]
         if shadow:
@@ -190,10 +196,12 @@ class Predictor:
         residents: tuple[Resident, ...],
         *,
         is_traced: bool = True,
+        wants_tokens: bool = False,
     ) -> list[Future[Answers]]:
         watch = CURRENT.get() if is_traced else None
+        wants = wants_tokens or self._wants_tokens
         queries = [
-            Query(pixels=image, residents=residents, wants_token=self._wants_tokens, watch=watch)
+            Query(pixels=image, residents=residents, wants_token=wants, watch=watch)
             for image in pixels
         ]
         return self._batcher.submit(widest, items=queries)

@@ -5,24 +5,44 @@ Asking for a job and cancelling it need the scope `admin`; all others need `labe
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import time
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import UTC, datetime
 from typing import Annotated
 
+import numpy as np
 from fastapi import APIRouter, Depends, Path, Query, Request
 from starlette.responses import Response
 
 from dne_serve.access.permission import Permission
-from dne_serve.errors import Malformed, NotOffered, NotReady, WaitedTooLong
+from dne_serve.engines.base import Floats
+from dne_serve.errors import (
+    DecoderUnavailable,
+    Malformed,
+    NotKept,
+    NotOffered,
+    NotReady,
+    Stopped,
+    WaitedTooLong,
+    public_message,
+)
+from dne_serve.http.bodies import IMAGES
 from dne_serve.http.openapi import problems
 from dne_serve.http.pages import PICTURE
-from dne_serve.http.routes import JSON
-from dne_serve.http.scoped_route import FACTS, Parts, actor_of, json_only, needing
+from dne_serve.http.routes import JSON, PREDICT_BODY
+from dne_serve.http.schemas import NearImage
+from dne_serve.http.scoped_route import FACTS, Parts, actor_of, json_only, needing, taking
+from dne_serve.http.uploads import UploadedImage, read_uploads
+from dne_serve.inference.nearest import MAX_WHY
 from dne_serve.loop.groups import group
 from dne_serve.loop.schemas import (
     AdviceAnswer,
     AdviceLine,
+    AlikeAnswer,
+    AlikeItem,
     CorrectionAnswer,
     CorrectionBody,
     DeletedAnswer,
@@ -43,14 +63,29 @@ from dne_serve.loop.schemas import (
     LabelBody,
     LabelledAnswer,
     LabelText,
+    TaughtAnswer,
+    TaughtPicture,
     ToldAdvice,
     WaitingAnswer,
 )
 from dne_serve.loop.trainer_child import BackboneAnswer
+from dne_serve.loop.writer import (
+    TAUGHT,
+    InboxWriter,
+    KeepCandidate,
+    Settled,
+    Taught,
+    unpack_direction,
+)
+from dne_serve.rollout.canary import Chosen
 from dne_serve.server import Serving
 from model_store.errors import (
+    DneError,
     ImageRejected,
+    ItemNotFound,
     KeptTooLarge,
+    LabelledOtherwise,
+    LabelsFull,
     NothingToLearn,
     ShardForgotten,
     StoreNotFound,
@@ -65,6 +100,7 @@ from model_store.loop.describe import (
 )
 from model_store.loop.inbox import Judgement
 from model_store.loop.index import STATES, Order, State
+from model_store.loop.item_names import new_id
 from model_store.loop.items import Item, read_items
 from model_store.loop.jobs import LEASE_S, Job, Jobs
 from model_store.loop.waiting import WaitingLabels
@@ -118,6 +154,7 @@ labelling = APIRouter(
     tags=["inbox"],
 )
 _MAX_KEPT = 50
+_DEFAULT_ALIKE, _MAX_ALIKE = 20, 100
 Digest = Annotated[str, Query(pattern=r"^[0-9a-f]{64}$")]
 ItemPath = Annotated[str, Path(max_length=100)]
 
@@ -198,6 +235,52 @@ def show_item(serving: Parts, item: ItemPath) -> ItemHistoryAnswer:
     described = describe_item(Item(record=record, head=history[-1] if history else None))
     judgements = [JudgementAnswer(**describe_label(judged)) for judged in history]
     return ItemHistoryAnswer(**described, history=judgements)
+
+
+@labelling.get("/inbox/{item}/alike")
+async def list_alike(
+    serving: Parts,
+    item: ItemPath,
+    limit: Annotated[int, Query(ge=1, le=_MAX_ALIKE)] = _DEFAULT_ALIKE,
+) -> AlikeAnswer:
+    """List the newest items and the kept images that look most like an item. The served version
+    sees the picture for it, and counts no answer."""
+    picture = await serving.readers.run(lambda: _picture_of(serving, item))
+    chosen = await serving.predictor.resolve(None)
+    upload = UploadedImage(filename=None, data=picture)
+    asked = Chosen(resident=chosen.resident, by="asked")
+    (scored,) = scores = await serving.predictor.score(
+        asked, pictures=[upload], is_traffic=False, wants_tokens=True
+    )
+    kept = await serving.nearest.of(chosen.resident, scores, count=min(limit, MAX_WHY))
+    assert scored.token is not None, "it was asked for"
+    token = scored.token
+    items = await serving.readers.run(lambda: _alike(serving, token, but=item, limit=limit))
+    return AlikeAnswer(items=items, kept=[NearImage(**near) for near in kept[0]])
+
+
+def _picture_of(serving: Serving, item: str) -> bytes:
+    inbox = serving.inbox_handle.inbox
+    return inbox.picture(inbox.item(item))
+
+
+def _alike(serving: Serving, token: Floats, *, but: str, limit: int) -> list[AlikeItem]:
+    """Compare with the newest items, as many as are grouped."""
+    index = serving.inbox_handle.index
+    index.refresh()
+    own = token / max(float(np.linalg.norm(token)), 1e-12)
+    found: list[tuple[float, Item]] = []
+    for one in read_items(serving.inbox_handle.inbox, index.page(limit=MAX_GROUPED).rows):
+        if one.record.token is None or one.record.id == but:
+            continue
+        other = unpack_direction(one.record.token)
+        if len(other) == len(own):
+            found.append((float(own @ other) / max(float(np.linalg.norm(other)), 1e-12), one))
+    found.sort(key=lambda pair: -pair[0])
+    return [
+        AlikeItem(similarity=round(similarity, 4), item=_item_answer(one))
+        for similarity, one in found[:limit]
+    ]
 
 
 @labelling.get("/inbox/{item}/image", response_class=Response, responses=PICTURE)
@@ -347,6 +430,76 @@ def _judge(
 def _item_answer(item: Item) -> ItemAnswer:
     return ItemAnswer(**describe_item(item))
 
+
+teaching = APIRouter(route_class=needing(Permission.LABEL), tags=["inbox"])
+
+
+@teaching.post(
+    "/inbox",
+    response_model=TaughtAnswer,
+    openapi_extra={"requestBody": PREDICT_BODY["requestBody"]},
+    responses=problems(400, 406, 408, 415, 422, 503),
+)
+@taking(IMAGES)
+async def teach(
+    request: Request,
+    serving: Parts,
+    label: Annotated[LabelText, Query(description="The name of the class of these pictures.")],
+) -> Response:
+    """Put pictures with the name of their class into the inbox: a form's `files`, base64 in JSON,
+    or one as the raw body. A job then learns them. Makes the store where there is none yet."""
+    taught = Taught(judgement=Judgement.of_class(label), actor=actor_of(request))
+    uploads = await read_uploads(request, max_images=serving.settings.max_images)
+    await serving.labellers.run(serving.open_store.made)
+    serving.writer.start()
+    until = time.monotonic() + serving.settings.max_wait_seconds
+    pictures = [
+        await _taught(serving.writer, upload.data, taught, filename=upload.filename, until=until)
+        for upload in uploads
+    ]
+    name = taught.judgement.label or ""
+    kept = sum(picture.item is not None for picture in pictures)
+    request.scope[FACTS].update(said=name, pictures=len(pictures), kept=kept)
+    answer = TaughtAnswer(label=name, pictures=pictures)
+    return Response(answer.model_dump_json(), media_type=JSON)
+
+
+async def _taught(
+    writer: InboxWriter, data: bytes, taught: Taught, *, filename: str | None, until: float
+) -> TaughtPicture:
+    """Hand a picture to the writer, and wait for what becomes of it until the time is up."""
+
+    def said(outcome: str, why: str = "", item: str | None = None) -> TaughtPicture:
+        return TaughtPicture.model_validate(
+            {"filename": filename, "outcome": outcome, "item": item, "why": why}
+        )
+
+    left_s = until - time.monotonic()
+    if left_s <= 0:
+        return said("refused", _LATE)
+    kept: Future[Settled] = Future()
+    candidate = KeepCandidate(
+        id=new_id(), data=data, given=None, rules=(TAUGHT,), taught=taught, kept=kept
+    )
+    if not writer.offer(candidate):
+        return said("refused", _FULL)
+    try:
+        settled = await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(kept)), left_s)
+    except TimeoutError:
+        return said("refused", _LATE)
+    except ImageRejected as error:
+        return said("bad", str(error))
+    except LabelledOtherwise as error:
+        return said("other", str(error))
+    except (DecoderUnavailable, NotKept, Stopped, ItemNotFound, LabelsFull) as error:
+        return said("refused", str(error))
+    except DneError as error:
+        return said("refused", public_message(error))
+    return said(settled.outcome, item=settled.item)
+
+
+_LATE = "the server had no time for it; send it again"
+_FULL = "too many pictures wait to be written; send it again"
 
 DEFAULT_JOBS = 10
 MAX_JOBS = 100

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from dne_serve.http.schemas import Score
+from dne_serve.http.schemas import NearImage, Score
 from dne_serve.loop.trainer_child import BackboneAnswer
 from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Judgement
 from model_store.loop.index import State
@@ -131,6 +131,21 @@ class GroupsAnswer(BaseModel):
     counts: dict[State, int]
     total: int
     collecting: bool
+
+
+class AlikeItem(BaseModel):
+    """An item, and the cosine of its embedding and that of the item asked about."""
+
+    similarity: float
+    item: ItemAnswer
+
+
+class AlikeAnswer(BaseModel):
+    """Items of the inbox and kept images that look like an item to the served version, the likest
+    first. Items without a token, such as taught ones, are not among them."""
+
+    items: list[AlikeItem]
+    kept: list[NearImage]
 
 
 class ItemHistoryAnswer(ItemAnswer):

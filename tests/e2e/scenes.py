@@ -141,7 +141,7 @@ def many_images(page: Page, stage: Stage) -> None:
 @scene("/")
 def many_images_one_open(page: Page, stage: Stage) -> None:
     many_images(page, stage)
-    page.locator("#answers .answer summary").nth(2).click()
+    page.locator("#answers .answer .detail > summary").nth(2).click()
 
 
 @scene("/")
@@ -238,3 +238,21 @@ def label_without_images(page: Page, stage: Stage) -> None:
 @scene("/docs")
 def docs(page: Page, stage: Stage) -> None:
     page.locator("#predict summary, details summary").first.click()
+
+
+@scene("/")
+def why_an_image_is_answered_so(page: Page, stage: Stage) -> None:
+    one_image(page, stage)
+    page.get_by_text("Why?").click()
+    expect(page.locator(".near li").first).to_be_visible()
+
+
+@scene("/label#teach", server="empty_url")
+def new_classes(page: Page, stage: Stage) -> None:
+    page.get_by_label("The inbox needs a token").fill(TOKEN)
+    page.get_by_role("button", name="Use it").click()
+    expect(page.get_by_label("Begin with")).to_be_visible()
+    drop(page, *stage.images[:2], ("broken.png", b"no image"))
+    page.get_by_label("Their class").fill("cat")
+    page.get_by_role("button", name="Add").click()
+    expect(page.get_by_text("1 could not be used")).to_be_visible()

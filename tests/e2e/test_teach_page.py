@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.browsing import NEEDS_CHROMIUM, drop_paths, playwright, watching
-from tests.live_server import TOKEN, Live, live_server, png
+from tests.live_server import TOKEN, Live, live_server, png, wait_for
 from tests.trained_store import SIZE, TrainedStore
 
 pytestmark = NEEDS_CHROMIUM
@@ -208,3 +208,37 @@ def test_a_first_task_is_taught_in_the_browser_alone(
         assert [one["label"] for one in answers["predictions"]] == list(COLOURS)
         manifest = live.serving.open_store().manifest(1)
         assert str(manifest.tasks[0].training["pretrained_from"]).startswith("timm/vit_tiny")
+
+
+def test_an_answer_shows_what_it_looks_like(
+    browser: playwright.Browser, trained_copy: TrainedStore
+) -> None:
+    with live_server(trained_copy.pretrained, admin_token=None) as live:
+        live.wait_until_ready()
+        with watching(browser, live.url) as watched:
+            page = watched.page
+            page.locator("#files").set_input_files(
+                {"name": "a.png", "mimeType": "image/png", "buffer": trained_copy.image("0")}
+            )
+            page.get_by_text("Why?").click()
+            near = page.get_by_role("list", name="Kept images that a.png looks like")
+            playwright.expect(near.get_by_role("listitem")).to_have_count(4)
+            playwright.expect(page.get_by_text("Because it looks like these")).to_be_visible()
+            playwright.expect(near.get_by_role("img").nth(3)).to_be_visible()
+
+
+def test_more_like_this_selects_what_looks_alike(
+    browser: playwright.Browser, trained_copy: TrainedStore
+) -> None:
+    with live_server(trained_copy.pretrained, collect="sample=100%", admin_token=None) as live:
+        live.wait_until_ready()
+        live.predict(*(picture(colour, seed) for colour in COLOURS for seed in (1, 2, 3)))
+        wait_for(lambda: live.http.get("/inbox").json()["total"] == 9)
+        with watching(browser, live.url, path="/label") as watched:
+            page = watched.page
+            tiles = page.get_by_role("listbox", name="Images").get_by_role("option")
+            playwright.expect(tiles).to_have_count(9)
+            tiles.first.focus()
+            page.get_by_role("button", name="Select more like this").click()
+            playwright.expect(page.locator("#panel-title")).to_contain_text("images")
+            assert 1 < page.locator('.tile[aria-selected="true"]').count() <= 9

@@ -39,6 +39,8 @@ SCOPES = {
     "/classes": Permission.READ,
     "/classes/examples": Permission.LABEL,
     "/corrections": Permission.LABEL,
+    "/embeddings": Permission.READ,
+    "/inbox/{item}/alike": Permission.LABEL,
     "/versions/{version}/kept": Permission.LABEL,
     "/metrics": Permission.READ,
     "/rollback": Permission.ADMIN,

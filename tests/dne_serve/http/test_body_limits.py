@@ -31,6 +31,7 @@ MOST = Settings(store="x").max_body_bytes
 OTHER_KINDS = {
     "/predict": IMAGES,
     "POST /inbox": IMAGES,
+    "POST /embeddings": IMAGES,
     "/v2/models/{model}/infer": IMAGES,
     "/v2/models/{model}/versions/{version}/infer": IMAGES,
     "/label-studio/setup": CONFIG,
