@@ -4,10 +4,29 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.serving.tables import RESULTS, comparison
+from benchmarks.serving.tables import RESULTS, comparison, photos
 from tests.packaging.project import ROOT
 
 
 def test_the_comparison_in_the_readme_is_made_from_the_result() -> None:
     result = json.loads((RESULTS / "serving.json").read_text())
     assert comparison(result) in (ROOT / "README.md").read_text()
+
+
+def test_photos_have_a_row_for_every_network_and_server_the_cheapest_first() -> None:
+    measured: dict[str, float] = {}
+    for name, ms in (("LitServe, PyTorch", 113.0), ("dne-serve", 25.0)):
+        for size, connections in (
+            ("0.3 megapixels", 1),
+            ("0.3 megapixels", 8),
+            ("0.3 megapixels", 32),
+            ("12 megapixels", 8),
+        ):
+            what = f"dinov2, {size}, {name}, {connections} connections"
+            measured[f"requests/s, {what}"] = 1000 / ms + connections
+            measured[f"processor ms, {what}"] = ms
+            measured[f"failed, {what}"] = 1.0
+    *head, ours, theirs = photos({"measured": measured}).splitlines()
+    assert len(head) == 2
+    assert ours == "| dinov2, **dne-serve** | 41.0 / 48.0 / 72.0 | 25 | 48.0, 25 | 4 |"
+    assert theirs == "| dinov2, LitServe, PyTorch | 9.8 / 16.8 / 40.8 | 113 | 16.8, 113 | 4 |"
