@@ -163,9 +163,9 @@ def _note_signatures(report: CopyReport, options: argparse.Namespace) -> None:
     """Print what servers that require signatures will refuse in the copy, and the next step."""
     if report.foreign:
         print(
-            f"note: {counted(len(report.foreign), 'version')} in {options.to} are signed for "
-            "another store, and servers that require signatures refuse them; copy to a new store "
-            "with --sign KEYFILE to sign them for it",
+            f"note: {options.to} has {counted(len(report.foreign), 'version')} signed for another "
+            "store, which servers that require signatures refuse; copy to a new store with --sign "
+            "KEYFILE to sign for it",
             file=sys.stderr,
         )
     if options.sign is None:
