@@ -132,6 +132,7 @@ def serve(settings: Settings, *, as_json: bool) -> int:
     check_extra(settings)
     listener = _listen(settings.host, settings.port)
     with listener:
+        log.info("starting with store %s, channel %s", settings.store, settings.channel)
         # After the port is ours, because these imports take seconds and the port may be taken.
         from dne_serve.app import create_app
         from dne_serve.engine_start import start_engine

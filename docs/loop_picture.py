@@ -1,6 +1,6 @@
 """Make the moving picture of the loop: photos are doubted, named, learnt and answered.
 
-python -m docs.loop_picture docs/loop.webp STORE photos/crab --ask other/crab.jpg
+python -m docs.loop_picture docs/loop.webp STORE photos/crab --ask other/*.jpg
 
 A server with a trainer runs on a copy of the store, and a real browser does what a person does. It
 needs Chromium. Use photos that may be published.
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("picture", type=Path, help="the animated WebP to write")
     parser.add_argument("store", type=Path, help="a store; a copy of it learns")
     parser.add_argument("photos", type=Path, help="a folder of photos of a class it does not know")
-    parser.add_argument("--ask", type=Path, required=True, help="another photo of that class")
+    parser.add_argument("--ask", type=Path, nargs="+", required=True, help="other photos of it")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(given.store, Path(folder) / "models")
@@ -84,8 +84,8 @@ def main() -> None:
     print(f"{given.picture}: {given.picture.stat().st_size / 1e6:.2f} MB")
 
 
-def play(page: Page, film: Film, *, url: str, photos: list[Path], ask: Path) -> None:
-    """Ask about the photos, name those that are doubted, learn, and ask about another one."""
+def play(page: Page, film: Film, *, url: str, photos: list[Path], ask: list[Path]) -> None:
+    """Ask about the photos, name those that are doubted, learn, and ask about other ones."""
     name = photos[0].parent.name
     page.goto(url)
     page.set_input_files("#files", [str(photo) for photo in photos])
@@ -112,15 +112,21 @@ def play(page: Page, film: Film, *, url: str, photos: list[Path], ask: Path) -> 
     page.get_by_role("dialog").get_by_role("button", name="Learn").click()
     page.locator("#learn-progress").wait_for()
     verdict = page.get_by_role("group", name="Verdict")
+    before = ""
     while not verdict.is_visible():
-        film.take(350)
-        page.wait_for_timeout(1500)
+        phase = page.locator("#learn-phase").inner_text().partition(":")[0]
+        if phase != before:
+            film.take(700)
+        before = phase
+        page.wait_for_timeout(300)
     verdict.locator("summary").first.click()
     page.evaluate(FOLD)
     film.take(2500)
+    head = httpx.get(f"{url}/versions").json()["total"]
+    wait_for(lambda: httpx.get(f"{url}/readyz").json()["version"] == head, seconds=120)
     page.goto(url)
-    page.set_input_files("#files", str(ask))
-    page.get_by_text("1 image in").wait_for()
+    page.set_input_files("#files", [str(photo) for photo in ask])
+    page.get_by_text(f"{len(ask)} images in").wait_for()
     page.evaluate(FOLD)
     page.wait_for_timeout(500)
     film.take(4000)

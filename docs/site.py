@@ -21,7 +21,7 @@ SOURCE = PROJECT / "build/site-source"
 SITE = PROJECT / "build/site"
 """Both as mkdocs.yml names them."""
 SEEDS = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-KINDS = frozenset({".md", ".svg", ".png", ".html", ".ipynb"})
+KINDS = frozenset({".md", ".svg", ".png", ".webp", ".html", ".ipynb"})
 LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:|#)([^)\s#]+)(?=[)#])")
 CODE_IN_LIST = re.compile(r"^ {3}```\w*\n(.*?)^ {3}```\n", re.MULTILINE | re.DOTALL)
 LIST = re.compile(r"^((?![-#|>\s]|\d+\. ).+)\n(?=- |1\. )", re.MULTILINE)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import resource
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +136,22 @@ def test_wrong_examples_are_noticed() -> None:
         ["dne-store roll-back"],
         ["--prot"],
     ]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "from trainer.cli import main; main(['add-task', '--data', 'nothere'])",
+        "from dne_client.predicting import main; main(['README.md', '--url', 'http://127.0.0.1:9'])",
+    ],
+)
+def test_what_cannot_begin_is_refused_before_much_is_imported(command: str) -> None:
+    """At most 0.4 s of processor time, the least of three: a person has mistyped a path."""
+    spent = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([sys.executable, "-c", command], cwd=ROOT, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert b"error: " in done.stderr
+        spent.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(spent) < 0.4
