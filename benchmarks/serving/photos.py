@@ -211,9 +211,30 @@ def exported(store: Path, folder: Path) -> dict[str, Path]:
     command = [program, "export-onnx", "1", "--store", store, "--out", out]
     subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
     whole, reduced = next(out.glob("version-*.onnx")), out / "int8.onnx"
+    named = out / "named.onnx"
+    stacked = _name_nodes(whole, named)
     kind = quantization.QuantType.QInt8
-    quantization.quantize_dynamic(whole, reduced, per_channel=True, weight_type=kind)
+    quantization.quantize_dynamic(
+        named, reduced, per_channel=True, weight_type=kind, nodes_to_exclude=stacked
+    )
     return {"onnxruntime": whole, "onnxruntime int8": reduced}
+
+
+def _name_nodes(path: Path, named: Path) -> list[str]:
+    """Name the nodes, and list those that multiply by stacked matrices: onnxruntime has no 8-bit
+    product with a scale a channel for them."""
+    import onnx
+
+    model = onnx.load(path, load_external_data=False)
+    flat = {one.name for one in model.graph.initializer if len(one.dims) == 2}
+    weights = {one.name for one in model.graph.initializer}
+    stacked = []
+    for number, node in enumerate(model.graph.node):
+        node.name = f"node-{number}"
+        if node.op_type == "MatMul" and set(node.input) & weights - flat:
+            stacked.append(node.name)
+    onnx.save(model, named)
+    return stacked
 
 
 def enlarged(archive: Path, folder: Path) -> Path:
