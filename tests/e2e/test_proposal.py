@@ -84,7 +84,5 @@ def test_a_click_adapts_the_version_and_then_nothing_is_proposed(
             expect(page.get_by_role("heading", name="Version 2")).to_be_visible()
             expect(page.get_by_text(SAYS)).to_have_count(0)
             page.goto(f"{live.url}/label")
-            page.get_by_label("The inbox needs a token").fill(TOKEN)
-            page.get_by_role("button", name="Use it").click()
             verdict = page.get_by_role("group", name="Verdict")
             expect(verdict).to_contain_text("Adapted to all classes", timeout=MINUTES)

@@ -54,7 +54,7 @@ def test_a_report_shows_verdict_pictures_and_plots_and_fits_the_window(
             expect(page.get_by_role("img", name=name)).to_be_visible()
         expect(page.get_by_role("img", name="Confusion matrix")).to_be_visible()
         expect(page.get_by_role("img", name="Right answers over confidence")).to_be_visible()
-        expect(page.get_by_role("img", name="Scores of held-out images")).to_be_visible()
+        expect(page.get_by_role("img", name="Scores of these images")).to_be_visible()
         expect(page.get_by_text(told["run"]["command"])).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= window["viewport"]["width"]
         assert page.eval_on_selector_all(".tiles dt + dd", WITH_LONG_TEXT) == [True] * 7
