@@ -62,7 +62,7 @@ def read_cifar(
 
         def tokens(part: str, count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
             images = _images(archive, part, names, count, manifest)
-            with show_progress().phase(f"reading tokens: {part}", total=len(images)) as phase:
+            with show_progress().phase(f"reading embeddings: {part}", total=len(images)) as phase:
                 found = cache.embeddings(images, advance=phase.advance)
             cache.save()
             return found[:, : network.spec.slice_width(0)], images.labels_N

@@ -13,6 +13,18 @@ def test_the_comparison_in_the_readme_is_made_from_the_result() -> None:
     assert comparison(result) in (ROOT / "README.md").read_text()
 
 
+def test_the_rates_of_photos_in_the_readme_are_those_of_the_result() -> None:
+    measured = json.loads((RESULTS / "photos.json").read_text())["measured"]
+    readme = (ROOT / "README.md").read_text()
+    for server in ("dne-serve", "LitServe, onnxruntime int8", "LitServe, onnxruntime"):
+        cells = []
+        for network in ("dinov2", "vit_tiny"):
+            asked = f"requests/s, {network}, 0.3 megapixels, {server}, "
+            rates = (measured[f"{asked}{count} connections"] for count in (1, 8, 32))
+            cells.append(" / ".join(f"{rate:.0f}" for rate in rates))
+        assert f"| {' | '.join(cells)} |" in readme
+
+
 def test_photos_have_a_row_for_every_network_and_server_the_cheapest_first() -> None:
     measured: dict[str, float] = {}
     for name, ms in (("LitServe, PyTorch", 113.0), ("dne-serve", 25.0)):

@@ -117,7 +117,7 @@ def _read_out(
     network: Network, images: LabelledImages, cache: EmbeddingCache, progress: Progress
 ) -> tuple[Floats, Floats]:
     """Compute the oldest slice of the token, and the logits, in one pass over the images."""
-    with progress.phase("reading tokens", total=len(images)) as phase:
+    with progress.phase("reading embeddings", total=len(images)) as phase:
         found_NW = cache.embeddings(images, advance=phase.advance)
     cache.save()
     with torch.inference_mode():

@@ -23,7 +23,7 @@ from trainer.learning.student import Student
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 
-READING = "reading tokens"
+READING = "reading embeddings"
 IMAGES_A_PART = 128
 """Images between two checkpoints."""
 

@@ -251,7 +251,7 @@ def test_a_run_that_was_killed_after_it_had_adapted_adapts_nothing_again(
     )
     run(first(store, letters, vit, grow="quick"))
     with pytest.raises(Interrupted):
-        run(request, progress=Listening(interrupt_in="reading tokens"))
+        run(request, progress=Listening(interrupt_in="reading embeddings"))
     progress = Listening()
     outcome = run(request, progress=progress)
     assert outcome.manifest.adapted

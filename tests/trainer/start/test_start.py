@@ -33,7 +33,7 @@ def test_the_first_expert_is_the_file_and_only_the_classifier_is_fitted(
     images = torch.randn(2, 3, 8, 8)
     expected = slice_of(made_up(), images, heads=2)
     assert (network.token_slices(images)[0] - expected).abs().max() < 1e-4
-    assert progress.phases[:3] == ["reading images", "reading tokens", "fitting the classifier"]
+    assert progress.phases[:3] == ["reading images", "reading embeddings", "fitting the classifier"]
     assert not {"learning", "balancing", "extending"} & set(progress.phases)
     assert progress.losses == []
     assert manifest.metrics.accuracy.all == 1.0
@@ -112,9 +112,9 @@ def test_a_later_task_adds_a_classifier_and_nothing_else(begun: Path, digits: Pa
     assert [task.heads for task in child.tasks] == [2, 0]
     assert child.new_classes == ("0", "1")
     assert child.preprocessing == parent.preprocessing
-    assert progress.phases[:3] == ["reading images", "reading tokens", "fitting the classifier"]
+    assert progress.phases[:3] == ["reading images", "reading embeddings", "fitting the classifier"]
     assert not {"learning", "balancing", "extending"} & set(progress.phases)
-    assert [one.name for one in progress.expected] == ["reading tokens", "judging"]
+    assert [one.name for one in progress.expected] == ["reading embeddings", "judging"]
     assert {one.name: one.images for one in progress.expected}.items() <= progress.totals.items()
     assert child.metrics.accuracy.all == 1.0
 
@@ -156,7 +156,7 @@ def test_an_extension_fits_the_classifier_and_no_expert_changes(
     assert child.extended == ("b",)
     assert child.tasks == parent.tasks
     assert [ref.kind for ref in delta_of(child, parent)] == ["classifier", "doubt"]
-    assert "reading tokens" in progress.phases
+    assert "reading embeddings" in progress.phases
     assert "extending" not in progress.phases
 
 
@@ -168,7 +168,7 @@ def test_without_exemplars_a_later_task_is_learnt_from_statistics(
     manifest = run(later(store, digits, memory=0, quick=True), progress=progress).manifest
     assert manifest.version == 2
     assert manifest.tasks[-1].expert is None
-    assert progress.phases[:3] == ["reading images", "reading tokens", "fitting the classifier"]
+    assert progress.phases[:3] == ["reading images", "reading embeddings", "fitting the classifier"]
     assert not {"learning", "balancing", "extending"} & set(progress.phases)
     assert manifest.metrics.accuracy.all == 1.0
 
@@ -233,8 +233,8 @@ def test_an_interrupted_first_task_goes_on_with_the_tokens_it_has(
 ) -> None:
     monkeypatch.setattr(IMAGES_A_PART, 8)
     request = first(tmp_path / "one", letters, vit, checkpoint=tmp_path / "kept")
-    with pytest.raises(Interrupted, match="part 1 of reading tokens"):
-        run(request, progress=Listening(interrupt_in="reading tokens", after=2))
+    with pytest.raises(Interrupted, match="part 1 of reading embeddings"):
+        run(request, progress=Listening(interrupt_in="reading embeddings", after=2))
     continued = run(request).manifest
     assert continued.shards == run(first(tmp_path / "two", letters, vit)).manifest.shards
 
