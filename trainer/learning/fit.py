@@ -121,8 +121,8 @@ def fit(
 
     Go on from `checkpoint`, to the same bits as without an interruption. Each of the `ranks` takes
     a part of every batch. `longest_gradient`: a longer one is shortened to it. `most_loss`: an
-    epoch whose mean loss is larger, or clearly larger than that of an earlier epoch, is learnt
-    again from where it began, at half the rate; None: the rate stays.
+    epoch whose mean loss is larger, unless the run began so, or clearly larger than that of an
+    earlier epoch, is learnt again from where it began, at half the rate; None: the rate stays.
     """
     order, changes = np.random.default_rng(seed), Generator().manual_seed(seed)
     epochs = [list(_batches(draw_epoch(order), plan.batch_size)) for _ in range(plan.epochs)]
@@ -171,7 +171,8 @@ def fit(
                 if not good or state.halvings >= MOST_HALVINGS:
                     raise
                 mean = math.inf
-            most = min(most_loss or math.inf, GREW * state.least_loss)
+            begun = losses[0] if losses else 0.0
+            most = _largest_mean(most_loss or math.inf, begun=begun, least=state.least_loss)
             if good and mean > most and state.halvings < MOST_HALVINGS:
                 phase.advance(-sum(map(len, epochs[epoch][: len(losses)])))
                 state.go_back(good)
@@ -187,6 +188,14 @@ def fit(
             epoch += 1
             if checkpoint is not None:
                 checkpoint.save(name, epoch, state, last=epoch == plan.epochs)
+
+
+def _largest_mean(most_loss: float, *, begun: float, least: float) -> float:
+    """Return the largest mean loss of an epoch that has done no harm. A run whose loss is clearly
+    above `most_loss` before its first step (`begun`) is only held to what it had."""
+    if math.isinf(least):
+        return GREW * begun if begun > GREW * most_loss else most_loss
+    return GREW * least if least > most_loss else min(most_loss, GREW * least)
 
 
 class LossLost(DneError):

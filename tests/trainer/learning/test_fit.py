@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_store.errors import DneError, WrongUsage
 from model_store.network.network import Network
@@ -95,6 +95,19 @@ def test_an_epoch_whose_loss_grew_is_learnt_again_at_half_the_rate() -> None:
         [0.4 / 2**halvings for halvings in range(1, len(rates) + 1)], rel=0.1
     )
     assert "epoch 1 of 12" in mended.notes[0]
+
+
+def test_a_run_that_begins_above_the_limit_keeps_its_rate() -> None:
+    network, progress = grown([1], noise=0.0), Listening()
+    with torch.no_grad():
+        head = network.heads[0]
+        assert isinstance(head, nn.Linear)
+        head.bias.copy_(torch.tensor([0.0, 20.0]))
+    plan = Plan(epochs=10, batch_size=8, learning_rate=3e-2)
+    run_fit(network, labelled([16, 16]), progress=progress, plan=plan, most_loss=math.log(2))
+    assert progress.losses[0] > 5
+    assert not progress.notes
+    assert np.mean(progress.losses[-4:]) < 0.5 * np.mean(progress.losses[:4])
 
 
 def test_a_loss_that_is_lost_at_any_rate_stops_the_run() -> None:
