@@ -16,8 +16,9 @@ from dne_serve.http.bodies import Inflated, MemoryBudget
 from dne_serve.http.middleware import BodyLimit, KnownHosts, Observed, Packed
 from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
+from dne_serve.loop.job_routes import asking_jobs, reading_jobs
 from dne_serve.loop.label_studio import backend
-from dne_serve.loop.routes import asking_jobs, labelling, reading_jobs, teaching
+from dne_serve.loop.routes import labelling, teaching
 from dne_serve.protocol_v2 import infer, models
 from dne_serve.protocol_v2.openapi import ErrorForm
 from dne_serve.rollout.engine_switch import Auto

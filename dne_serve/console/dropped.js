@@ -11,6 +11,22 @@ export const isStray = (path) => path.some((part) => STRAY.test(part));
 /** The entries of a drop. They are gone after the first await of its listener. */
 export const entriesOf = (transfer) => [...transfer.items].map((item) => item.webkitGetAsEntry?.()).filter(Boolean);
 
+/** Call `take` with what is dropped anywhere on the page, and mark `place` while something is held above it. */
+export function onDrop(place, take) {
+  document.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    place.classList.add("over");
+  });
+  document.addEventListener("dragleave", (event) => {
+    if (!event.relatedTarget) place.classList.remove("over");
+  });
+  document.addEventListener("drop", (event) => {
+    event.preventDefault(); // a browser would leave the page to show the file
+    place.classList.remove("over");
+    take(event.dataTransfer);
+  });
+}
+
 /** List the files in entries, folder by folder: `path` and `file`. Stop when there are more than `most`. */
 export async function filesIn(entries, most) {
   const waiting = entries.map((entry) => ({ entry, path: [entry.name] }));

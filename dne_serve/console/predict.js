@@ -2,7 +2,7 @@
 
 import { READ_TOKEN, ask, keepToken } from "./ask.js";
 import { addOther, beginComparing, otherAnswer } from "./compare.js";
-import { entriesOf, filesIn, isImage } from "./dropped.js";
+import { entriesOf, filesIn, isImage, onDrop } from "./dropped.js";
 import { $, count, line, make, percent, seconds, show, sleep } from "./elements.js";
 import { addToTally, showTally } from "./tally.js";
 import { whyBox } from "./why.js";
@@ -265,16 +265,5 @@ async function takeDropped(transfer) {
   show($("predict-error"), cut + (left ? `${count(left, "file that is not an image was", "files that are not images were")} left out.` : ""));
 }
 
-document.addEventListener("dragover", (event) => {
-  event.preventDefault();
-  $("drop").classList.add("over");
-});
-document.addEventListener("dragleave", (event) => {
-  if (!event.relatedTarget) $("drop").classList.remove("over");
-});
-document.addEventListener("drop", (event) => {
-  event.preventDefault(); // a browser would leave the page to show the file
-  $("drop").classList.remove("over");
-  takeDropped(event.dataTransfer);
-});
+onDrop($("drop"), takeDropped);
 document.addEventListener("paste", (event) => takeImages(event.clipboardData.files));

@@ -2,7 +2,7 @@
 // inbox. learn.js counts them and has them learnt.
 
 import { LABEL_TOKEN, READ_TOKEN, ask, token } from "./ask.js";
-import { entriesOf, filesIn, isImage, isStray, isZip } from "./dropped.js";
+import { entriesOf, filesIn, isImage, isStray, isZip, onDrop } from "./dropped.js";
 import { $, count, make, show, sleep } from "./elements.js";
 import { filesInZip } from "./zip.js";
 
@@ -224,18 +224,9 @@ $("loose").addEventListener("submit", (event) => {
   $("loose-name").value = "";
   work();
 });
-document.addEventListener("dragover", (event) => {
-  event.preventDefault();
-  $("drop").classList.add("over");
-});
-document.addEventListener("dragleave", (event) => {
-  if (!event.relatedTarget) $("drop").classList.remove("over");
-});
-document.addEventListener("drop", (event) => {
-  event.preventDefault(); // a browser would leave the page to show the file
-  $("drop").classList.remove("over");
-  const entries = entriesOf(event.dataTransfer);
-  const files = [...event.dataTransfer.files].map((file) => ({ file, path: [file.name] }));
+onDrop($("drop"), (transfer) => {
+  const entries = entriesOf(transfer);
+  const files = [...transfer.files].map((file) => ({ file, path: [file.name] }));
   takeSafely(async () => (entries.length ? filesIn(entries, MOST) : { found: files, isCut: false }));
 });
 document.addEventListener("token", work);

@@ -16,9 +16,7 @@ from starlette.requests import Request
 from dne_serve.errors import Malformed, NotAcceptable, TooLarge, TypeNotAccepted
 from dne_serve.http.bodies import AT_ONCE_BYTES, check_json
 from dne_serve.http.schemas import JsonImage, JsonImages
-from dne_serve.inference.decoding import Decoder
-from model_store.preprocess import Pixels
-from model_store.records.manifest import Preprocessing
+from dne_serve.inference.decoding import EncodedImage
 from model_store.records.sealing import first_reason
 
 if TYPE_CHECKING:
@@ -31,18 +29,7 @@ _JSON_RANGES = frozenset({"application/json", "application/*", "*/*"})
 REFUSED = frozenset({"q=0", "q=0.0", "q=0.00", "q=0.000"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UploadedImage:
-    """An image file, still encoded."""
-
-    filename: str | None
-    data: bytes
-
-    async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
-        return await decoder.read(self.data, preprocessing)
-
-
-async def read_uploads(request: Request, *, max_images: int) -> list[UploadedImage]:
+async def read_uploads(request: Request, *, max_images: int) -> list[EncodedImage]:
     """Read at least one image file, in the order sent. `BodyLimit` limits the bytes of the body."""
     check_accept(request.headers.get("accept", ""))
     kind, options = parse_options_header(request.headers.get("content-type"))
@@ -56,7 +43,7 @@ async def read_uploads(request: Request, *, max_images: int) -> list[UploadedIma
             uploads = await run_in_threadpool(_from_json, pieces, max_images=max_images)
     elif kind in (b"", b"application/octet-stream") or kind.startswith(b"image/"):
         body = b"".join([chunk async for chunk in request.stream()])
-        uploads = [UploadedImage(filename=None, data=body)] if body else []
+        uploads = [EncodedImage(filename=None, data=body)] if body else []
     else:
         raise TypeNotAccepted(
             f"Content-Type {kind.decode('latin-1')[:100]!r} is not accepted: send "
@@ -78,7 +65,7 @@ def check_accept(header: str) -> None:
         raise NotAcceptable(f"answers are application/json, which {header[:100]!r} does not accept")
 
 
-def _from_json(pieces: list[bytes], *, max_images: int) -> list[UploadedImage]:
+def _from_json(pieces: list[bytes], *, max_images: int) -> list[EncodedImage]:
     """Empty `pieces`, so that a large body does not stay in memory beside its images."""
     body = b"".join(pieces)
     pieces.clear()
@@ -100,7 +87,7 @@ def _from_json(pieces: list[bytes], *, max_images: int) -> list[UploadedImage]:
     return [_from_base64(image, place=place) for place, image in enumerate(images, start=1)]
 
 
-def _from_base64(image: JsonImage | str, *, place: int) -> UploadedImage:
+def _from_base64(image: JsonImage | str, *, place: int) -> EncodedImage:
     """Decode base64, also with line breaks or after the beginning of a data URL."""
     given = JsonImage(data=image) if isinstance(image, str) else image
     head, comma, encoded = given.data.partition(",")
@@ -110,7 +97,7 @@ def _from_base64(image: JsonImage | str, *, place: int) -> UploadedImage:
         data = binascii.a2b_base64(_without_spaces(encoded if comma else head), strict_mode=True)
     except ValueError as error:
         raise Malformed(f"image {place} is not base64") from error
-    return UploadedImage(filename=given.filename, data=data)
+    return EncodedImage(filename=given.filename, data=data)
 
 
 def _without_spaces(text: str) -> str | bytes:
@@ -123,7 +110,7 @@ def _without_spaces(text: str) -> str | bytes:
 
 async def _read_form(
     chunks: AsyncIterator[bytes], options: dict[bytes, bytes], *, max_images: int
-) -> list[UploadedImage]:
+) -> list[EncodedImage]:
     form = _Form(max_images=max_images)
     try:
         parser = MultipartParser(options.get(b"boundary", b""), form.callbacks())
@@ -151,7 +138,7 @@ class _Form:
     """Collects the parts of a form from the parser's callbacks."""
 
     def __init__(self, *, max_images: int) -> None:
-        self.uploads: list[UploadedImage] = []
+        self.uploads: list[EncodedImage] = []
         self.ended = False
         self._max_images = max_images
         self._part = _Part()
@@ -196,9 +183,7 @@ class _Form:
         self._part.data += data[start:end]
 
     def _on_part_end(self) -> None:
-        self.uploads.append(
-            UploadedImage(filename=self._part.filename, data=bytes(self._part.data))
-        )
+        self.uploads.append(EncodedImage(filename=self._part.filename, data=bytes(self._part.data)))
 
     def _on_end(self) -> None:
         self.ended = True

@@ -11,6 +11,7 @@ import asyncio
 import queue
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Protocol
 
 from dne_serve.errors import QueueFull
@@ -36,6 +37,17 @@ class Picture(Protocol):
 
     async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
         """Return the pixels that the network sees, or raise ImageRejected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedImage:
+    """An image file, still encoded."""
+
+    filename: str | None
+    data: bytes
+
+    async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
+        return await decoder.read(self.data, preprocessing)
 
 
 class Decoder:

@@ -19,14 +19,13 @@ from dne_serve.engines.base import Floats, Resident
 from dne_serve.engines.scored import Scored
 from dne_serve.errors import Malformed
 from dne_serve.inference.answers import best_of
-from dne_serve.inference.decoding import Decoder
+from dne_serve.inference.decoding import EncodedImage
 from dne_serve.inference.predictor import Predictor
 from dne_serve.inference.store_threads import StoreThreads
 from dne_serve.rollout.canary import Chosen
 from model_store.errors import KeptTooLarge
 from model_store.loop.corrections import KeptImage, kept_images
-from model_store.preprocess import Pixels
-from model_store.records.manifest import Manifest, Preprocessing
+from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 
 MAX_WHY = 10
@@ -46,17 +45,6 @@ class Near(TypedDict):
     similarity: float
     image: str
     name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Candidate:
-    """A kept image as the predictor takes pictures."""
-
-    filename: str | None
-    data: bytes
-
-    async def read(self, decoder: Decoder, preprocessing: Preprocessing) -> Pixels:
-        return await decoder.read(self.data, preprocessing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +101,7 @@ class NearestKept:
         known = before.by_image if before else {}
         missing = [one for one in images if one.sha256 not in known]
         if missing:
-            pictures = [_Candidate(filename=one.name, data=one.data) for one in missing]
+            pictures = [EncodedImage(filename=one.name, data=one.data) for one in missing]
             asked = Chosen(resident=resident, by="asked")
             answers = await self._predictor.score(
                 asked, pictures=pictures, is_traffic=False, wants_tokens=True

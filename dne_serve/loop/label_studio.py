@@ -32,7 +32,7 @@ from dne_serve.http.scoped_route import (
     only_reading,
     taking,
 )
-from dne_serve.http.uploads import UploadedImage
+from dne_serve.inference.decoding import EncodedImage
 from dne_serve.inference.store_threads import check_wanted
 from dne_serve.loop.inbox_handle import InboxHandle
 from dne_serve.loop.schemas import (
@@ -134,7 +134,7 @@ class _TaskPredictor:
         """Compute the likeliest class of each picture, or return the reason why it has none."""
         if not pictures:
             return []
-        uploads = [UploadedImage(filename=None, data=picture) for picture in pictures]
+        uploads = [EncodedImage(filename=None, data=picture) for picture in pictures]
         try:
             scored = await self.serving.predictor.score(
                 self.chosen, pictures=uploads, is_traffic=False

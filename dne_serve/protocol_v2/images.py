@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dne_serve.errors import Malformed, TooLarge
-from dne_serve.http.uploads import UploadedImage
-from dne_serve.inference.decoding import Decoder, Picture
+from dne_serve.inference.decoding import Decoder, EncodedImage, Picture
 from dne_serve.protocol_v2.schemas import Datatype
 from model_store.preprocess import FORMATS, Pixels
 from model_store.records.manifest import Preprocessing
@@ -220,7 +219,7 @@ class _EncodedImages(Input):
 
     def pictures(self, tensor: Tensor, preprocessing: Preprocessing) -> list[Picture]:
         return [
-            UploadedImage(filename=None, data=_decoded(sent) if isinstance(sent, str) else sent)
+            EncodedImage(filename=None, data=_decoded(sent) if isinstance(sent, str) else sent)
             for sent in _elements_of(tensor)
         ]
 

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from dne_serve.http.uploads import UploadedImage
 from dne_serve.inference.decode_process import DecodeProcess
+from dne_serve.inference.decoding import EncodedImage
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.abuse.images import flat
@@ -102,7 +102,7 @@ def test_a_process_that_cannot_start_is_503_with_a_time_to_come_back(
 
 
 def uploads_held() -> int:
-    return sum(type(one) is UploadedImage for one in gc.get_objects())
+    return sum(type(one) is EncodedImage for one in gc.get_objects())
 
 
 @pytest.mark.long

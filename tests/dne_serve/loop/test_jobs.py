@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dne_serve.loop import routes
+from dne_serve.loop import job_routes
 from model_store.layout import version_name
 from model_store.loop import jobs as jobs_module
 from model_store.loop.claim import JobClaim, heartbeat_name
@@ -101,7 +101,7 @@ def test_a_worker_without_a_sign_of_life_is_told(
     claim(store).heartbeat("learning", share=0.5)
     assert read(live, f"/jobs/{job}")["state"] == "running"
     monkeypatch.setattr(jobs_module, "LEASE_S", -1.0)
-    monkeypatch.setattr(routes, "LEASE_S", -1.0)
+    monkeypatch.setattr(job_routes, "LEASE_S", -1.0)
     found = read(live, f"/jobs/{job}")
     assert (found["state"], found["worker"]) == ("lost", "a worker")
 
