@@ -26,6 +26,8 @@ LIKE = "like image "
 """Begins the name of a group of images that are nearly the same."""
 SAME = 2.0
 """The largest difference of numbers in the thumbnails of two copies."""
+_LEAST_DETAIL = 0.04
+"""The least share of an image's variance that its coarse thumbnail does not show (ADR 125)."""
 AT_ONCE = 512
 """Images of a class that are compared with each other, in the order of their names."""
 
@@ -42,10 +44,11 @@ def with_groups(images: LabelledImages) -> LabelledImages:
     groups = list(images.groups)
     for name in images.classes:
         rows = np.array([row for row in images.rows_of(name) if not groups[row]], dtype=np.int64)
-        thumbnails = _thumbnails(images, rows)
+        *thumbnails, detail_N = _thumbnails(images, rows)
+        join = _copies if len(rows) and np.median(detail_N) < _LEAST_DETAIL else _near_duplicates
         for start in range(0, len(rows), AT_ONCE):
             part = slice(start, start + AT_ONCE)
-            first_N = _near_duplicates([thumbnail[part] for thumbnail in thumbnails])
+            first_N = join([thumbnail[part] for thumbnail in thumbnails])
             for row, first in zip(rows[part], first_N, strict=True):
                 if (first_N == first).sum() > 1:
                     groups[row] = f"{LIKE}{rows[part][first]}"
@@ -71,10 +74,19 @@ def _near_duplicates(thumbnails: Sequence[Doubles]) -> Groups:
     The mean of the class is taken from its thumbnails: pictures of one sign are alike in the sign.
     """
     likeness_NN = np.mean([_cosines(one - one.mean(axis=0)) for one in thumbnails], axis=0)
-    for row, thumbnail in enumerate(thumbnails[-1]):
-        same_N = np.abs(thumbnails[-1] - thumbnail).max(axis=1) <= SAME
-        likeness_NN[row, same_N] = 1.0
+    likeness_NN[_are_copies(thumbnails[-1])] = 1.0
     return _joined(likeness_NN, least=_LEAST_LIKENESS)
+
+
+def _copies(thumbnails: Sequence[Doubles]) -> Groups:
+    """Join copies alone: [N], the first of each group. For images without more detail than their
+    thumbnails, among which a near duplicate looks like any picture of a similar thing."""
+    return _joined(_are_copies(thumbnails[-1]).astype(np.float64), least=_LEAST_LIKENESS)
+
+
+def _are_copies(coarse_NV: Doubles) -> NDArray[np.bool_]:
+    """Compare each two images: [N, N]."""
+    return np.array([np.abs(coarse_NV - one).max(axis=1) <= SAME for one in coarse_NV])
 
 
 def _joined(likeness_NN: Doubles, *, least: float) -> Groups:
@@ -100,18 +112,30 @@ def _joined(likeness_NN: Doubles, *, least: float) -> Groups:
 
 
 def _thumbnails(images: LabelledImages, rows: NDArray[np.int64]) -> list[Doubles]:
-    """Make two thumbnails of each image: a fine one of even light, and a coarse one as it is."""
+    """Make two thumbnails of each image: a fine one of even light, and a coarse one as it is. The
+    third row is the detail that the coarse one does not show."""
 
-    def shrunk(row: int) -> tuple[Doubles, Doubles]:
+    def shrunk(row: int) -> tuple[Doubles, Doubles, float]:
         picture = Image.fromarray(images.pictures.pixels_of(int(row)))
         fine, coarse = (
-            np.asarray(picture.resize((side, side), Image.Resampling.BOX), dtype=np.float64)
-            for side in (_FINE, _COARSE)
+            picture.resize((side, side), Image.Resampling.BOX) for side in (_FINE, _COARSE)
         )
-        return _even(fine.ravel()), coarse.ravel()
+        enlarged = coarse.resize(picture.size, Image.Resampling.BICUBIC)
+        return _even(_numbers(fine)), _numbers(coarse), _unseen(picture, enlarged)
 
     made = list(in_threads(lambda place: shrunk(rows[place]), len(rows)))
-    return [np.array([pair[part] for pair in made]) for part in (0, 1)]
+    return [np.array([one[part] for one in made]) for part in range(3)]
+
+
+def _numbers(picture: Image.Image) -> Doubles:
+    return np.asarray(picture, dtype=np.float64).ravel()
+
+
+def _unseen(picture: Image.Image, enlarged: Image.Image) -> float:
+    """Return the share of a picture's variance that its enlarged thumbnail does not show."""
+    pixels = np.asarray(picture, dtype=np.float64)
+    missed = np.square(pixels - np.asarray(enlarged, dtype=np.float64)).mean()
+    return float(missed / max(pixels.var(axis=(0, 1)).mean(), 1e-9))
 
 
 def _even(thumbnail: Doubles) -> Doubles:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 
 from model_store.errors import WrongUsage
 from model_store.records.manifest import ClassImages, ShardRef
@@ -48,6 +49,43 @@ def test_different_pictures_are_left_alone() -> None:
     images = with_groups(films(30, 1))
     assert not any(images.groups)
     assert len(set(numbers_of(images).tolist())) == 30
+
+
+def smooth(count: int, *, side: int, seed: int = 0) -> LabelledImages:
+    """Pictures of few pixels, enlarged: half of them are of similar things."""
+    draw = np.random.default_rng(seed)
+    thing, others = draw.integers(0, 255, size=(3, 3, 3)), (count, 3, 3, 3)
+    small = np.where(
+        np.arange(count)[:, None, None, None] % 2,
+        thing + draw.normal(0, 30, size=others),
+        draw.integers(0, 255, size=others),
+    )
+    pixels = [
+        np.asarray(
+            Image.fromarray(one).resize((8, 8), Image.Resampling.BICUBIC).resize((side, side))
+        )
+        for one in np.clip(small, 0, 255).astype(np.uint8)
+    ]
+    return LabelledImages(
+        classes=("thing",),
+        pixels_NHWC=np.stack(pixels),
+        labels_N=np.zeros(count, dtype=np.int64),
+    )
+
+
+@pytest.mark.parametrize("side", [8, 16, 64])
+def test_similar_images_without_more_detail_than_thumbnails_are_not_joined(side: int) -> None:
+    images = smooth(20, side=side)
+    assert not any(with_groups(images).groups)
+
+
+def test_copies_without_more_detail_than_thumbnails_are_joined() -> None:
+    images = smooth(20, side=16)
+    copied = images.take(np.array([*range(20), 3, 3, 5], dtype=np.int64))
+    found = numbers_of(with_groups(copied))
+    assert found[3] == found[20] == found[21]
+    assert found[5] == found[22]
+    assert len(set(found.tolist())) == 20
 
 
 def test_two_copies_are_a_group_even_in_a_class_of_two() -> None:
