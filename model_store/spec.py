@@ -20,6 +20,9 @@ Token = Literal["class-attention", "in-sequence"]
 token is one position among the patches."""
 Attention = Literal["plain", "gated"]
 """The attention of patches: `plain` by content; `gated` by content and place, mixed by a gate."""
+Stem = Literal["patches", "convolutions"]
+"""The way from an image to rows of patches: `patches` embeds each patch by itself; `convolutions`
+halves the image step by step, so that patches know their neighbours."""
 Activation = Literal["gelu", "quick-gelu", "tanh-gelu", "swiglu"]
 """The function between the linear layers of a block. `swiglu`: the first layer writes a gate g and
 a value v, and the second reads silu(g)·v."""
@@ -35,6 +38,10 @@ _MAX_REGISTERS = 1024
 _MAX_GRID = 16  # cells a side of a readout
 MAX_TASKS = 1000
 _MAX_PARAMETERS = 1 << 31  # of one network
+_MAX_STEM_SIDE = 1024
+"""Pixels of the side of an image whose stem is convolutions."""
+_SMALL_IMAGE = 32
+"""The largest side of an image whose stem begins with a convolution of its full size."""
 MAX_PLACES = 1 << 28  # of one network: the folded form keeps a weight for each pair of patches
 
 
@@ -158,6 +165,24 @@ class TaskSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Convolution:
+    """A convolution of a stem, with a square kernel and a bias."""
+
+    reads: int
+    writes: int
+    """Channels."""
+    side: int
+    """Pixels of the kernel's side."""
+    stride: int
+    padding: int = 0
+
+    @property
+    def shape(self) -> Shape:
+        """Return the shape of its weight."""
+        return (self.writes, self.reads, self.side, self.side)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertRun:
     """Neighbouring experts of equal shape, which are computed together.
 
@@ -201,6 +226,7 @@ class NetworkSpec:
     qkv_bias: bool = True
     token: Token = "class-attention"
     attention: Attention = "plain"
+    stem: Stem = "patches"
     backbone: Backbone | None = None
     """None: the first expert is a plain transformer."""
     readout: Readout | None = None
@@ -228,6 +254,7 @@ class NetworkSpec:
             raise SpecInvalid(f"layer_norm_eps {self.layer_norm_eps} is not between 0 and 1")
         if self.token not in get_args(Token):
             raise SpecInvalid(f"token {self.token!r} is not one of {', '.join(get_args(Token))}")
+        self._check_stem()
         self._check_attention()
         self._check_experts()
         self._check_backbone()
@@ -246,6 +273,20 @@ class NetworkSpec:
                 raise SpecInvalid(
                     f"{width} channels cannot be cut into {expert.attention_heads} attention heads"
                 )
+
+    def _check_stem(self) -> None:
+        if self.stem not in get_args(Stem):
+            raise SpecInvalid(f"stem {self.stem!r} is not one of {', '.join(get_args(Stem))}")
+        if self.stem == "patches":
+            return
+        if self.is_pretrained:
+            raise SpecInvalid("a pre-trained first expert has a stem of patches")
+        if not can_be_convolved(self.image_size, self.patch_size):
+            raise SpecInvalid(
+                f"a stem of convolutions halves an image of at most {_MAX_STEM_SIDE} pixels until "
+                "the patches of 2, 4, 8, 16 … pixels are left; it makes no patches of "
+                f"{self.patch_size} pixels of an image of {self.image_size}"
+            )
 
     def _check_attention(self) -> None:
         if self.attention not in get_args(Attention):
@@ -390,6 +431,27 @@ class NetworkSpec:
         """Count the heads that expert `index` reads: those of all older experts and its own."""
         return sum(expert.heads for expert in self.experts[: index + 1])
 
+    def convolutions(self, width: int) -> tuple[Convolution, ...]:
+        """List the convolutions from an image to the rows of patches of an expert of this width; a
+        ReLU stands between each two.
+
+        A stem of convolutions for patches of 8 pixels and 128 channels writes 32, 64 and 128
+        channels with strides 2, 2 and 2. In a small image a convolution of its full size comes
+        first: it writes 32, 64, 64 and 128 channels with strides 1, 2, 2 and 2.
+        """
+        side = self.patch_size
+        if self.stem == "patches":
+            return (Convolution(reads=3, writes=width, side=side, stride=side),)
+        strides = [2] * (side.bit_length() - 1)
+        if self.image_size <= _SMALL_IMAGE:
+            strides = [1, *strides]
+        middle = [max(32, width // 2)] * (len(strides) - 2)
+        writes = [max(16, width // 4), *middle, width][-len(strides) :]
+        return tuple(
+            Convolution(reads=reads, writes=written, side=3, stride=stride, padding=1)
+            for reads, written, stride in zip([3, *writes], writes, strides, strict=False)
+        )
+
     def expand(self, task: TaskSpec) -> NetworkSpec:
         return replace(self, tasks=(*self.tasks, task))
 
@@ -494,14 +556,21 @@ class NetworkSpec:
         """Return the tensors before and after the blocks of an expert."""
         width = self.width_of(index)
         tensors: dict[str, Shape] = {
-            "patch_embed.weight": (width, 3, self.patch_size, self.patch_size),
-            "patch_embed.bias": (width,),
+            **self._stem_tensors(index),
             "position": (self.positions_of(index), width),
             "token": (width,),
             "norm.weight": (width,),
             "norm.bias": (width,),
         }
         return tensors if index else self._with_backbone_edges(tensors)
+
+    def _stem_tensors(self, index: int) -> dict[str, Shape]:
+        *stem, last = self.convolutions(self.width_of(index))
+        tensors: dict[str, Shape] = {}
+        for place, convolution in enumerate((*stem, last)):
+            name = f"stem.{place}" if place < len(stem) else "patch_embed"
+            tensors |= {f"{name}.weight": convolution.shape, f"{name}.bias": (convolution.writes,)}
+        return tensors
 
     def _with_backbone_edges(self, tensors: dict[str, Shape]) -> dict[str, Shape]:
         width = self.width_of(0)
@@ -549,6 +618,11 @@ class NetworkSpec:
                 tensors[f"{name}.value_bias"] = (sources, written)
                 tensors[f"{name}.scale"] = (self.experts[index].heads,)
         return tensors
+
+
+def can_be_convolved(image_size: int, patch_size: int) -> bool:
+    """Return whether a stem of convolutions can make such patches."""
+    return 2 <= patch_size == patch_size & -patch_size and image_size <= _MAX_STEM_SIDE
 
 
 def statistics_tensors(*, images: int, width: int) -> dict[str, Shape]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_store.network.flops import stem_flops
 from model_store.network.layers import TaskAttention
 from model_store.network.network import Network
 from model_store.spec import NetworkSpec
@@ -53,7 +54,7 @@ def literal_flops(spec: NetworkSpec) -> int:
         if spec.attention == "gated":
             heads = spec.experts[index].attention_heads
             attention += 2 * positions**2 * (width + 3 * heads)
-        total += 2 * spec.patches * 3 * spec.patch_size**2 * width
+        total += stem_flops(spec, index)
         total += layers * (attention + positions * linear)
         total += 6 * read * width**2 + 4 * read * width + 2 * width**2 + linear
     return total

@@ -6,7 +6,8 @@ experts, so an expert is folded once for all versions. Sums of products are comp
 and then rounded to the type of the weights.
 
 Shapes: C channels of this expert, X = 3C, K its heads, D channels of a head, H heads it reads,
-E = D · ratio, P positions, I = 3 · patch², the numbers of a patch.
+E = D · ratio, P positions, I the numbers that the embedding of a patch reads, O channels that a
+convolution writes, V the side of its kernel.
 """
 
 from __future__ import annotations
@@ -110,12 +111,22 @@ class FoldedBackbone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FoldedConvolution:
+    """A convolution of a stem, before a ReLU."""
+
+    weight_OIVV: Tensor
+    bias_O: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FoldedEdges:
     """The tensors of an expert before and after its blocks.
 
     `position_PC` includes the bias of the embedding and, in its first row, a token in the sequence.
     """
 
+    stem: tuple[FoldedConvolution, ...]
+    """The convolutions before the embedding; empty where it reads the pixels of a patch."""
     embed_IC: Tensor
     position_PC: Tensor
     token_C: Tensor
@@ -154,6 +165,13 @@ def fold_edges(weights: Weights, *, spec: NetworkSpec, index: int) -> FoldedEdge
     token = weights["token"]
     norm = _fold_norm(weights, "norm")
     return FoldedEdges(
+        stem=tuple(
+            FoldedConvolution(
+                weight_OIVV=_kept(weights[f"stem.{place}.weight"], like=token),
+                bias_O=_kept(weights[f"stem.{place}.bias"], like=token),
+            )
+            for place in range(len(spec.convolutions(len(token))) - 1)
+        ),
         embed_IC=_kept(weights["patch_embed.weight"].flatten(1).T, like=token),
         position_PC=_fold_position(weights, spec=spec),
         token_C=_kept(token, like=token),

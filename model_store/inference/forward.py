@@ -37,8 +37,9 @@ from model_store.network.backbone import activate, standardise
 from model_store.network.expert import BlockActivations, FrozenContext
 from model_store.network.network import Network
 from model_store.network.readout import read_rows, shares_of
-from model_store.spec import Activation, Backbone, NetworkSpec
+from model_store.spec import Activation, Backbone, Convolution, NetworkSpec
 
+STEM_PARTS = ("weight_OIVV", "bias_O")
 TASK_ATTENTION = ("query_key_DD", "scale_K")
 
 
@@ -119,8 +120,9 @@ class Lineage:
         eps, in_sequence = self.spec.layer_norm_eps, self.spec.token == "in-sequence"
         if images_BCHW.shape[2:] != (self.spec.image_size, self.spec.image_size):
             raise ValueError(f"images of {tuple(images_BCHW.shape[2:])} are not of the spec's size")
-        size, tokens = self.spec.patch_size, int(in_sequence)
-        streams = [_embed(run, images_BCHW, size=size, tokens=tokens) for run in self._runs]
+        streams = [
+            _embed(run, images_BCHW, spec=self.spec, tokens=int(in_sequence)) for run in self._runs
+        ]
         streams[0] = _embed_backbone(streams[0], self._first.edges.backbone, eps=eps)
         rows = len(images_BCHW) * self.spec.positions
         views = scratch.views(self._layout(rows=rows), like=images_BCHW)
@@ -299,17 +301,40 @@ class FoldedNetwork:
         return F.linear(token_BC[:, : self._weight_YC.shape[1]], self._weight_YC, self._bias_Y)
 
 
-def _embed(run: RunWeights, images_BCHW: Tensor, *, size: int, tokens: int) -> Tensor:
+def _embed(run: RunWeights, images_BCHW: Tensor, *, spec: NetworkSpec, tokens: int) -> Tensor:
     """Cut images into patches and embed them: [S, B, P, C], after `tokens` other rows."""
-    # [B, 3, y, x, rows, columns of the patch]: a convolution's weights have the same order
-    cut = images_BCHW.unfold(2, size, size).unfold(3, size, size)
-    patches_NI = cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, 3 * size * size)
     embed_SIC, position_SPC = run.edge("embed_IC"), run.edge("position_PC")
+    *stem, last = spec.convolutions(embed_SIC.shape[2])
+    features = images_BCHW
+    for place, one in enumerate(stem):
+        weight_SOIVV, bias_SO = (run.edge(f"stem.{place}.{part}") for part in STEM_PARTS)
+        features = F.conv2d(
+            features,
+            weight_SOIVV.flatten(0, 1),
+            bias_SO.flatten(),
+            stride=one.stride,
+            padding=one.padding,
+            groups=len(bias_SO) if place else 1,  # all experts read the same image
+        ).relu_()
+    if stem:
+        apart = (len(images_BCHW), len(embed_SIC), -1, *features.shape[2:])
+        by_expert = features.view(apart).transpose(0, 1).flatten(0, 1)
+        patches = _cut(by_expert, last).view(len(embed_SIC), -1, embed_SIC.shape[1])
+    else:
+        patches = _cut(images_BCHW, last)
     shape = (len(embed_SIC), len(images_BCHW), -1, embed_SIC.shape[2])
-    embedded = torch.matmul(patches_NI, embed_SIC).view(shape)
+    embedded = torch.matmul(patches, embed_SIC).view(shape)
     x_SBPC = position_SPC[:, None].repeat(1, len(images_BCHW), 1, 1)
     x_SBPC[:, :, tokens : tokens + embedded.shape[2]].add_(embedded)
     return x_SBPC
+
+
+def _cut(features_BCHW: Tensor, last: Convolution) -> Tensor:
+    """Cut out what the embedding reads of each patch: [B · patches, I]."""
+    padded = F.pad(features_BCHW, (last.padding,) * 4) if last.padding else features_BCHW
+    # [B, C, y, x, rows, columns of the patch]: a convolution's weights have the same order
+    cut = padded.unfold(2, last.side, last.stride).unfold(3, last.side, last.stride)
+    return cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, cut.shape[1] * last.side**2)
 
 
 def _embed_backbone(x_SBPC: Tensor, backbone: FoldedBackbone | None, *, eps: float) -> Tensor:

@@ -226,7 +226,7 @@ class RunWeights(Protocol):
     def attention(self, layer: int) -> StackedAttention: ...
 
     def edge(self, name: str) -> Tensor:
-        """Give the tensors of this name in `FoldedEdges`: [S, …]."""
+        """Give the tensors of this path in `FoldedEdges`, such as `stem.0.bias_O`: [S, …]."""
 
     @property
     def has_norm(self) -> bool:
@@ -264,8 +264,7 @@ class First:
         return Turn(key_bias_C=turned.key_bias_C, norms=turned.norms, turns=backbone.turns)
 
     def edge(self, name: str) -> Tensor:
-        tensor: Tensor = getattr(self.expert.edges, name)
-        return tensor[None]
+        return dict(named_tensors(self.expert.edges))[name][None]
 
     @property
     def has_norm(self) -> bool:

@@ -22,7 +22,7 @@ from model_store.network.backbone import (
 )
 from model_store.network.gated import GatedAttention
 from model_store.network.layers import SpatialAttention, TaskAttention, start_linear
-from model_store.spec import PLAIN, NetworkSpec
+from model_store.spec import PLAIN, Convolution, NetworkSpec
 
 POSITION_STD = 0.5  # of the order of an embedded patch: position counts from the first step
 TOKEN_STD = 0.02
@@ -138,6 +138,12 @@ def _read(layer: nn.Module, sources: list[Tensor]) -> Tensor:
     return read
 
 
+def _convolution(shape: Convolution) -> nn.Conv2d:
+    return nn.Conv2d(
+        shape.reads, shape.writes, shape.side, stride=shape.stride, padding=shape.padding
+    )
+
+
 def _rotary(spec: NetworkSpec) -> Rotary:
     turned = spec.width_of(0) // spec.experts[0].attention_heads // 2
     return Rotary(patches=spec.patches, turned=turned, before=1, after=spec.first.registers)
@@ -149,7 +155,9 @@ class Expert(nn.Module):
     def __init__(self, spec: NetworkSpec, *, index: int) -> None:
         super().__init__()
         width, kind = spec.width_of(index), PLAIN if index else spec.first
-        self.patch_embed = nn.Conv2d(3, width, spec.patch_size, stride=spec.patch_size)
+        *stem, embedding = (_convolution(one) for one in spec.convolutions(width))
+        self.stem = nn.ModuleList(stem)
+        self.patch_embed = embedding
         self.position = nn.Parameter(torch.empty(spec.positions_of(index), width))
         self.token = nn.Parameter(torch.empty(width))
         self.blocks = nn.ModuleList(
@@ -175,6 +183,9 @@ class Expert(nn.Module):
         )
         self._learns_from: int | None = None
         nn.init.xavier_uniform_(self.patch_embed.weight.data.flatten(1))
+        for convolution in (*stem, embedding) if stem else ():
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+            nn.init.constant_(convolution.get_parameter("bias"), 0.0)
         nn.init.trunc_normal_(self.position, std=POSITION_STD)
         nn.init.trunc_normal_(self.token, std=TOKEN_STD)
 
@@ -185,7 +196,10 @@ class Expert(nn.Module):
     def embed(self, images_BCHW: Tensor) -> Tensor:
         """Embed the patches and add their positions. A token in the sequence comes first, and
         registers come last: their rows of `position` are all that they are."""
-        grid: Tensor = self.patch_embed(images_BCHW)
+        features_BCHW = images_BCHW
+        for convolution in self.stem:
+            features_BCHW = F.relu(convolution(features_BCHW))
+        grid: Tensor = self.patch_embed(features_BCHW)
         patches_BPC = grid.flatten(2).transpose(1, 2)
         rows = self.with_token(patches_BPC) if self.token_in_sequence else patches_BPC
         if self.registers:

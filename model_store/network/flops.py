@@ -6,6 +6,8 @@ weights are counted. LayerNorm, softmax, GELU, additions and masked products are
 
 from __future__ import annotations
 
+import math
+
 from model_store.spec import PLAIN, NetworkSpec
 
 
@@ -18,13 +20,22 @@ def folded_flops(spec: NetworkSpec) -> int:
         attention = 8 * positions * width**2 + 4 * positions**2 * width
         if spec.attention == "gated":
             attention += 2 * positions**2 * width
-        total += 2 * spec.patches * 3 * spec.patch_size**2 * width
+        total += stem_flops(spec, index)
         total += layers * (attention + positions * linear)
         if index == 0 and spec.first.pools_patches:
             total += attention + positions * linear
         else:
             total += _token_attention(spec, index) + linear
     return total + _readout(spec)
+
+
+def stem_flops(spec: NetworkSpec, index: int) -> int:
+    """Count the operations from an image to an expert's rows of patches."""
+    total, side = 0, spec.image_size
+    for convolution in spec.convolutions(spec.width_of(index)):
+        side //= convolution.stride
+        total += 2 * side**2 * math.prod(convolution.shape)
+    return total
 
 
 def _readout(spec: NetworkSpec) -> int:

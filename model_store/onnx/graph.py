@@ -16,7 +16,7 @@ from model_store.network.readout import shares_of
 from model_store.onnx.matmul_nodes import product
 from model_store.onnx.mixing import Mixing
 from model_store.onnx.writer import Writer
-from model_store.spec import PLAIN, Activation, ExpertRun, NetworkSpec
+from model_store.spec import PLAIN, Activation, Convolution, ExpertRun, NetworkSpec
 
 
 def activated(writer: Writer, x: str, kind: Activation) -> str:
@@ -93,7 +93,7 @@ class GraphOf:
         """Compute the token slices of each run, [B, S·C], and the readout after the first."""
         spec = self._spec
         in_sequence, earlier = spec.token == "in-sequence", list[str]()
-        patches_NI = self._patches()
+        patches_NI = self._patches() if spec.stem == "patches" else ""
         rows = [self._embedded(run, patches_NI) for run in self._runs]
         for layer in range(spec.depth - in_sequence):
             attended = [
@@ -168,10 +168,43 @@ class GraphOf:
         cut = self._w.reshape("images", -1, 3, grid, size, grid, size)
         return self._w.reshape(self._w.transpose(cut, 0, 2, 4, 1, 3, 5), -1, 3 * size * size)
 
+    def _through_stem(self, run: ExpertRun) -> str:
+        """Compute the rows of patches by convolutions, side by side for all experts of a run."""
+        w, spec, count = self._w, self._spec, len(run.experts)
+        *stem, last = spec.convolutions(run.width)
+        x = "images"
+        for place, one in enumerate(stem):
+            weight, bias = (
+                self._side_by_side(run, f"stem.{place}.{part}") for part in ("weight", "bias")
+            )
+            groups = count if place else 1  # all experts read the same image
+            x = w.op("Relu", self._convolved(x, weight, bias, one, groups=groups))
+        embed_SIC = self._side_by_side(run, "embed")
+        weight = w.transpose(w.reshape(embed_SIC, count, -1, run.width), 0, 2, 1)
+        shaped = w.reshape(weight, count * run.width, last.reads, last.side, last.side)
+        grid = self._convolved(x, shaped, "", last, groups=count)
+        by_expert = w.reshape(grid, -1, count, run.width, spec.patches)
+        return w.transpose(by_expert, 1, 0, 3, 2)
+
+    def _convolved(self, x: str, weight: str, bias: str, one: Convolution, *, groups: int) -> str:
+        return self._w.op(
+            "Conv",
+            x,
+            weight,
+            bias,
+            strides=[one.stride] * 2,
+            pads=[one.padding] * 4,
+            kernel_shape=[one.side] * 2,
+            group=groups,
+        )
+
     def _embedded(self, run: ExpertRun, patches_NI: str) -> str:
         spec, w = self._spec, self._w
         experts = [] if run.is_first else [len(run.experts)]
-        embedded = w.op("MatMul", patches_NI, self._weight(run, "embed"))
+        if spec.stem == "convolutions":
+            embedded = self._through_stem(run)
+        else:
+            embedded = w.op("MatMul", patches_NI, self._weight(run, "embed"))
         x = w.reshape(embedded, *experts, -1, spec.patches, run.width)
         registers = spec.first.registers if run.is_first else 0
         if spec.token == "in-sequence":
@@ -262,18 +295,19 @@ class GraphOf:
         by_head = (experts, heads, -1)
         query = w.reshape(w.transpose(query, 0, 2, 1, 3), experts * heads, -1, width // heads)
         projected = w.reshape(
-            w.op("MatMul", query, self._by_head(run, f"{name}.key")), *by_head, width
+            w.op("MatMul", query, self._side_by_side(run, f"{name}.key")), *by_head, width
         )
         scores = w.op(
             "MatMul", w.transpose(projected, 0, 2, 1, 3), w.transpose(normed_SBPC, 0, 1, 3, 2)
         )
         read = w.op("MatMul", w.op("Softmax", scores, axis=-1), normed_SBPC)
         read = w.reshape(w.transpose(read, 0, 2, 1, 3), experts * heads, -1, width)
-        mixed = w.op("MatMul", read, self._by_head(run, f"{name}.value"))
+        mixed = w.op("MatMul", read, self._side_by_side(run, f"{name}.value"))
         mixed = w.transpose(w.reshape(mixed, *by_head, width // heads), 0, 2, 1, 3)
         return self._linear(run, self._rows(run, mixed, width=width), f"{name}.out")
 
-    def _by_head(self, run: ExpertRun, name: str) -> str:
+    def _side_by_side(self, run: ExpertRun, name: str) -> str:
+        """Join the weights of all experts of a run along their first axis."""
         return self._w.join([f"experts.{index}.{name}" for index in run.experts], axis=0)
 
     def _first_position(self, run: ExpertRun, x_SBPC: str) -> str:

@@ -19,7 +19,8 @@ from model_store.onnx.model import Weights, in_memory, inline, onnx_model
 from model_store.onnx.weights import Arrays
 
 Floats = NDArray[np.float32]
-STACKING = ("Unsqueeze", "Concat", "Reshape")
+READ_AT_START = ("Unsqueeze", "Concat", "Reshape", "Conv")
+"""The nodes whose weights the runtime reads while a session starts."""
 
 
 class Session:
@@ -113,12 +114,15 @@ def _one_arena() -> None:
 def _share(options: Any, model: onnx.ModelProto, arrays: Arrays) -> list[Any]:
     """Give the runtime the memory of the weights, and put a few weights into the model itself.
 
-    The runtime reads those while the session starts: weights that the graph stacks, and single
-    numbers such as the bias of a lone class, which its optimiser tries to fold.
+    The runtime reads those while the session starts: weights that the graph stacks, those of
+    convolutions, and single numbers such as the bias of a lone class, which its optimiser tries to
+    fold.
     """
     import onnxruntime
 
-    read = {name for node in model.graph.node if node.op_type in STACKING for name in node.input}
+    read = {
+        name for node in model.graph.node if node.op_type in READ_AT_START for name in node.input
+    }
     read |= {name for name, array in arrays.items() if array.size == 1}
     inline(model, {name: array for name, array in arrays.items() if name in read})
     values = []

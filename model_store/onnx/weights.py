@@ -73,6 +73,9 @@ def expert_arrays(expert: FoldedExpert, *, before: int, token: Token) -> Arrays:
 
 def _expert(expert: FoldedExpert, *, before: int) -> Iterator[tuple[str, Array]]:
     edges = expert.edges
+    for place, convolution in enumerate(edges.stem):
+        yield f"stem.{place}.weight", _array(convolution.weight_OIVV)
+        yield f"stem.{place}.bias", _array(convolution.bias_O)
     yield "embed", _array(edges.embed_IC)
     yield "position", _array(edges.position_PC)
     yield "token", _array(edges.token_C)

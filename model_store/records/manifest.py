@@ -39,6 +39,7 @@ from model_store.spec import (
     NetworkSpec,
     Pooling,
     Readout,
+    Stem,
     TaskSpec,
     Token,
 )
@@ -108,6 +109,7 @@ class Geometry(Record):
     token: Token
     attention: Annotated[Attention, Field(exclude_if=lambda kind: kind == "plain")] = "plain"
     """Left out where it is plain, as `LATER` members are."""
+    stem: Annotated[Stem, Field(exclude_if=lambda kind: kind == "patches")] = "patches"
     backbone: Annotated[BackboneRecord | None, LATER] = None
     """None where the first expert is a plain transformer."""
     readout: Annotated[ReadoutRecord | None, LATER] = None

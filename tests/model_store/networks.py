@@ -44,6 +44,9 @@ BACKBONES = (
 )
 """Pre-trained first experts; each way in which one differs from the plain expert is in some."""
 GATED = replace(GEOMETRY, attention="gated", qkv_bias=False)
+CONVOLVED = replace(GATED, stem="convolutions")
+LARGE_CONVOLVED = replace(CONVOLVED, image_size=48, patch_size=16)
+"""The stem of an image of more than 32 pixels begins by halving it."""
 
 
 def task(name: str, *, heads: int, classes: int = 2, attention_heads: int = 0) -> TaskSpec:

@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from model_store.network.network import Network
 
@@ -132,18 +133,43 @@ def block(
     return results
 
 
+def through_stem(
+    network: Network, weights: Weights, e: int, image: Tensor
+) -> tuple[Tensor, int, int]:
+    """What the embedding reads, and the side and the stride of its windows."""
+    spec = network.spec
+    if spec.stem == "patches":
+        return image, spec.patch_size, spec.patch_size
+    features, layers = image, spec.patch_size.bit_length() - 2 + (spec.image_size <= 32)
+    for layer in range(layers):
+        kernel = weights[f"experts.{e}.stem.{layer}.weight"].flatten(1)
+        bias = weights[f"experts.{e}.stem.{layer}.bias"]
+        stride = 1 if layer == 0 and spec.image_size <= 32 else 2
+        padded, places = F.pad(features, (1, 1, 1, 1)), range(0, features.shape[1], stride)
+        rows = [
+            torch.stack(
+                [kernel @ padded[:, y : y + 3, x : x + 3].flatten() + bias for x in places], dim=1
+            )
+            for y in places
+        ]
+        features = torch.stack(rows, dim=1).clamp_min(0)
+    return F.pad(features, (1, 1, 1, 1)), 3, 2
+
+
 def logits(network: Network, weights: Weights, image: Tensor) -> Tensor:
     """Logits of one image [3, S, S], with `weights` named as in the network's state."""
     spec = network.spec
-    count, size = spec.image_size // spec.patch_size, spec.patch_size
+    count = spec.image_size // spec.patch_size
     states: list[list[Tensor]] = []
     for e in range(len(spec.experts)):
         place = weights[f"experts.{e}.position"]
         in_sequence = spec.token == "in-sequence"
         positions = [weights[f"experts.{e}.token"] + place[0]] if in_sequence else []
+        features, side, stride = through_stem(network, weights, e, image)
         for p in range(count * count):
             row, column = divmod(p, count)
-            patch = image[:, row * size : (row + 1) * size, column * size : (column + 1) * size]
+            top, left = row * stride, column * stride
+            patch = features[:, top : top + side, left : left + side]
             kernel = weights[f"experts.{e}.patch_embed.weight"].flatten(1)
             embedded = kernel @ patch.flatten() + weights[f"experts.{e}.patch_embed.bias"]
             positions.append(embedded + place[p + in_sequence])

@@ -25,6 +25,7 @@ from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 from tests.model_store.networks import (
     BACKBONES,
+    CONVOLVED,
     GATED,
     GEOMETRY,
     IN_SEQUENCE,
@@ -38,6 +39,7 @@ from tests.model_store.networks import (
 KINDS: list[dict[str, Any]] = [
     {"token": "class-attention"},
     {"token": "class-attention", "attention": "gated"},
+    {"token": "class-attention", "stem": "convolutions"},
     {"token": "in-sequence"},
     *({"token": one.token, "backbone": one.backbone} for one in BACKBONES if not one.readout),
 ]
@@ -130,7 +132,7 @@ def test_an_expert_learns_the_same_from_older_ones_in_folded_form(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED, CONVOLVED])
 def test_many_tasks_whose_parameters_are_far_from_the_start_stay_as_close_to_the_truth(
     geometry: NetworkSpec,
 ) -> None:
@@ -315,7 +317,7 @@ def counted_flops(run: Callable[[Tensor], Tensor]) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED, *BACKBONES])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED, CONVOLVED, *BACKBONES])
 @pytest.mark.parametrize("heads", [[3], [3, 1], [4, 2]])
 def test_flops_are_those_that_torch_counts(geometry: NetworkSpec, heads: list[int]) -> None:
     network = grown(heads, geometry=geometry)
@@ -335,7 +337,7 @@ def test_the_folded_form_needs_less_than_half_at_26_tasks() -> None:
     assert folded_flops(spec) <= 0.5 * literal_flops(spec)
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED, CONVOLVED])
 def test_large_products_in_16_bits_stay_close_to_the_reference(geometry: NetworkSpec) -> None:
     network = grown([3, 1, 1, 2], geometry=geometry)
     with torch.no_grad():

@@ -16,10 +16,19 @@ from model_store.network.layers import TaskAttention
 from model_store.network.network import Network
 from model_store.spec import Backbone, ExpertSpec, NetworkSpec
 from tests.model_store import paper
-from tests.model_store.networks import BACKBONES, GATED, GEOMETRY, IN_SEQUENCE, grown, images, task
+from tests.model_store.networks import (
+    BACKBONES,
+    CONVOLVED,
+    GATED,
+    GEOMETRY,
+    IN_SEQUENCE,
+    grown,
+    images,
+    task,
+)
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED, CONVOLVED])
 @pytest.mark.parametrize("heads", [[2], [2, 1], [3, 1, 2], [2, 0, 1, 0]])
 def test_the_network_agrees_with_the_papers_equations_in_plain_loops(
     heads: list[int], geometry: NetworkSpec
@@ -36,7 +45,7 @@ def test_the_network_agrees_with_the_papers_equations_in_plain_loops(
     assert expected.abs().max() > 0.1  # not a comparison of zeros
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED, CONVOLVED])
 def test_gradients_agree_with_plain_loops_and_are_zero_for_everything_frozen(
     geometry: NetworkSpec,
 ) -> None:
@@ -104,7 +113,7 @@ def test_task_attention_alone_agrees_with_plain_loops_including_gradients() -> N
         assert torch.allclose(one, other, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED])
+@pytest.mark.parametrize("geometry", [GEOMETRY, IN_SEQUENCE, GATED, CONVOLVED])
 def test_old_features_are_bit_identical_after_any_number_of_expansions(
     geometry: NetworkSpec,
 ) -> None:

@@ -36,7 +36,17 @@ from model_store.onnx.session import Session
 from model_store.precision import try_out
 from model_store.spec import NetworkSpec
 from model_store.store.store import Store
-from tests.model_store.networks import BACKBONES, GATED, GEOMETRY, IN_SEQUENCE, grown, images, task
+from tests.model_store.networks import (
+    BACKBONES,
+    CONVOLVED,
+    GATED,
+    GEOMETRY,
+    IN_SEQUENCE,
+    LARGE_CONVOLVED,
+    grown,
+    images,
+    task,
+)
 from tests.model_store.test_codec import version_of
 
 
@@ -90,6 +100,8 @@ SPECS = [
     ([3, 2, 2, 1, 1, 2], GEOMETRY),
     ([2, 1, 3], IN_SEQUENCE),
     ([4, 1, 1, 2], GATED),
+    ([4, 1, 1, 2], CONVOLVED),
+    ([2, 1, 1], LARGE_CONVOLVED),
     ([2, 0, 1, 0, 0], IN_SEQUENCE),
     *(([2, 1, 1, 2], geometry) for geometry in BACKBONES),
     *(([2], geometry) for geometry in BACKBONES),

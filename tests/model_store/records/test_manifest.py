@@ -51,7 +51,7 @@ def test_every_member_is_written_whatever_its_value() -> None:
     assert written.keys() == Manifest.model_fields.keys() - left_out
     assert written["metrics"].keys() == Metrics.model_fields.keys() - {"scores", "shown", "run"}
     assert written["network"].keys() == Geometry.model_fields.keys() - {
-        *("attention", "backbone", "readout")
+        *("attention", "backbone", "readout", "stem")
     }
     assert written["tasks"][0].keys() == TaskRecord.model_fields.keys()
 
@@ -93,6 +93,22 @@ def test_attention_is_written_where_it_is_gated_and_nowhere_else() -> None:
     body["network"]["attention"] = "plain"
     with pytest.raises(RecordInvalid, match="spelt in another way"):
         decode("x", seal(body), version=3)
+
+
+def test_a_stem_is_written_where_it_is_of_convolutions_and_nowhere_else() -> None:
+    draft = prepare().draft
+    convolved = draft.model_copy(
+        update={"network": draft.network.model_copy(update={"stem": "convolutions"})}
+    )
+    sealed = encode(convolved, version=3)
+    assert json.loads(sealed)["network"]["stem"] == "convolutions"
+    assert decode("x", sealed, version=3).spec.stem == "convolutions"
+    body = json.loads(encode(draft, version=3))
+    del body["digest"]
+    for stem, sentence in (("patches", "spelt in another way"), ("tubes", "stem")):
+        body["network"]["stem"] = stem
+        with pytest.raises(RecordInvalid, match=sentence):
+            decode("x", seal(body), version=3)
 
 
 def test_a_backbone_is_written_where_there_is_one_and_nowhere_else() -> None:
