@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from dne_serve.engines.base import Resident
-from dne_serve.engines.scored import Scored
+if TYPE_CHECKING:  # the command line reads this room before it imports torch
+    from dne_serve.engines.base import Resident
+    from dne_serve.engines.scored import Scored
 
 By = Literal["served", "canary", "asked"]
 """The reason why a version answers: it is served, it is the canary, or the request names it."""

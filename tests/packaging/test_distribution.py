@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import zipfile
@@ -96,6 +97,22 @@ def test_dne_store_starts_without_torch_and_numpy(arguments: list[str], tmp_path
     )
     assert "Traceback" not in done.stderr
     assert "Error" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--new-token", "me=read"], ["--port", "taken"]])
+def test_dne_serve_needs_no_torch_before_its_port_is_free(arguments: list[str]) -> None:
+    program = (
+        "import sys; sys.modules['torch'] = sys.modules['numpy'] = None\n"
+        "from dne_serve.cli import main; sys.exit(main())"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        options = [port if one == "taken" else one for one in arguments]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *options], capture_output=True, text=True
+        )
+    assert "Traceback" not in done.stderr
+    assert done.returncode == (1 if port in options else 0), done.stderr
 
 
 def test_the_wheel_holds_the_packages_the_console_and_the_format(tmp_path: Path) -> None:
