@@ -51,23 +51,23 @@ def own_server(location: Path, *options: str, admin_token: str = "") -> Iterator
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
-        _wait_for(url)
+        ready(url, deadline_s=time.monotonic() + START_S)
         yield OwnServer(url=url, pid=process.pid)
     finally:
         process.terminate()
         process.wait()
 
 
-def _wait_for(url: str) -> None:
-    ends = time.monotonic() + START_S
+def ready(url: str, *, deadline_s: float, pause_s: float = 0.1) -> None:
+    """Wait until the server has a model."""
     while True:
         try:
             urllib.request.urlopen(f"{url}/readyz").close()
             return
         except OSError:
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline_s:
                 raise
-            time.sleep(0.1)
+            time.sleep(pause_s)
 
 
 def one_version(location: Path, *, preset: str = "paper") -> Path:
