@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lab.presets import Preset
+from model_store.errors import WrongUsage
 from model_store.network.expert import Expert
 from model_store.network.network import HEAD_STD
 from model_store.spec import Attention, ExpertSpec, NetworkSpec, TaskSpec
+from model_store.spec import Backbone as PretrainedBackbone
+from trainer.backbones.pretrained import Pretrained
 from trainer.learning.fit import OptimiserFactory, adamw, parameter_groups
 from trainer.learning.learner import Learner, Step
 from trainer.learning.losses import Classification
@@ -118,29 +121,59 @@ class Transformer(Expert, Backbone):
     """The first expert of the product's network, alone: an ordinary vision transformer."""
 
     def __init__(self, preset: Preset, *, attention: Attention = "gated") -> None:
-        # The classes of the task have no part in the shapes of an expert.
-        alone = TaskSpec(name="all", classes=("any",), expert=ExpertSpec(heads=preset.heads))
-        spec = NetworkSpec(
-            image_size=preset.image_size,
-            patch_size=preset.patch_size,
-            depth=preset.depth,
-            attention=attention,
-            qkv_bias=attention == "plain",
-            tasks=(alone,),
-        )
+        spec = geometry(preset, attention).expand(first_task(preset))
         super().__init__(spec, index=0)
+        self.preset = preset
         self.width = spec.token_width
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Compute the final token, as a `Network` of this expert does."""
         x_BPC = self.embed(images_BCHW)
-        for layer in range(len(self.blocks)):
+        for layer in range(len(self.blocks) - self.token_in_sequence):
             block = self.patch_block(layer)
             x_BPC = block.mix(block.attend(x_BPC), ()).out
+        if not self.token_in_sequence:
+            x_BPC = self.with_token(x_BPC)
         last = self.last_block
-        token_B1C = last.mix(last.attend(self.with_token(x_BPC), queries=1), ()).out
-        token_BC: Tensor = self.norm(token_B1C.squeeze(1))
-        return token_BC
+        return self.pool(last.mix(last.attend(x_BPC, queries=1), ()).out)
+
+    def begin(self, start: Pretrained) -> None:
+        """Take pre-trained weights."""
+        give(self, start, self.preset)
+
+
+def geometry(preset: Preset, attention: Attention) -> NetworkSpec:
+    """Describe the transformer of a preset before its first task."""
+    if preset.pretrained:
+        return NetworkSpec(
+            image_size=preset.image_size,
+            patch_size=preset.patch_size,
+            depth=preset.depth,
+            token="in-sequence",
+            backbone=PretrainedBackbone(pooling="token-and-mean"),
+        )
+    return NetworkSpec(
+        image_size=preset.image_size,
+        patch_size=preset.patch_size,
+        depth=preset.depth,
+        attention=attention,
+        qkv_bias=attention == "plain",
+    )
+
+
+def first_task(preset: Preset) -> TaskSpec:
+    """Describe a task with the first expert. Its class has no part in the shapes of an expert."""
+    expert = ExpertSpec(heads=preset.heads, attention_heads=preset.attention_heads)
+    return TaskSpec(name="all", classes=("any",), expert=expert)
+
+
+def give(expert: Expert, start: Pretrained, preset: Preset) -> None:
+    """Put pre-trained weights into the first expert."""
+    asked = geometry(preset, "plain")
+    found = replace(start.geometry, image_size=asked.image_size)
+    if (found, start.expert) != (asked, first_task(preset).expert):
+        raise WrongUsage(f"{preset.pretrained} is not the vision transformer of this preset")
+    start.load_into(expert, geometry=asked)
 
 
 def sgd() -> OptimiserFactory:
@@ -184,7 +217,7 @@ KINDS: Mapping[BackboneName, Kind] = {
     "transformer": Kind(
         make=Transformer,
         base="gated transformer, {loss}, decay ours",
-        rate=lambda preset: preset.rate,
+        rate=lambda preset: preset.fine_rate if preset.pretrained else preset.rate,
         optimiser=adamw,
     ),
     "plain-transformer": Kind(

@@ -27,8 +27,11 @@ from lab.presets import Preset
 from lab.protocol import Memory, Protocol, make_protocol
 from lab.registry import Choice
 from lab.results import Line
+from model_store.errors import WrongUsage
 from model_store.records.manifest import Preprocessing, Scalar
 from model_store.store.cache import cache_folder
+from trainer.backbones.pretrained import Pretrained, read_pretrained
+from trainer.backbones.shapes import HALF
 from trainer.data.folders import LabelledImages, join
 from trainer.learning.checkpoint import Checkpoint
 from trainer.progress import Progress
@@ -37,7 +40,7 @@ MEAN = (0.5071, 0.4865, 0.4409)
 DEVIATION = (0.2673, 0.2564, 0.2762)
 BASE_SETTINGS = (
     "images", "part", "image_size", "patch_size", "depth", "heads", "resnet_width",
-    "first_epochs", "batch_size", "rate", "resnet_rate",
+    "first_epochs", "batch_size", "rate", "resnet_rate", "changes",
 )  # fmt: skip
 """The settings that the first task depends on, besides its classes."""
 
@@ -82,7 +85,8 @@ class Run:
         self.protocol: Protocol = make_protocol(data, cell.preset, seed=cell.seed)
         torch.manual_seed(self._seed(0))  # a method may make its backbone before the first task
         self.method: Method = cell.choice.build(cell.preset)
-        self.memory = Memory()
+        self.memory = Memory(herds=cell.preset.exemplars == "herded")
+        self.start = start_of(data, cell.preset)
         self.lines: list[Line] = []
         self.preprocessing = preprocessing_of(cell.preset)
 
@@ -171,6 +175,7 @@ class Run:
             images=self._images(task),
             preset=self.cell.preset,
             preprocessing=self.preprocessing,
+            start=self.start,
             seed=self._seed(task),
             progress=self.progress,
             checkpoint=Checkpoint(
@@ -239,6 +244,8 @@ class Run:
             commit=_commit(),
             new_alone=float(right_answers(scores[-1], tests[-1], newest=new).mean()),
             attention=self._attention(tests[-1]),
+            recipe=self.cell.preset.recipe,
+            right=np.packbits(np.concatenate(right)).tobytes().hex(),
         )
 
     def _attention(self, images: LabelledImages) -> dict[str, tuple[float, float]] | None:
@@ -318,7 +325,17 @@ def lab_folder() -> Path:
 
 
 def preprocessing_of(preset: Preset) -> Preprocessing:
-    return Preprocessing(image_size=preset.image_size, mean=MEAN, std=DEVIATION)
+    mean, deviation = HALF if preset.pretrained else (MEAN, DEVIATION)
+    return Preprocessing(image_size=preset.image_size, mean=mean, std=deviation)
+
+
+def start_of(data: Dataset, preset: Preset) -> Pretrained | None:
+    """Read the weights that the networks of a preset begin with, if there are any."""
+    if not preset.pretrained:
+        return None
+    if data.archive is None:
+        raise WrongUsage(f"the weights {preset.pretrained} stand beside an archive of images")
+    return read_pretrained(data.archive.parent / preset.pretrained)
 
 
 def _commit() -> str:

@@ -12,7 +12,7 @@ import torch
 from lab import results
 from lab.cell import Cell, Run, lab_folder, preprocessing_of
 from lab.dataset import Dataset, read_dataset
-from lab.plan import PLAN, Step, steps
+from lab.plan import Step, plan_of, steps
 from lab.presets import PRESETS, Preset, changed, preset_named
 from lab.registry import METHODS, read_choice
 from lab.report.page import make_report, notes_in
@@ -124,7 +124,7 @@ def _compare(asked: argparse.Namespace) -> int:
 
 def _campaign(asked: argparse.Namespace) -> int:
     lines = _lines([_out(asked)], missing_is_empty=True)
-    planned = steps(lines, preset=asked.preset, plan=PLAN)
+    planned = steps(lines, preset=asked.preset, plan=plan_of(asked.preset))
     for step in planned:
         if step.state == "unknown":
             _tell(f"left out: {step.planned.title}: {step.problem}")
@@ -136,7 +136,11 @@ def _campaign(asked: argparse.Namespace) -> int:
 def _read(path: Path, preset: Preset) -> Dataset:
     progress = show_progress()
     return read_dataset(
-        path, preprocessing=preprocessing_of(preset), kept=lab_folder(), note=progress.note
+        path,
+        preprocessing=preprocessing_of(preset),
+        domain=preset.domain,
+        kept=lab_folder(),
+        note=progress.note,
     )
 
 
@@ -163,7 +167,8 @@ def _out(asked: argparse.Namespace) -> Path:
 
 def _plan(asked: argparse.Namespace) -> int:
     paths = asked.results or [RESULTS / f"{asked.preset}.jsonl"]
-    planned = steps(_lines(paths, missing_is_empty=True), preset=asked.preset, plan=PLAN)
+    lines = _lines(paths, missing_is_empty=True)
+    planned = steps(lines, preset=asked.preset, plan=plan_of(asked.preset))
     rows = [("state", "cell", "seed", "minutes left", "")]
     rows += [
         (one.state, one.planned.title, str(one.seed), _minutes(one.minutes), one.problem)

@@ -1,4 +1,5 @@
-"""Read a data set from a zip file of `train/<class>/*.png` and `test/<class>/*.png`."""
+"""Read a data set from a zip file of `train/<class>/*` and `test/<class>/*`, or from a folder of it
+that holds these."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import zipfile
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,6 +23,7 @@ from model_store.preprocess import read_pixels
 from model_store.records.manifest import Preprocessing
 from trainer.data.folders import MAX_NAMED, LabelledImages, and_more
 
+SUFFIXES = (".png", ".jpg")
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 """Raised by `ZipFile.read`: wrong checksums, torn streams, encryption, unknown compression."""
 
@@ -32,8 +34,10 @@ class Dataset:
 
     train: LabelledImages
     test: LabelledImages
-    digest: str
+    digest: str = ""
     """SHA-256 of the file."""
+    archive: Path | None = None
+    """The file; None for images that come from none."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -41,9 +45,14 @@ class Dataset:
 
 
 def read_dataset(
-    path: Path, *, preprocessing: Preprocessing, kept: Path | None = None, note: Note = print
+    path: Path,
+    *,
+    preprocessing: Preprocessing,
+    domain: str = "",
+    kept: Path | None = None,
+    note: Note = print,
 ) -> Dataset:
-    """Read all images. Name missing classes and damaged files.
+    """Read all images in the folder `domain` of the file. Name missing classes and damaged files.
 
     Keep the pixels in the folder `kept`, if given: decoding takes longer than a small task.
     """
@@ -51,15 +60,15 @@ def read_dataset(
         raise WrongUsage(f"--data {path} is not a file; it should be a zip of images")
     digest = _sha256(path)
     if kept is None:
-        return _read_zip(path, preprocessing, digest=digest)
-    pixels = kept / f"{digest[:16]}-{preprocessing.image_size}.safetensors"
+        return replace(_read_zip(path, preprocessing, domain), digest=digest, archive=path)
+    name = "-".join(filter(None, (digest[:16], domain, str(preprocessing.image_size))))
+    pixels = kept / f"{name}.safetensors"
     with saved.only_one(pixels, note=note):
         known = saved.read(pixels, note=note)
-        if known is not None:
-            return _recall(*known, digest=digest)
-        data = _read_zip(path, preprocessing, digest=digest)
-        _keep(pixels, data)
-    return data
+        data = _recall(*known) if known is not None else _read_zip(path, preprocessing, domain)
+        if known is None:
+            _keep(pixels, data)
+    return replace(data, digest=digest, archive=path)
 
 
 def _keep(path: Path, data: Dataset) -> None:
@@ -69,7 +78,7 @@ def _keep(path: Path, data: Dataset) -> None:
     saved.write(path, tensors, {"classes": data.classes})
 
 
-def _recall(tensors: Mapping[str, Tensor], known: Mapping[str, Any], *, digest: str) -> Dataset:
+def _recall(tensors: Mapping[str, Tensor], known: Mapping[str, Any]) -> Dataset:
     train, test = (
         LabelledImages(
             classes=tuple(known["classes"]),
@@ -78,34 +87,36 @@ def _recall(tensors: Mapping[str, Tensor], known: Mapping[str, Any], *, digest: 
         )
         for part in ("train", "test")
     )
-    return Dataset(train=train, test=test, digest=digest)
+    return Dataset(train=train, test=test)
 
 
-def _read_zip(path: Path, preprocessing: Preprocessing, *, digest: str) -> Dataset:
+def _read_zip(path: Path, preprocessing: Preprocessing, domain: str) -> Dataset:
     try:
         with zipfile.ZipFile(path) as archive:
-            files = _files(archive)
+            files = _files(archive, domain)
             _refuse_missing(files)
             train, test = (_read(archive, files[part], preprocessing) for part in ("train", "test"))
     except zipfile.BadZipFile as error:
         raise DataRejected(f"{path} is not a zip file, or is damaged: {error}") from error
-    return Dataset(train=train, test=test, digest=digest)
+    return Dataset(train=train, test=test)
 
 
-def _files(archive: zipfile.ZipFile) -> dict[str, dict[str, list[str]]]:
+def _files(archive: zipfile.ZipFile, domain: str) -> dict[str, dict[str, list[str]]]:
     """List the files by part and class. Paths of another form are not images of the set."""
+    before = PurePosixPath(domain).parts
     found: dict[str, dict[str, list[str]]] = {"train": {}, "test": {}}
     for name in sorted(archive.namelist()):
         path = PurePosixPath(name)
-        if len(path.parts) == 3 and path.parts[0] in found and path.suffix == ".png":
-            found[path.parts[0]].setdefault(path.parts[1], []).append(name)
+        above, own = path.parts[: len(before)], path.parts[len(before) :]
+        if above == before and len(own) == 3 and own[0] in found and path.suffix in SUFFIXES:
+            found[own[0]].setdefault(own[1], []).append(name)
     return found
 
 
 def _refuse_missing(files: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
     train, test = files["train"].keys(), files["test"].keys()
     if not train and not test:
-        raise DataRejected("there are no files train/<class>/*.png and test/<class>/*.png")
+        raise DataRejected("there are no images in folders train/<class> and test/<class>")
     for part, missing in (("train", sorted(test - train)), ("test", sorted(train - test))):
         if missing:
             named = ", ".join(map(repr, missing[:MAX_NAMED])) + and_more(missing)

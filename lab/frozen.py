@@ -11,13 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lab.backbones import Classify
 from lab.batches import over_batches
 from lab.method import Lesson, Options
 from lab.plain import PlainMethod
 from lab.presets import Preset
 from trainer.data.folders import LabelledImages
-from trainer.learning.losses import cross_entropy
 
 
 class FrozenMethod(PlainMethod):
@@ -35,8 +33,10 @@ class FrozenMethod(PlainMethod):
         self.classes += len(new)
 
     def learn(self, lesson: Lesson) -> None:
-        if lesson.task == 0:
-            self.learn_network(lesson, Classify(classification=cross_entropy))
+        if lesson.start is not None and lesson.task == 0:
+            self.begin(lesson)
+        elif lesson.task == 0:
+            self.learn_network(lesson)
 
     def remember(self, exemplars: LabelledImages | None, lesson: Lesson) -> None:
         """Learn from the features of the new images. No older image is needed."""

@@ -3,23 +3,46 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lab.presets import Changes as ChangesName
 from lab.presets import Preset
 from model_store.records.manifest import Preprocessing
-from trainer.data.augment import Augmentation
+from trainer.backbones.pretrained import Pretrained
+from trainer.data.augment import Augmentation, Changes, GentleChanges
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch, evened
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.fit import OptimiserFactory, Schedule, fit
 from trainer.learning.learner import AnyLearner, BatchLoss
+from trainer.learning.losses import Classification, cross_entropy
 from trainer.learning.plan import Plan
 from trainer.progress import Progress
+
+CHANGES: Mapping[ChangesName, Changes] = {
+    "standard": Augmentation(crop=True, flip=True, rand_augment=True),
+    "light": Augmentation(crop=True, flip=True, rand_augment=False),
+    "gentle": GentleChanges(flip=False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BalancedSoftmax:
+    """Cross-entropy of logits plus the logarithms of the class counts (Ren et al., 2020): the
+    logits answer as if all classes had equally many images."""
+
+    log_counts_C: Tensor
+
+    def __call__(
+        self, logits_BC: Tensor, labels_B: Tensor, *, weights_B: Tensor | None = None
+    ) -> Tensor:
+        return cross_entropy(logits_BC + self.log_counts_C, labels_B, weights_B=weights_B)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +58,8 @@ class Lesson:
     preprocessing: Preprocessing
     seed: int
     progress: Progress
+    start: Pretrained | None = None
+    """The weights that a network begins with."""
     checkpoint: Checkpoint | None = None
 
     @property
@@ -50,6 +75,20 @@ class Lesson:
     @property
     def epochs(self) -> int:
         return self.preset.epochs if self.task else self.preset.first_epochs
+
+    @property
+    def log_counts(self) -> Tensor | None:
+        """Return the logarithms of class counts, where the loss is balanced and they differ."""
+        counts_C = np.bincount(self.images.labels_N, minlength=self.classes)
+        if self.preset.loss == "cross-entropy" or len(set(counts_C.tolist())) == 1:
+            return None
+        return torch.from_numpy(counts_C).float().log()
+
+    @property
+    def classification(self) -> Classification:
+        """Return the loss of logits by the preset."""
+        log_counts_C = self.log_counts
+        return cross_entropy if log_counts_C is None else BalancedSoftmax(log_counts_C=log_counts_C)
 
     def fit(
         self,
@@ -80,7 +119,7 @@ class Lesson:
                 batch_size=self.preset.batch_size,
                 learning_rate=rate,
             ),
-            augment=Augmentation(crop=True, flip=True, rand_augment=True),
+            augment=CHANGES[self.preset.changes],
             preprocessing=self.preprocessing,
             draw_epoch=draw_epoch or evened(self.images, among=self.new),
             seed=self.seed,

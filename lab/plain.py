@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from lab.backbones import KINDS, BackboneName, PlainNetwork
+from lab.backbones import KINDS, BackboneName, Classify, PlainNetwork, Transformer
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
 from trainer.learning.learner import BatchLoss
@@ -30,7 +30,7 @@ class PlainMethod(Method):
 
     @property
     def base(self) -> str | None:
-        return self.kind.base_with("cross-entropy")
+        return None if self.preset.pretrained else self.kind.base_with("cross-entropy")
 
     def base_module(self) -> nn.Module:
         return nn.ModuleDict({"network": self.network})
@@ -38,18 +38,28 @@ class PlainMethod(Method):
     def expand(self, new: tuple[str, ...]) -> None:
         self.network.heads.grow(len(new))
 
+    def begin(self, lesson: Lesson) -> None:
+        """Take pre-trained weights, where the preset has them."""
+        if lesson.start is not None:
+            assert isinstance(self.network.backbone, Transformer)
+            self.network.backbone.begin(lesson.start)
+
     def learn_network(
-        self, lesson: Lesson, loss: BatchLoss[PlainNetwork], *, epochs: int | None = None
+        self,
+        lesson: Lesson,
+        loss: BatchLoss[PlainNetwork] | None = None,
+        *,
+        epochs: int | None = None,
     ) -> None:
-        """Learn the whole network, backbone and classifier."""
+        """Learn the whole network, backbone and classifier; without a loss by the preset's."""
         self.network.train().requires_grad_(True)
         lesson.fit(
             "learning",
             self.network,
-            loss,
+            loss or Classify(classification=lesson.classification),
             parameters=self.network.learnable(),
             rate=self.kind.rate(self.preset),
-            epochs=epochs,
+            epochs=self.preset.fine_epochs if self.preset.pretrained else epochs,
             make_optimiser=self.kind.optimiser(),
         )
 

@@ -14,7 +14,7 @@ from lab.report.metrics import Course, courses_of
 from lab.results import Line
 from model_store.errors import WrongUsage
 
-TWO, THREE = (0, 1), (0, 1, 2)
+FIVE, THREE, TWO, ONE = (tuple(range(count)) for count in (5, 3, 2, 1))
 SYSTEMS = "systems"
 State = Literal["done", "unfinished", "missing", "unknown"]
 
@@ -29,6 +29,8 @@ class Planned:
     section: str = SYSTEMS
     """`systems`, or the title of an ablation."""
     setting: str = ""
+    turn: int = 0
+    """The row's first seed runs together with seed `turn` of rows of turn 0, its next one later."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -59,43 +61,69 @@ class Step:
         )
 
 
-def _ablation(section: str, rows: Mapping[str, str]) -> list[Planned]:
-    return [Planned(choice=choice, title=title, section=section) for choice, title in rows.items()]
+def _ablation(section: str, rows: Mapping[str, str], *, turn: int = 2) -> list[Planned]:
+    return [
+        Planned(choice=choice, title=title, section=section, turn=turn)
+        for choice, title in rows.items()
+    ]
 
 
 def _protocol(section: str, settings: Sequence[str]) -> list[Planned]:
     return [
-        Planned(choice=choice, title=f"{title}, {setting}", section=section, setting=setting)
+        Planned(
+            choice=choice, title=f"{title}, {setting}", section=section, setting=setting, turn=2
+        )
         for setting in settings
         for choice, title in (("dne", "DNE k = 1"), ("der", "DER"))
     ]
 
 
-PLAN: tuple[Planned, ...] = (
-    Planned(choice="dne", title="DNE k = 1", seeds=THREE),
-    Planned(choice="dne:network=independent", title="IA k = 1", seeds=THREE),
-    Planned(choice="replay", title="replay", seeds=THREE),
-    Planned(choice="der", title="DER", seeds=THREE),
-    Planned(choice="dytox", title="DyTox"),
-    Planned(choice="foster", title="FOSTER"),
-    Planned(choice="icarl", title="iCaRL"),
-    Planned(choice="podnet", title="PODNet"),
-    Planned(choice="joint", title="Joint"),
-    Planned(choice="joint:backbone=resnet", title="Joint, ResNet"),
-    Planned(choice="dne:k=2", title="DNE k = 2"),
-    Planned(choice="dne:k=4", title="DNE k = 4"),
-    Planned(choice="ncm", title="nearest mean"),
-    Planned(choice="lda", title="LDA"),
-    Planned(choice="lda:rule=ridge", title="random ridge"),
-    Planned(choice="icarl:backbone=transformer", title="iCaRL, transf."),
-    Planned(choice="replay:backbone=resnet", title="replay, ResNet"),
-    Planned(choice="dytox:loss=cross-entropy", title="DyTox, cross-entr."),
-    *_ablation(
-        "Without balanced tuning",
+def _systems(rows: Mapping[str, str], *, seeds: tuple[int, ...], turn: int = 0) -> list[Planned]:
+    return [
+        Planned(choice=choice, title=title, seeds=seeds, turn=turn)
+        for choice, title in rows.items()
+    ]
+
+
+CONVERGED: tuple[Planned, ...] = (
+    *_systems({"joint": "Joint"}, seeds=THREE),
+    *_systems(
         {
-            "dne:tuning=none": "DNE k = 1, not tuned",
-            "dne:network=independent,tuning=none": "IA k = 1, not tuned",
+            "dne:k=4": "DNE k = 4",
+            "dne:k=4,network=independent": "IA k = 4",
+            "dne": "DNE k = 1",
+            "dne:network=independent": "IA k = 1",
         },
+        seeds=FIVE,
+    ),
+    *_systems({"replay": "replay"}, seeds=THREE),
+    *_systems(
+        {"lda:rule=ridge": "random ridge", "lda": "LDA", "der": "DER"},
+        seeds=FIVE,
+    ),
+    *_systems(
+        {
+            "joint:backbone=resnet": "Joint, ResNet",
+            "dytox:loss=cross-entropy": "DyTox, cross-entr.",
+            "foster": "FOSTER",
+            "podnet": "PODNet",
+            "icarl": "iCaRL",
+            "ncm": "nearest mean",
+            "dytox": "DyTox",
+            "icarl:backbone=transformer": "iCaRL, transf.",
+            "replay:backbone=resnet": "replay, ResNet",
+        },
+        seeds=THREE,
+        turn=1,
+    ),
+    *_ablation(
+        "Heads",
+        {
+            "dne:k=2": "DNE k = 2",
+            "dne:k=7": "DNE k = 7",
+            "dne:k=12,network=independent": "IA k = 12",
+        },
+        turn=1,
     ),
     *_ablation(
         "Matrices of task attention",
@@ -105,6 +133,16 @@ PLAN: tuple[Planned, ...] = (
             "dne:network=sss": "sss: all shared",
             "dne:network=ffs": "ffs: values shared",
             "dne:network=fff": "fff: none shared",
+        },
+    ),
+    *_ablation(
+        "Spatial-task attention",
+        {
+            "dne:attention=plain": "DNE k = 1, plain attention",
+            "dne:network=sta-ia,attention=plain": "IA in one softmax",
+            "dne:network=sta-spdh,attention=plain": "IA + SPDH",
+            "dne:network=sta-dpdh,attention=plain": "IA + DPDH",
+            "dne:network=sta-both,attention=plain": "IA + SPDH + DPDH",
         },
     ),
     *_ablation(
@@ -120,53 +158,89 @@ PLAN: tuple[Planned, ...] = (
         "Cross-task attention by depth",
         {f"dne:network=depth-{count}": f"in the first {count} blocks" for count in (1, 2, 3)},
     ),
-    *_ablation(
-        "Spatial-task attention",
+    *_protocol("Memory", ("memory=60", "memory=150", "memory=300")),
+    *_protocol("Classes a step", ("step=1", "step=2", "step=10")),
+)
+"""The paper's rows. Its memories of 200 to 2,000 exemplars of 100 classes are 60 to 600 here."""
+
+SIGNS: tuple[Planned, ...] = tuple(
+    _systems(
         {
-            "dne:network=sta-ia,attention=plain": "IA in one softmax",
-            "dne:network=sta-spdh,attention=plain": "IA + SPDH",
-            "dne:network=sta-dpdh,attention=plain": "IA + DPDH",
-            "dne:network=sta-both,attention=plain": "IA + SPDH + DPDH",
-        },
-    ),
-    *_ablation(
-        "Heads",
-        {
-            "dne:k=7": "DNE k = 7",
+            "dne": "DNE k = 1",
+            "dne:network=independent": "IA k = 1",
+            "lda": "frozen, LDA",
+            "lda:rule=ridge": "frozen, random ridge",
+            "ncm": "frozen, nearest mean",
+            "adapter": "adapter",
+            "joint": "Joint",
+            "replay": "all weights, task by task",
+            "dne:k=4": "DNE k = 4",
             "dne:k=4,network=independent": "IA k = 4",
-            "dne:k=12,network=independent": "IA k = 12",
+        },
+        seeds=THREE,
+    )
+)
+
+SHORT: tuple[Planned, ...] = (
+    *_systems(
+        {
+            "dne": "DNE k = 1",
+            "dne:network=independent": "IA k = 1",
+            "replay": "replay",
+            "der": "DER",
+            "ncm": "nearest mean",
+        },
+        seeds=THREE,
+    ),
+    *_systems(
+        {
+            "dytox": "DyTox",
+            "foster": "FOSTER",
+            "icarl": "iCaRL",
+            "podnet": "PODNet",
+            "joint": "Joint",
+            "lda": "LDA",
+            "lda:rule=ridge": "random ridge",
+        },
+        seeds=TWO,
+    ),
+    *_systems({"joint:backbone=resnet": "Joint, ResNet"}, seeds=ONE),
+    *_ablation(
+        "Without balanced tuning",
+        {
+            "dne:tuning=none": "DNE k = 1, not tuned",
+            "dne:network=independent,tuning=none": "IA k = 1, not tuned",
         },
     ),
     Planned(
         choice="dne:attention=plain",
-        title="DNE k = 1, plain attention",
-        section="What the trial changed",
-    ),
-    Planned(
-        choice="dne:attention=plain",
-        title="and 2 epochs of tuning, as before",
+        title="plain attention, 2 epochs of tuning",
         section="What the trial changed",
         setting="tuning_epochs=2",
+        seeds=ONE,
     ),
-    *_protocol("Memory", ("memory=200", "memory=400", "memory=2000")),
-    *_protocol("Classes a step", ("step=2", "step=5", "step=25")),
 )
-"""The rows in the order of running: all systems of a seed, then the next seed, then the rest."""
+"""The rows that networks were compared by before they had learnt; no more are planned."""
+
+PLANS: Mapping[str, tuple[Planned, ...]] = {
+    "converged": CONVERGED,
+    "signs": SIGNS,
+    "short": SHORT,
+}
+
+
+def plan_of(preset: str) -> tuple[Planned, ...]:
+    """Return the rows of a preset; another one has those of `converged`."""
+    return PLANS.get(preset, CONVERGED)
 
 
 def steps(lines: Iterable[Line], *, preset: str, plan: Sequence[Planned]) -> list[Step]:
     """List the cells of the plan in the order of running, with their states."""
     courses = {course.last.cell: course for course in courses_of(lines)}
-    systems = [one for one in plan if one.section == SYSTEMS]
-    others = [one for one in plan if one.section != SYSTEMS]
-    cells = [(one, seed) for part in (systems, others) for one, seed in _by_seed(part)]
+    cells = [(one, seed) for one in plan for seed in one.seeds]
+    cells.sort(key=lambda cell: (cell[0].turn + cell[1], cell[0].turn))
     times = _Times(courses.values())
     return [_step(one, seed, courses=courses, times=times, preset=preset) for one, seed in cells]
-
-
-def _by_seed(rows: Sequence[Planned]) -> list[tuple[Planned, int]]:
-    seeds = sorted({seed for one in rows for seed in one.seeds})
-    return [(one, seed) for seed in seeds for one in rows if seed in one.seeds]
 
 
 def _step(

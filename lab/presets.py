@@ -12,8 +12,13 @@ CIFAR_CLASSES = 100
 MAY_BE_ZERO = ("memory", "tuning_epochs")
 
 Part = Literal["table", "trial"]
-"""`trial` takes training images that `table` never takes, also to test on: choices are made on
-it, so that no test image of the table has been looked at."""
+"""`trial` takes classes that `table` never takes or, where a table has all classes, training images
+that it never takes, also to test on: no choice is made by a test image of the table."""
+Loss = Literal["cross-entropy", "balanced"]
+"""`balanced`: balanced softmax, the cross-entropy of logits plus the logarithms of class counts."""
+Changes = Literal["standard", "light", "gentle"]
+"""The changes of training images: crop, flip and RandAugment; crop and flip; those of pre-trained
+networks, which mirror nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +34,24 @@ class Preset:
     memory: int
     """Exemplars in all."""
     part: Part
+    table_classes: int = 0
+    """Classes that tables draw theirs from, always the same; trials draw from all others. 0: both
+    draw from all classes."""
+    domain: str = ""
+    """The folder of the archive that holds `train` and `test`."""
+    pretrained: str = ""
+    """The file of weights, beside the archive, that a vision transformer begins with."""
+    loss: Loss = "cross-entropy"
+    changes: Changes = "standard"
+    exemplars: Literal["herded", "random"] = "herded"
     image_size: int
     patch_size: int
     depth: int
     """Patch blocks of the transformer, before its class-attention block."""
     heads: int
     """Heads of the first expert."""
+    attention_heads: int = 0
+    """The heads that its spatial attention is cut into; 0: the same."""
     resnet_width: int
     """Channels of the first stage of the ResNet-18; the full one has 64."""
     first_epochs: int
@@ -45,6 +62,16 @@ class Preset:
     """The learning rate of AdamW for transformers."""
     resnet_rate: float
     """The learning rate of SGD with momentum for ResNets."""
+    fine_rate: float = 0.0
+    """The learning rate of pre-trained weights."""
+    fine_epochs: int = 0
+    """Epochs of a task in which pre-trained weights change."""
+
+    @property
+    def recipe(self) -> str:
+        """Tell in words how networks learn."""
+        start = self.pretrained or "random weights"
+        return f"{start}, {self.loss}, {self.changes} changes, {self.exemplars} exemplars"
 
 
 SHORT = Preset(
@@ -67,6 +94,35 @@ SHORT = Preset(
     resnet_rate=0.1,
 )
 
+
+SIGNS = Preset(
+    classes=15,
+    first=5,
+    step=5,
+    images=40,
+    memory=120,
+    part="table",
+    table_classes=30,
+    domain="signs",
+    pretrained="vit_tiny_patch16_224.safetensors",
+    loss="balanced",
+    changes="gentle",
+    exemplars="random",
+    image_size=96,
+    patch_size=16,
+    depth=12,
+    heads=6,
+    attention_heads=3,
+    resnet_width=0,
+    first_epochs=20,
+    epochs=20,
+    tuning_epochs=0,
+    batch_size=32,
+    rate=8e-4,
+    resnet_rate=0.0,
+    fine_rate=1e-4,
+    fine_epochs=8,
+)
 
 PRESETS = {
     "paper": replace(
@@ -93,6 +149,8 @@ PRESETS = {
         epochs=15,
         tuning_epochs=3,
     ),
+    "signs": SIGNS,
+    "signs-trial": replace(SIGNS, classes=13, step=4, memory=104, part="trial"),
     "mini": replace(
         SHORT,
         classes=6,

@@ -58,9 +58,9 @@ class Protocol:
 
 
 def make_protocol(data: Dataset, preset: Preset, *, seed: int) -> Protocol:
-    """Shuffle the classes in alphabetical order by the seed, and cut them into tasks."""
-    draw = np.random.default_rng(seed)
-    order = tuple(data.classes[place] for place in draw.permutation(len(data.classes)))
+    """Shuffle the classes by the seed, and cut them into tasks."""
+    pool = classes_of(data, preset)
+    order = tuple(pool[place] for place in np.random.default_rng(seed).permutation(len(pool)))
     if preset.classes is not None and len(order) < preset.classes:
         raise DataRejected(f"the data set has {len(order)} classes; {preset.classes} are needed")
     chosen = order[: preset.classes]
@@ -80,16 +80,27 @@ def make_protocol(data: Dataset, preset: Preset, *, seed: int) -> Protocol:
     )
 
 
+def classes_of(data: Dataset, preset: Preset) -> tuple[str, ...]:
+    """List the classes that tasks draw from: those of tables, of trials, or all."""
+    if not preset.table_classes:
+        return data.classes
+    order = np.random.default_rng(0).permutation(len(data.classes))
+    tables, trials = np.split(order, [preset.table_classes])
+    return tuple(data.classes[place] for place in (tables if preset.part == "table" else trials))
+
+
 def _parts(data: Dataset, preset: Preset) -> tuple[LabelledImages, LabelledImages]:
     """Choose the images of each class, the same for every seed."""
     draw, count = np.random.default_rng(0), preset.images
     by_class = [draw.permutation(data.train.rows_of(name)) for name in data.classes]
-    asked = (count or 1) if preset.part == "table" else 2 * (count or 1) + TRIAL_TEST
+    # A trial on classes of its own needs no images of its own.
+    whole = preset.part == "table" or preset.table_classes > 0
+    asked = (count or 1) if whole else 2 * (count or 1) + TRIAL_TEST
     few = [name for name, rows in zip(data.classes, by_class, strict=True) if len(rows) < asked]
     if few:
         named = ", ".join(map(repr, few[:MAX_NAMED])) + and_more(few)
         raise DataRejected(f"fewer than {asked} training images of {named}")
-    if preset.part == "table":
+    if whole:
         return data.train.take(np.concatenate([rows[:count] for rows in by_class])), data.test
     assert count is not None
     test_end = 2 * count + TRIAL_TEST
@@ -111,8 +122,9 @@ def _among(
 
 @dataclass(slots=True, kw_only=True)
 class Memory:
-    """The exemplars of each class, best first."""
+    """The exemplars of each class, best first; at random in the order of the images, which is."""
 
+    herds: bool = True
     kept: dict[str, NDArray[np.uint8]] = field(default_factory=dict)
 
     def choose(
@@ -123,10 +135,12 @@ class Memory:
         quota: int,
         features: Callable[[NDArray[np.uint8]], NDArray[np.float32]],
     ) -> None:
-        """Choose exemplars of new classes by herding, and shorten those of the others."""
+        """Choose exemplars of new classes, and shorten those of the others."""
         for name in names:
             pixels = images.pixels_NHWC[images.rows_of(name)]
-            self.kept[name] = pixels[herding_order(features(pixels), count=quota)]
+            if self.herds:
+                pixels = pixels[herding_order(features(pixels), count=quota)]
+            self.kept[name] = pixels
         self.kept = {name: pixels[:quota] for name, pixels in self.kept.items()}
 
     def images(self, classes: tuple[str, ...]) -> LabelledImages | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from lab.method import Method, Options
+from lab.methods.adapter import Adapter
 from lab.methods.der import Der
 from lab.methods.dne import Dne
 from lab.methods.dytox import Dytox
@@ -31,6 +32,7 @@ METHODS: Mapping[str, type[Method]] = {
     "der": Der,
     "foster": Foster,
     "dytox": Dytox,
+    "adapter": Adapter,
 }
 
 

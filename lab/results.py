@@ -12,7 +12,7 @@ from typing import Any
 
 from model_store.errors import DataRejected
 
-LATER = ("new_alone", "attention")
+LATER = ("new_alone", "attention", "recipe", "right")
 """Members that older lines do not have. They are left out where there is nothing to tell."""
 Note = Callable[[str], None]
 """Tell the user one sentence."""
@@ -53,6 +53,10 @@ class Line:
     """The share of right answers on the newest task's test images, among its own classes."""
     attention: dict[str, tuple[float, float]] | None = None
     """The share and the mean of each group of pairs, where there is spatial-task attention."""
+    recipe: str | None = None
+    """The ways in which the preset learns, in words."""
+    right: str | None = None
+    """One bit for each test image so far, 1 where its answer is right: bytes as hexadecimals."""
 
     @property
     def cell(self) -> tuple[str, str, str, str, int]:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lab.backbones import first_task, give
 from lab.batches import over_batches
 from lab.draws import constant, repeated
 from lab.method import AttentionGroups, Lesson, Method, Options
@@ -18,6 +19,7 @@ from lab.variants.guide import Guided, GuidedObjective
 from lab.variants.refit import TaskStatistics, keep_statistics, refit
 from lab.variants.spatial import GROUPS, attention_by_group
 from model_store.inference.forward import Lineage
+from model_store.network.expert import Expert
 from model_store.network.flops import folded_flops
 from model_store.spec import Attention, ExpertSpec, TaskSpec
 from trainer.data.folders import LabelledImages
@@ -74,7 +76,9 @@ class Dne(Method):
         self.statistics = nn.ModuleList()
 
     @property
-    def base(self) -> str:
+    def base(self) -> str | None:
+        if self.preset.pretrained:
+            return None
         repeated = f", {self.options.repeats} repeats" if self.options.repeats > 1 else ""
         return f"{self.design.base}, {self.options.loss}, decay {self.options.decay}{repeated}"
 
@@ -82,11 +86,13 @@ class Dne(Method):
         return nn.ModuleDict({"network": self.network})
 
     def expand(self, new: tuple[str, ...]) -> None:
-        known = self.network.spec
+        if self.preset.pretrained and not self.network.spec.tasks:
+            self.network.expand(first_task(self.preset))
+            del self.network.heads[0]  # its class is never answered
+        known, old = self.network.spec, self.network.heads
         # The old experts stay in the network, so the old heads are all that is left to keep.
-        self.teacher = (
-            Teacher(heads=self.network.heads, classes=len(known.classes)) if known.tasks else None
-        )
+        classes = sum(head.out_features for head in old if isinstance(head, nn.Linear))
+        self.teacher = Teacher(heads=old, classes=classes) if classes else None
         heads = self.options.k if known.tasks else self.preset.heads
         name = f"task {len(known.tasks) + 1}"
         self.network.expand(TaskSpec(name=name, classes=new, expert=ExpertSpec(heads=heads)))
@@ -95,11 +101,16 @@ class Dne(Method):
             self.statistics.append(TaskStatistics(classes=len(new), width=width))
 
     def learn(self, lesson: Lesson) -> None:
+        if lesson.start is not None and lesson.task == 0:
+            oldest = self.network.experts[0]
+            assert isinstance(oldest, Expert)
+            give(oldest, lesson.start, self.preset)
         self.network.heads.requires_grad_(True)
         # The older experts stay in evaluation mode: they are constants.
         self.network.newest.train()
         self._learn_expert(lesson)
-        if self.teacher is not None and self.options.tuning != "none":
+        tunes = self.options.tuning != "none" and self.preset.tuning_epochs > 0
+        if self.teacher is not None and tunes:
             self.network.newest.eval()
             self._tune(lesson)
 
@@ -142,6 +153,7 @@ class Dne(Method):
         extra = list(auxiliary.parameters()) if auxiliary else []
         objective = Objective(
             classification=classification_named(self.options.loss),
+            log_counts_C=lesson.log_counts if self.options.loss == "cross-entropy" else None,
             teacher=self.teacher,
             auxiliary=auxiliary,
             frozen=self._frozen(),

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lab.backbones import Classify, PlainNetwork
+from lab.backbones import PlainNetwork
 from lab.method import Lesson, Options
 from lab.plain import PlainMethod, PlainOptions
 from lab.presets import Preset
-from trainer.learning.losses import cross_entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +42,5 @@ class Joint(PlainMethod):
 
     def learn(self, lesson: Lesson) -> None:
         # A network that begins anew needs as many epochs as a first task.
-        self.learn_network(
-            lesson, Classify(classification=cross_entropy), epochs=self.preset.first_epochs
-        )
+        self.begin(lesson)
+        self.learn_network(lesson, epochs=self.preset.first_epochs)

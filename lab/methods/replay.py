@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lab.backbones import Classify, PlainNetwork, count_right
+from lab.backbones import PlainNetwork, count_right
 from lab.method import Lesson
 from lab.plain import PlainMethod
 from trainer.data.sampling import balanced, can_be_balanced
@@ -16,8 +16,11 @@ from trainer.learning.plan import TUNING_RATE_SHARE
 
 class Replay(PlainMethod):
     def learn(self, lesson: Lesson) -> None:
-        self.learn_network(lesson, Classify(classification=cross_entropy))
-        if lesson.old and can_be_balanced(lesson.images):
+        if lesson.task == 0:
+            self.begin(lesson)
+        self.learn_network(lesson)
+        tunes = self.preset.tuning_epochs > 0 and can_be_balanced(lesson.images)
+        if lesson.old and tunes:
             self._tune(lesson)
 
     def _tune(self, lesson: Lesson) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from lab.plan import PLAN, SYSTEMS, Planned, Step, steps
+from lab.plan import SYSTEMS, Planned, Step, plan_of, steps
 from lab.presets import CIFAR_CLASSES, Preset, preset_named
 from lab.protocol import TRIAL_TEST
 from lab.report import text
@@ -78,9 +78,10 @@ def make_report(
     preset: str,
     folder: str,
     notes: str = "",
-    plan: Sequence[Planned] = PLAN,
+    plan: Sequence[Planned] | None = None,
 ) -> Report:
     """Report on lines of one preset. `folder` is the place of the figures, beside the page."""
+    plan = plan_of(preset) if plan is None else plan
     courses = courses_of(lines)
     tables = Tables(rows=rows_of(courses), plan=plan)
     drawn = tuple(figures(tables))

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from lab.backbones import geometry
 from lab.presets import Preset
 from lab.variants.alone import qkv_heads
 from lab.variants.drop_path import DropPath
@@ -118,8 +119,9 @@ class VariantBlock(Block):
     ) -> Tensor:
         """Compute the first half of the block, from this expert alone or from all `sources`."""
         read = self.norm1(x_BPC) if sources is None else sources
-        attended: Tensor = self.drop_path(self.attention(read, queries=queries))
-        return x_BPC[:, :queries] + attended
+        rows = None if self.all_rows else queries
+        attended: Tensor = self.drop_path(self.attention(read, queries=rows))
+        return x_BPC[:, :rows] + attended
 
     def mix(self, s_BPC: Tensor, older: Sequence[BlockActivations]) -> Mixed:
         mixed = super().mix(s_BPC, older)
@@ -198,12 +200,4 @@ def network_type(design: Design) -> type[Network]:
 
 def make_network(design: Design, preset: Preset) -> Network:
     """Make the network of a design in the sizes of a preset, before its first task."""
-    return network_type(design)(
-        NetworkSpec(
-            image_size=preset.image_size,
-            patch_size=preset.patch_size,
-            depth=preset.depth,
-            attention=design.attention,
-            qkv_bias=design.attention == "plain",
-        )
-    )
+    return network_type(design)(geometry(preset, design.attention))

@@ -28,6 +28,23 @@ def test_a_data_set_is_read_by_part_and_class(tmp_path: Path) -> None:
     assert data.train.pixels_NHWC.shape == (18, 8, 8, 3)
 
 
+def test_a_domain_is_a_folder_of_the_archive(tmp_path: Path) -> None:
+    path, folder = tmp_path / "data.zip", tmp_path / "kept"
+    with zipfile.ZipFile(path, "w") as archive:
+        for domain, name in (("signs", "stop"), ("signs", "yield"), ("cells", "round")):
+            for part in ("train", "test"):
+                archive.writestr(f"{domain}/{part}/{name}/0.jpg", png(name, seed=0))
+    signs, cells = (
+        read_dataset(path, preprocessing=PREPROCESSING, domain=domain, kept=folder)
+        for domain in ("signs", "cells")
+    )
+    assert (signs.classes, cells.classes) == (("stop", "yield"), ("round",))
+    again = read_dataset(path, preprocessing=PREPROCESSING, domain="signs", kept=folder)
+    assert (again.classes, again.archive, again.digest) == (signs.classes, path, signs.digest)
+    with pytest.raises(DataRejected, match="no images in folders train/<class> and test/<class>"):
+        read(path)
+
+
 @pytest.mark.parametrize(("part", "lacking"), [("train", "test"), ("test", "train")])
 def test_missing_classes_are_named(tmp_path: Path, part: str, lacking: str) -> None:
     path = write_zip(tmp_path / "data.zip", train=2, test=2)
@@ -66,5 +83,5 @@ def test_what_is_no_data_set_is_refused(tmp_path: Path) -> None:
         read(path)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("images/ant/0.png", png("ant", seed=0))
-    with pytest.raises(DataRejected, match="no files train/<class>"):
+    with pytest.raises(DataRejected, match="no images in folders train/<class>"):
         read(path)

@@ -95,12 +95,12 @@ def test_a_campaign_runs_what_is_missing_in_the_order_of_the_plan(
         Planned(choice="dne:k=2", title="two", seeds=(0,), setting=SETTING),
         Planned(choice="strange", title="strange", seeds=(0,)),
     ]
-    monkeypatch.setattr(cli, "PLAN", rows[:1] + rows[2:])
+    monkeypatch.setattr(cli, "plan_of", lambda preset: rows[:1] + rows[2:])
     given = ["campaign", "--data", str(data), "--preset", "mini", "--out", str(out), "--jobs", "1"]
     assert cli.main(given) == 0
     told = capsys.readouterr().err
     assert "left out: strange: method 'strange' is not one of dne" in told
-    monkeypatch.setattr(cli, "PLAN", rows)
+    monkeypatch.setattr(cli, "plan_of", lambda preset: rows)
     assert cli.main(given) == 0
     lines = results.read([out], note=print)
     assert [(line.variant, line.task) for line in lines] == [

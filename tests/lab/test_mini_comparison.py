@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab import cli, results
-from lab.plan import PLAN
+from lab.plan import CONVERGED
 from lab.registry import METHODS
 from lab.report.metrics import courses_of, rows_of
 from lab.report.page import markdown_table
@@ -30,10 +30,11 @@ def test_every_method_learns_all_tasks(
     monkeypatch.setenv("DNE_CACHE", str(tmp_path))
     out, page = tmp_path / "mini.jsonl", tmp_path / "page.md"
     given = ["--data", str(data(tmp_path)), "--preset", "mini", "--out", str(out)]
-    assert cli.main(["compare", *METHODS, *given]) == 0
+    methods = [name for name in METHODS if name != "adapter"]  # it needs pre-trained weights
+    assert cli.main(["compare", *methods, *given]) == 0
     lines = results.read([out], note=print)
     rows = rows_of(courses_of(lines))
-    assert [row.method for row in rows] == list(METHODS)
+    assert [row.method for row in rows] == methods
     assert cli.main(["report", "--results", str(out), "--out", str(page)]) == 0
     with capsys.disabled():
-        print("\n" + markdown_table(Tables(rows=rows, plan=PLAN).matched_cost()))
+        print("\n" + markdown_table(Tables(rows=rows, plan=CONVERGED).matched_cost()))

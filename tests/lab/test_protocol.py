@@ -72,6 +72,28 @@ def test_a_trial_takes_no_image_of_the_table(tmp_path: Path) -> None:
     assert len(set.union(*pixels)) == sum(map(len, pixels))
 
 
+def test_a_trial_on_classes_of_its_own_takes_no_class_of_a_table(data: Dataset) -> None:
+    table = replace(MINI, classes=None, step=1, table_classes=3)
+    trial = replace(table, part="trial", images=20)
+    pools = [
+        {name for seed in range(4) for name in make_protocol(data, one, seed=seed).classes_until(1)}
+        for one in (table, trial)
+    ]
+    assert [len(one) for one in pools] == [3, 3]
+    assert set.union(*pools) == set(CLASSES)
+    orders = {make_protocol(data, table, seed=seed).tasks for seed in range(4)}
+    assert len(orders) > 1
+    assert len(make_protocol(data, trial, seed=0).test) == 3 * 4
+
+
+def test_random_exemplars_are_a_prefix_of_the_images(data: Dataset) -> None:
+    protocol, memory = make_protocol(data, MINI, seed=0), Memory(herds=False)
+    images, names = protocol.new_images(0), protocol.tasks[0]
+    memory.choose(images, names=names, quota=4, features=means)
+    for name in names:
+        assert np.array_equal(memory.kept[name], images.pixels_NHWC[images.rows_of(name)][:4])
+
+
 def test_classes_and_images_that_are_missing_are_told(data: Dataset) -> None:
     with pytest.raises(DataRejected, match="has 6 classes; 8 are needed"):
         make_protocol(data, replace(MINI, classes=8), seed=0)

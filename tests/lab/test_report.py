@@ -28,8 +28,8 @@ PLAN = (
     Planned(choice="dne", title="DNE k = 1", seeds=(0, 1)),
     Planned(choice="dne:k=2", title="DNE k = 2"),
     Planned(choice="elsewhere", title="Elsewhere"),
-    Planned(choice="dne:tuning=none", title="no tuning", section="Tuning"),
-    Planned(choice="dne", title="DNE, memory=6", section="Memory", setting="memory=6"),
+    Planned(choice="dne:tuning=none", title="no tuning", section="Tuning", turn=2),
+    Planned(choice="dne", title="DNE, memory=6", section="Memory", setting="memory=6", turn=2),
 )
 
 

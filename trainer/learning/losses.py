@@ -92,6 +92,10 @@ class Objective:
     auxiliary: nn.Linear | None = None
     frozen: Lineage | None = None
     """The experts that do not learn, folded: all but the newest, or all."""
+    log_counts_C: Tensor | None = None
+    """The logarithms of the images that an epoch has of each class. They are added to the logits in
+    the loss alone (balanced softmax), so a class with few images is not answered more rarely. None:
+    nothing is added."""
     weights: LossWeights = LossWeights()
 
     def __call__(self, network: Network, images_BCHW: Tensor, labels_B: Tensor) -> Step:
@@ -100,17 +104,20 @@ class Objective:
     def of_slices(self, network: Network, slices: list[Tensor], labels_B: Tensor) -> Step:
         """Compute the loss from the slices of the token."""
         logits = network.classify(slices)
-        loss = self.weights.classification * self.classification(logits, labels_B)
+        prior_C = self.log_counts_C
+        in_loss = logits if prior_C is None else logits + prior_C
+        loss = self.weights.classification * self.classification(in_loss, labels_B)
         if self.teacher is not None:
             old = self.teacher.classes
             with torch.no_grad():
                 taught = network.classify(slices[:-1], self.teacher.heads)
             loss = loss + self.weights.distillation * distillation(logits[:, :old], taught)
             if self.auxiliary is not None:
-                asked = expertise(
-                    self.auxiliary(torch.cat(slices, dim=-1)), labels_B, old_classes=old
-                )
-                loss = loss + self.weights.expertise * asked
+                asked = self.auxiliary(torch.cat(slices, dim=-1))
+                if prior_C is not None:
+                    asked = asked + torch.cat((prior_C[:old].logsumexp(0)[None], prior_C[old:]))
+                expert_loss = expertise(asked, labels_B, old_classes=old)
+                loss = loss + self.weights.expertise * expert_loss
         right = (logits.detach().argmax(dim=-1) == labels_B).sum()
         return Step(loss=loss, right=right)
 
