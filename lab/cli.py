@@ -12,10 +12,10 @@ import torch
 from lab import results
 from lab.cell import Cell, Run, lab_folder, preprocessing_of
 from lab.dataset import Dataset, read_dataset
-from lab.plan import Step, plan_of, steps
+from lab.plan import PLANS, Step, plan_of, steps
 from lab.presets import PRESETS, Preset, changed, preset_named
 from lab.registry import METHODS, read_choice
-from lab.report.page import make_report, notes_in
+from lab.report.page import Part, make_report, notes_in
 from lab.side_by_side import Job, run_side_by_side
 from lab.speed import measure
 from model_store.cli.command import run
@@ -80,7 +80,8 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--results", nargs="+", type=Path, default=[RESULTS / "short.jsonl"])
+    told = f"a file of each preset ({RESULTS}/PRESET.jsonl)"
+    parser.add_argument("--results", nargs="+", type=Path, help=told)
     parser.add_argument("--out", type=Path, default=PAGE, help=f"({PAGE})")
     parser.add_argument("--notes", type=Path, default=NOTES, help=f"Markdown to include ({NOTES})")
     parser.set_defaults(command=_report)
@@ -198,11 +199,20 @@ def _time_left(left: Sequence[Step], *, at_once: int) -> str:
 
 
 def _report(asked: argparse.Namespace) -> int:
-    lines = _lines(asked.results)
-    if not lines:
+    files = {name: [RESULTS / f"{name}.jsonl"] for name in PLANS}
+    if asked.results:
+        files = {}
+        for path in asked.results:
+            for preset in {line.preset for line in _lines([path])}:
+                files.setdefault(preset, []).append(path)
+    if not files:
         raise WrongUsage(f"there are no results in {', '.join(map(str, asked.results))}")
+    parts = [
+        Part.of(preset, _lines(paths, missing_is_empty=not asked.results))
+        for preset, paths in files.items()
+    ]
     notes = notes_in(asked.notes.read_text()) if asked.notes.exists() else ""
-    made = make_report(lines, preset=lines[0].preset, folder=asked.out.stem, notes=notes)
+    made = make_report(parts, folder=asked.out.stem, notes=notes)
     for path in made.write(asked.out):
         print(path)
     return 0

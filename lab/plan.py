@@ -222,8 +222,37 @@ SHORT: tuple[Planned, ...] = (
 )
 """The rows that networks were compared by before they had learnt; no more are planned."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One row is better than another, by at least so many points."""
+
+    choice: str
+    above: str
+    least: float = 0.0
+
+
+CLAIMS: Mapping[str, tuple[Claim, ...]] = {
+    "converged": tuple(
+        Claim(choice="dne:k=4", above=above)
+        for above in (
+            "dne:k=4,network=independent",
+            "lda:rule=ridge",
+            "lda",
+            "replay",
+            "dytox:loss=cross-entropy",
+            "dne",
+        )
+    ),
+    "signs": (
+        Claim(choice="dne", above="dne:network=independent", least=8.0),
+        Claim(choice="dne", above="lda"),
+        Claim(choice="dne", above="lda:rule=ridge"),
+        Claim(choice="dne", above="adapter"),
+    ),
+}
+
 PLANS: Mapping[str, tuple[Planned, ...]] = {
-    "converged": CONVERGED,
     "signs": SIGNS,
     "short": SHORT,
 }

@@ -75,9 +75,10 @@ def append(path: Path, line: Line) -> None:
 
 
 def read(paths: Iterable[Path], *, note: Note) -> list[Line]:
-    """Read all lines. Refuse to merge lines of different presets or data."""
+    """Read all lines. Refuse to merge lines of different presets, recipes or data."""
     lines = [line for path in paths for line in _read_one(path, note)]
     _refuse_mixed("preset", {line.preset for line in lines})
+    _refuse_mixed("recipe", {line.recipe or "" for line in lines})
     _refuse_mixed("data_digest", {line.data_digest for line in lines})
     return lines
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lab.registry import METHODS
 from lab.report.metrics import RESNET, TRANSFORMER, Row, spread
@@ -20,10 +20,11 @@ class Figure:
     svg: str
 
 
-def figures(tables: Tables) -> list[Figure]:
-    """Draw all figures that there are rows for."""
+def figures(tables: Tables, preset: str) -> list[Figure]:
+    """Draw all figures of a preset that there are rows for."""
     rows = [row for row in tables.systems if not row.setting]
-    return [*_accuracies(tables, rows), *_trade_off(tables), *_growth(tables, rows)]
+    drawn = [*_accuracies(tables, rows), *_trade_off(tables), *_growth(tables, rows)]
+    return [replace(one, name=f"{preset}-{one.name}") for one in drawn]
 
 
 def _accuracies(tables: Tables, rows: Sequence[Row]) -> Iterator[Figure]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean, stdev
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lab.presets import CIFAR_CLASSES, changed, preset_named
 from lab.registry import METHODS, read_choice
@@ -237,6 +240,32 @@ def paired(row: Row, reference: Row, name: str) -> Spread | None:
         if ours is not None and other is not None:
             differences.append(ours - other)
     return spread(differences)
+
+
+def difference(row: Row, reference: Row) -> Spread | None:
+    """Compare last accuracies on the same orders. The error is the larger one of those over seeds
+    and over test images."""
+    found = paired(row, reference, "last")
+    theirs = {(one.seed, one.last.order_digest): one.last for one in reference.courses}
+    variances = []
+    for course in row.courses:
+        other = theirs.get((course.seed, course.last.order_digest))
+        if other is not None and course.last.right and other.right:
+            each_N = answers(course.last) - answers(other)
+            variances.append(float(each_N.var()) / len(each_N))
+    if found is None or len(variances) < found.count:
+        return found
+    error = math.sqrt(sum(variances)) / found.count
+    return replace(found, error=max(error, found.error or 0.0))
+
+
+def answers(line: Line) -> NDArray[np.float64]:
+    """Return 1 for each test image so far that is answered right, and 0 for the others.
+
+    The bits fill whole bytes: the last ones belong to no image, and are the same in all lines.
+    """
+    packed = np.frombuffer(bytes.fromhex(line.right or ""), dtype=np.uint8)
+    return np.unpackbits(packed).astype(np.float64)
 
 
 def to_joint(row: Row, rows: Iterable[Row]) -> float | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from lab.plan import SYSTEMS, Planned, Step, plan_of, steps
+from lab.plan import CLAIMS, SYSTEMS, Planned, Step, plan_of, steps
 from lab.presets import CIFAR_CLASSES, Preset, preset_named
 from lab.protocol import TRIAL_TEST
 from lab.report import text
@@ -23,6 +23,8 @@ from model_store.tables import counted
 TITLE = "Comparisons"
 MOST_NAMED = 4
 """Missing cells of one seed that are named."""
+APPENDIX = ("short",)
+"""Presets that have one table, at the end."""
 NOTES_TITLE = "Where the order differs from the paper's"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = """
@@ -72,37 +74,82 @@ class Report:
         return [*pages, *drawn]
 
 
-def make_report(
-    lines: Sequence[Line],
-    *,
-    preset: str,
-    folder: str,
-    notes: str = "",
-    plan: Sequence[Planned] | None = None,
-) -> Report:
-    """Report on lines of one preset. `folder` is the place of the figures, beside the page."""
-    plan = plan_of(preset) if plan is None else plan
-    courses = courses_of(lines)
-    tables = Tables(rows=rows_of(courses), plan=plan)
-    drawn = tuple(figures(tables))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The lines of one preset, and the rows that it should have."""
+
+    preset: str
+    lines: Sequence[Line]
+    plan: Sequence[Planned]
+
+    @classmethod
+    def of(cls, preset: str, lines: Sequence[Line]) -> Part:
+        return cls(preset=preset, lines=lines, plan=plan_of(preset))
+
+    @property
+    def tables(self) -> Tables:
+        return Tables(rows=rows_of(courses_of(self.lines)), plan=self.plan)
+
+    @property
+    def steps(self) -> list[Step]:
+        return steps(self.lines, preset=self.preset, plan=self.plan)
+
+    @property
+    def is_appendix(self) -> bool:
+        return self.preset in APPENDIX
+
+
+def make_report(parts: Sequence[Part], *, folder: str, notes: str = "") -> Report:
+    """Report on presets, each by itself. `folder` is the place of the figures, beside the page."""
+    main = [part for part in parts if not part.is_appendix]
+    drawn = {part.preset: tuple(figures(part.tables, part.preset)) for part in main}
     sections = [
         f"# {TITLE}",
         text.INTRODUCTION,
-        _setting(preset_named(preset), preset),
-        "## How to read the tables",
-        text.METRICS,
-        *_main_tables(tables),
-        *_figures(drawn, folder),
-        *_ablations(tables, plan),
+        "## What is shown, and what is not",
+        *[said for part in main for said in _claims(part)],
         f"## {NOTES_TITLE}",
         notes.strip() or "Nothing is written down yet.",
         "## What cannot be claimed",
-        text.CANNOT_BE_CLAIMED.format(**asdict(preset_named(preset))),
-        "## What is missing",
-        *_missing(courses, steps(lines, preset=preset, plan=plan)),
-        *_origin(lines),
+        text.CANNOT_BE_CLAIMED,
+        "## How to read the tables",
+        text.METRICS,
+        *[said for part in main for said in _whole(part, drawn[part.preset], folder)],
+        *[said for part in parts if part.is_appendix for said in _appendix(part)],
+        *_origin([line for part in parts for line in part.lines]),
     ]
-    return Report(markdown="\n\n".join(sections) + "\n", figures=drawn)
+    every = tuple(one for some in drawn.values() for one in some)
+    return Report(markdown="\n\n".join(sections) + "\n", figures=every)
+
+
+def _whole(part: Part, drawn: Sequence[Figure], folder: str) -> Iterator[str]:
+    preset = preset_named(part.preset)
+    yield f"## {_title(part)}"
+    yield _setting(preset, part.preset)
+    yield from _main_tables(part.tables)
+    yield from _figures(drawn, folder)
+    yield from _ablations(part.tables, part.plan)
+    yield "### What is missing"
+    yield from _missing(courses_of(part.lines), part.steps)
+
+
+def _title(part: Part) -> str:
+    pretrained = preset_named(part.preset).pretrained
+    return f"{'On a pre-trained start' if pretrained else 'From random weights'}: `{part.preset}`"
+
+
+def _appendix(part: Part) -> Iterator[str]:
+    yield f"## Appendix: `{part.preset}`"
+    yield text.APPENDIX
+    yield _setting(preset_named(part.preset), part.preset)
+    yield markdown_table(part.tables.matched_cost())
+
+
+def _claims(part: Part) -> Iterator[str]:
+    table = part.tables.claims(CLAIMS.get(part.preset, ()))
+    if table.rows:
+        yield f"{_title(part)}. {text.CLAIMS}"
+        yield markdown_table(table)
 
 
 def notes_in(page: str) -> str:
@@ -112,26 +159,46 @@ def notes_in(page: str) -> str:
 
 
 def _setting(preset: Preset, name: str) -> str:
+    return (
+        f"{_tasks(preset, name)} {_networks(preset)} The first task takes "
+        f"{counted(preset.first_epochs, 'epoch')}, each later one {preset.epochs}"
+        + (f", and balanced tuning {preset.tuning_epochs}" if preset.tuning_epochs else "")
+        + (f"; pre-trained weights change in {preset.fine_epochs}" if preset.fine_epochs else "")
+        + f". Recipe: {preset.recipe}."
+    )
+
+
+def _tasks(preset: Preset, name: str) -> str:
     images = "all" if preset.images is None else f"{preset.images}"
     test = (
-        "the whole test set"
-        if preset.part == "table"
+        "the whole test set of them"
+        if preset.part == "table" or preset.table_classes
         else f"{TRIAL_TEST} others to test on, none of them in the table of another preset"
     )
+    pool = f" of {preset.table_classes} that no choice was made on" if preset.table_classes else ""
     return (
-        f"The preset is `{name}`: {preset.classes or CIFAR_CLASSES} classes, {preset.first} in the "
+        f"`{name}` has {preset.classes or CIFAR_CLASSES} classes{pool}, {preset.first} in the "
         f"first task and {preset.step} in each later one; {images} training images a class, and "
-        f"{test}; {preset.memory} exemplars in all. The transformer has "
-        f"{preset.heads} heads of 32 channels, {counted(preset.depth, 'patch block')} and a "
-        f"class-attention block. The ResNet-18 begins with {preset.resnet_width} channels. The "
-        f"first task takes {counted(preset.first_epochs, 'epoch')}, each later one "
-        f"{preset.epochs}, and balanced tuning {preset.tuning_epochs}."
+        f"{test}; {preset.memory} exemplars in all."
+    )
+
+
+def _networks(preset: Preset) -> str:
+    if preset.pretrained:
+        return (
+            f"All rows begin with the vision transformer `{preset.pretrained}` at "
+            f"{preset.image_size} pixels; no class that it knows is answered, and every task has "
+            "an expert, where there are experts."
+        )
+    return (
+        f"The transformer has {preset.heads} heads of 32 channels, "
+        f"{counted(preset.depth, 'patch block')} and a class-attention block. The ResNet-18 begins "
+        f"with {preset.resnet_width} channels."
     )
 
 
 def _main_tables(tables: Tables) -> Iterator[str]:
     if not tables.systems:
-        yield "## Results"
         yield "No cell is finished."
         return
     parts = (
@@ -141,14 +208,13 @@ def _main_tables(tables: Tables) -> Iterator[str]:
         ("New and old classes", "In per cent; see above.", tables.new_and_old()),
     )
     for title, says, table in parts:
-        yield f"## {title}"
-        yield says
-        yield markdown_table(table) if table.rows else "No cell of this table is finished."
+        if table.rows:
+            yield f"### {title}"
+            yield says
+            yield markdown_table(table)
 
 
 def _figures(drawn: Sequence[Figure], folder: str) -> Iterator[str]:
-    if drawn:
-        yield "## Plots"
     for one in drawn:
         yield f"![{one.says}]({folder}/{one.name}.svg)"
 
@@ -157,8 +223,6 @@ def _ablations(tables: Tables, plan: Sequence[Planned]) -> Iterator[str]:
     titles = list(dict.fromkeys(one.section for one in plan if one.section != SYSTEMS))
     found = [(title, tables.ablation(title)) for title in titles]
     shown = [*found, ("Other variants and settings", tables.unplanned())]
-    if any(table for _, table in shown):
-        yield "## Ablations"
     for title, table in shown:
         if table is not None:
             yield f"### {title}"
@@ -207,11 +271,11 @@ def _cell(course: Course) -> str:
 def _origin(lines: Sequence[Line]) -> Iterator[str]:
     if lines:
         commits = ", ".join(f"`{one}`" for one in sorted({line.commit for line in lines}))
-        digest = lines[0].data_digest[:12]
+        digests = ", ".join(sorted({f"`{line.data_digest[:12]}…`" for line in lines}))
         yield "## Origin"
         yield (
-            f"The data set has the SHA-256 `{digest}…`. The lines were written by the code of "
-            f"{commits}; a plus marks files that differed from the commit."
+            f"The archives of images have the SHA-256 {digests}. The lines were written by the "
+            f"code of {commits}; a plus marks files that differed from the commit."
         )
 
 

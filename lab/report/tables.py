@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from lab.plan import SYSTEMS, Planned
-from lab.report.metrics import METRICS, TRANSFORMER, Row, Spread, paired, spread, to_joint
+from lab.plan import SYSTEMS, Claim, Planned
+from lab.report.metrics import (
+    METRICS,
+    TRANSFORMER,
+    Row,
+    Spread,
+    difference,
+    paired,
+    spread,
+    to_joint,
+)
 from lab.report.published import published
 
 REFERENCE = ("dne", "", "")
@@ -92,6 +102,27 @@ class Tables:
         ]
         shared: Column = ("first task", self._first_task)
         return self._table(chosen, [shared, *columns, ("pairs", self._pairs)], words=2)
+
+    def claims(self, claims: Iterable[Claim]) -> Table:
+        """Judge each claim by the differences of last accuracies."""
+        shown = [self._claim(one) for one in claims]
+        titles = ("claim", "asked", "difference", "pairs", "verdict")
+        return Table(titles=titles, rows=tuple(shown))
+
+    def _claim(self, claim: Claim) -> tuple[str, ...]:
+        ours, other = (self._named(one) for one in (claim.choice, claim.above))
+        named = {one.choice: one.title for one in self.plan if not one.setting}
+        title = " above ".join(named.get(one, one) for one in (claim.choice, claim.above))
+        asked = f"+{claim.least:.0f}" if claim.least else "> 2 errors"
+        found = difference(ours, other) if ours and other else None
+        if found is None:
+            return (title, asked, NONE, "0", "not run")
+        points, error = 100 * found.mean, 100 * (found.error or math.inf)
+        verdict = "shown" if points > 2 * error and points >= claim.least else "**not shown**"
+        return (title, asked, with_error(found, show=signed), str(found.count), verdict)
+
+    def _named(self, choice: str) -> Row | None:
+        return next((row for row in self.rows if row.choice == choice and not row.setting), None)
 
     def new_and_old(self) -> Table:
         names = ("new_average", "old_average", "new_alone", "forgetting")

@@ -13,7 +13,7 @@ import pytest
 
 from lab import cli, results
 from lab.plan import Planned
-from lab.report.page import make_report
+from lab.report.page import Part, make_report
 from tests.lab.synthetic import SETTINGS, course, write_zip
 from tests.packaging.project import ROOT
 
@@ -57,7 +57,7 @@ def test_a_report_is_written_beside_its_plots(
     answer = capsys.readouterr()
     assert "torn" in answer.err
     assert [Path(one).exists() for one in answer.out.split()] == [True] * 6
-    assert "(page/cost.svg)" in out.read_text()
+    assert "(page/mini-cost.svg)" in out.read_text()
     assert out.with_suffix(".html").read_text().startswith("<!doctype html>")
 
 
@@ -110,7 +110,8 @@ def test_a_campaign_runs_what_is_missing_in_the_order_of_the_plan(
     before = out.read_bytes()
     assert cli.main(given) == 0
     assert out.read_bytes() == before
-    page = make_report(lines, preset="mini", folder="x", plan=rows).markdown
+    part = Part(preset="mini", lines=lines, plan=rows)
+    page = make_report([part], folder="x").markdown
     assert "| two |" in page
 
 

@@ -9,12 +9,22 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from lab import cli, results
-from lab.plan import Planned, steps
-from lab.report.metrics import Row, courses_of, metric, paired, rows_of, spread, to_joint
-from lab.report.page import Report, html, make_report, markdown_table, notes_in
+from lab.plan import PLANS, Claim, Planned, steps
+from lab.report.metrics import (
+    Row,
+    courses_of,
+    difference,
+    metric,
+    paired,
+    rows_of,
+    spread,
+    to_joint,
+)
+from lab.report.page import Part, Report, html, make_report, markdown_table, notes_in
 from lab.report.plots import HEIGHT, LINE_HEIGHT, Axis, apart
 from lab.report.published import published
 from lab.report.tables import Table, Tables
@@ -56,7 +66,8 @@ def rows() -> dict[str, Row]:
 
 def report(some: Sequence[Line] | None = None, **others: str) -> Report:
     found = lines() if some is None else some
-    return make_report(found, preset="mini", folder="comparisons", plan=PLAN, **others)
+    part = Part(preset="mini", lines=found, plan=PLAN)
+    return make_report([part], folder="comparisons", **others)
 
 
 def section(page: str, title: str) -> str:
@@ -147,6 +158,63 @@ def test_the_best_row_comes_first_with_its_standard_error() -> None:
     ]
 
 
+def bits(right: int, *, of: int = 100) -> str:
+    return np.packbits(np.arange(of) < right).tobytes().hex()
+
+
+def last(method: str, right: int, *, seed: int = 0) -> list[Line]:
+    """Make the last line of a cell that answers so many of 100 images right."""
+    share = (right / 100,) * 3
+    return course(share, first_task=2, method=method, seed=seed, right=bits(right))
+
+
+def test_a_claim_is_shown_where_its_difference_exceeds_two_errors_and_what_was_asked() -> None:
+    made = [*last("dne", 80), *last("replay", 60), *last("lda", 78)]
+    plan = [Planned(choice=name, title=name) for name in ("dne", "replay", "lda", "ncm")]
+    tables = Tables(rows=rows_of(courses_of(made)), plan=plan)
+    claims = [
+        Claim(choice="dne", above="replay"),
+        Claim(choice="dne", above="replay", least=30.0),
+        Claim(choice="dne", above="lda"),
+        Claim(choice="dne", above="ncm"),
+    ]
+    # Answers to 20 of 104 bits differ, so the error over images is 3.9 points.
+    assert [(one[2], one[-1]) for one in tables.claims(claims).rows] == [
+        ("+20.0 ± 3.9", "shown"),
+        ("+20.0 ± 3.9", "**not shown**"),
+        ("+2.0 ± 1.3", "**not shown**"),
+        ("–", "not run"),
+    ]
+
+
+def test_the_error_of_a_difference_is_that_over_seeds_where_it_is_larger() -> None:
+    made = [
+        *(last("dne", 90) + last("replay", 50)),
+        *(last("dne", 50, seed=1) + last("replay", 50, seed=1)),
+    ]
+    ours, other = rows_of(courses_of(made))
+    found = difference(ours, other)
+    assert found is not None
+    assert (found.mean, found.error) == (pytest.approx(0.2), pytest.approx(0.2))
+
+
+def test_parts_of_one_page_are_told_apart_and_appendices_are_short() -> None:
+    learnt = Part(preset="signs", lines=course(*BEST, preset="signs"), plan=PLAN)
+    before = Part(preset="short", lines=course(*BEST, preset="short"), plan=PLAN)
+    empty = Part.of("trial", [])
+    page = make_report([empty, learnt, before], folder="x").markdown
+    titles = re.findall(r"^## (.*)$", page, flags=re.MULTILINE)
+    assert titles[4:] == [
+        "From random weights: `trial`",
+        "On a pre-trained start: `signs`",
+        "Appendix: `short`",
+        "Origin",
+    ]
+    assert "| DNE k = 1 above adapter | > 2 errors | – | 0 | not run |" in page
+    assert "No cell is finished." in page
+    assert page.count("What is missing") == 2
+
+
 def test_unfinished_cells_are_listed_and_not_shown_in_tables() -> None:
     page = report().markdown
     missing = section(page, "What is missing")
@@ -200,7 +268,8 @@ def test_the_page_holds_its_plots_and_asks_for_no_other_file() -> None:
     made = report()
     page = html(made)
     names = {one.name for one in made.figures}
-    assert names == {"accuracy-transformer", "cost", "growth-parameters", "growth-flop"}
+    drawn = {"accuracy-transformer", "cost", "growth-parameters", "growth-flop"}
+    assert names == {f"mini-{one}" for one in drawn}
     assert page.count("<svg") == 4
     assert "<img" not in page
     for one in made.figures:
@@ -261,10 +330,10 @@ def test_the_plan_runs_all_systems_of_a_seed_before_the_next_seed_and_ablations_
 
 def test_the_committed_page_is_that_of_the_committed_results(tmp_path: Path) -> None:
     """Compare what `python -m lab report` writes; run it after a change of results or plan."""
-    path = ROOT / cli.RESULTS / "short.jsonl"
-    if not path.exists():
-        pytest.skip("there are no results of the preset short")
-    found = results.read([path], note=print)
+    parts = []
+    for preset in PLANS:
+        path = ROOT / cli.RESULTS / f"{preset}.jsonl"
+        parts.append(Part.of(preset, results.read([path] if path.exists() else [], note=print)))
     notes = notes_in((ROOT / cli.NOTES).read_text())
-    made = make_report(found, preset="short", folder=cli.PAGE.stem, notes=notes)
+    made = make_report(parts, folder=cli.PAGE.stem, notes=notes)
     assert (ROOT / cli.PAGE).read_text() == made.markdown, "run `python -m lab report`"
