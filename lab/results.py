@@ -78,7 +78,7 @@ def read(paths: Iterable[Path], *, note: Note) -> list[Line]:
     """Read all lines. Refuse to merge lines of different presets, recipes or data."""
     lines = [line for path in paths for line in _read_one(path, note)]
     _refuse_mixed("preset", {line.preset for line in lines})
-    _refuse_mixed("recipe", {line.recipe or "" for line in lines})
+    _refuse_mixed("recipe", {line.recipe for line in lines if line.recipe is not None})
     _refuse_mixed("data_digest", {line.data_digest for line in lines})
     return lines
 
@@ -95,7 +95,8 @@ def _refuse_mixed(what: str, found: Collection[str]) -> None:
     if len(found) > 1:
         raise DataRejected(
             f"these lines have different values of {what}: {', '.join(sorted(found))}; "
-            "a file and a table hold lines of one preset and one data set: choose another --out"
+            "a file and a table hold lines of one preset, learnt in one way from one data set: "
+            "choose another --out"
         )
 
 

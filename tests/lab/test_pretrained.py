@@ -23,7 +23,7 @@ from lab.plain import PlainMethod
 from lab.presets import PRESETS
 from model_store.errors import WrongUsage
 from model_store.network.expert import Expert
-from tests.lab.tiny import TINY, run_cell, tiny_run
+from tests.lab.tiny import TINY, assert_same_bits, run_cell, run_killed, tiny_run
 from tests.trainer.vit import made_up, write_vit
 from trainer.backbones.pretrained import read_pretrained
 from trainer.learning.losses import cross_entropy
@@ -84,6 +84,19 @@ def test_pre_trained_weights_change_where_they_learn(choice: str, lines: int, fo
     kept, given = backbone_of(run.method).state_dict(), given_weights(folder)
     assert kept.keys() == given.keys()  # changes are merged
     assert not kept["blocks.0.widen.weight"].equal(given["blocks.0.widen.weight"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("choice", "phases"), [("dne", 0), ("dne", 2), ("adapter", 1)])
+def test_a_killed_cell_goes_on_to_the_same_bits(choice: str, phases: int, tmp_path: Path) -> None:
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        write_vit(tmp_path / name / "vit.safetensors", made_up(image_size=16, mlp_ratio=4))
+    brief = replace(BEGUN, first_epochs=2, epochs=2, fine_epochs=2)
+    whole, _ = run_cell(choice, tmp_path / "whole", preset=brief)
+    killed = run_killed(choice, tmp_path / "killed", phases=phases, preset=brief)
+    assert_same_bits(killed.method, whole.method)
+    assert [one.right for one in killed.lines] == [one.right for one in whole.lines]
 
 
 def test_methods_of_a_preset_are_built_without_its_weights() -> None:

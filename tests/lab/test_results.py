@@ -70,7 +70,17 @@ def test_lines_of_other_presets_or_data_do_not_merge(tmp_path: Path, other: dict
     paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
     results.append(paths[0], LINE)
     results.append(paths[1], replace(LINE, **other))  # type: ignore[arg-type]
-    with pytest.raises(DataRejected, match="one preset and one data set"):
+    with pytest.raises(DataRejected, match="one preset, learnt in one way from one data set"):
         results.read(paths, note=print)
-    with pytest.raises(DataRejected, match="one preset and one data set"):
+    with pytest.raises(DataRejected, match="one preset, learnt in one way from one data set"):
         results.read_beside(paths[1], preset="mini", data_digest="data", note=print)
+
+
+def test_lines_of_other_recipes_do_not_merge(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    for task, recipe in enumerate((None, "AdamW", "AdamW")):  # older lines do not tell
+        results.append(path, replace(LINE, task=task, recipe=recipe))
+    assert len(read(path)[0]) == 3
+    results.append(path, replace(LINE, task=3, recipe="Muon"))
+    with pytest.raises(DataRejected, match="different values of recipe: AdamW, Muon"):
+        read(path)
