@@ -21,7 +21,7 @@ from model_store.host.machine import usable_cores
 from model_store.records.manifest import Manifest
 from model_store.records.quality import TrainingRun
 from model_store.records.signing import NO_KEYS, Keys
-from model_store.spec import MAX_PLACES, MAX_TASKS, NetworkSpec
+from model_store.spec import MAX_PLACES, MAX_TASKS, NetworkSpec, Stem, can_be_convolved
 from model_store.worth import Kind
 
 _HEADS_FROM_IMAGES = ((10_000, 4), (4_000, 2), (0, 1))
@@ -34,12 +34,13 @@ class Preset:
     patch_size: int
     depth: int
     heads: int
+    stem: Stem
 
 
 PRESETS = {
-    "tiny": Preset(image_size=16, patch_size=4, depth=2, heads=4),
-    "small": Preset(image_size=64, patch_size=8, depth=5, heads=6),
-    "paper": Preset(image_size=32, patch_size=4, depth=5, heads=12),
+    "tiny": Preset(image_size=16, patch_size=4, depth=2, heads=4, stem="convolutions"),
+    "small": Preset(image_size=64, patch_size=8, depth=5, heads=6, stem="convolutions"),
+    "paper": Preset(image_size=32, patch_size=4, depth=5, heads=12, stem="patches"),
 }
 _DEFAULT_PRESET = "small"
 
@@ -56,6 +57,7 @@ class NetworkShape:
     depth: int | None = None
     head_width: int | None = None
     """Channels of an attention head."""
+    stem: Stem | None = None
     heads: int | None = None
     """Attention heads of the new expert. A later task's are chosen by the number of its images."""
 
@@ -66,14 +68,19 @@ class NetworkShape:
     def first_network(self) -> NetworkSpec:
         """Describe the network before its first task: a preset's sizes, and those given instead."""
         sizes = {**_sizes(self.preset or _DEFAULT_PRESET), **self._given()}
+        halved = sizes["image_size"], sizes["patch_size"]
+        if self.stem is None and not can_be_convolved(*map(int, halved)):
+            sizes["stem"] = "patches"
         plain = NetworkSpec(**sizes)  # type: ignore[arg-type]
         if MAX_TASKS * plain.depth * plain.patches**2 > MAX_PLACES:
             return plain  # gated, it could not grow to all its tasks, with one head in each
         return replace(plain, attention="gated", qkv_bias=False)
 
     def check_agrees(self, lineage: NetworkSpec) -> None:
-        """Refuse sizes that differ from the fixed ones; a later task may only repeat them."""
+        """Refuse sizes that differ from the fixed ones; a later task may only repeat them. The stem
+        of a preset is not asked for: that of the first task goes on."""
         preset = {} if self.preset is None else _sizes(self.preset)
+        preset.pop("stem", None)
         for name, asked in {**preset, **self._given()}.items():
             fixed = getattr(lineage, name)
             if asked != fixed:
@@ -93,7 +100,7 @@ class NetworkShape:
         """Choose the heads for a task of this many images, unless a number was asked for."""
         return heads_for(images) if self.heads is None else self.heads
 
-    def _given(self) -> dict[str, int]:
+    def _given(self) -> dict[str, int | str]:
         asked = asdict(self)
         del asked["preset"], asked["heads"]
         return {name: value for name, value in asked.items() if value is not None}
@@ -103,7 +110,7 @@ def heads_for(images: int) -> int:
     return next(heads for least, heads in _HEADS_FROM_IMAGES if images >= least)
 
 
-def _sizes(preset: str) -> dict[str, int]:
+def _sizes(preset: str) -> dict[str, int | str]:
     sizes = asdict(PRESETS[preset])
     del sizes["heads"]
     return sizes

@@ -186,7 +186,7 @@ def tail(log: Path, *, lines: int = 8) -> str:
 
 MARK = ".dne-demo"
 LEARNING = (
-    "--preset", "tiny", "--batch-size", "64", "--learning-rate", "0.002", "--augment", "none",
+    "--preset", "tiny", "--batch-size", "64", "--learning-rate", "0.002", "--augment", "light",
 )  # fmt: skip
 _FIRST_TASK = ("--heads", "2", "--epochs", "30")
 _LATER_TASKS = ("--epochs", "20")

@@ -62,7 +62,7 @@ def test_the_phases_of_a_run_are_expected_with_all_their_images(
     """Else the time left of the whole run would be wrong."""
     first, second = Listening(), Listening()
     learn(asked(store, letters), progress=first)
-    learn(asked(store, digits, shape=LATER), progress=second)
+    learn(asked(store, digits, shape=LATER, loss="binary"), progress=second)
     assert [one.name for one in first.expected] == ["learning", "choosing exemplars", "judging"]
     assert [one.name for one in second.expected][1] == "balancing"
     for progress in (first, second):
@@ -186,7 +186,7 @@ def test_old_experts_take_part_in_folded_form_alone(
 
 
 def test_learning_teaches_without_forgetting(store: Path, letters: Path, digits: Path) -> None:
-    effort = Effort(epochs=60, learning_rate=3e-3)
+    effort = Effort(epochs=60, batch_size=16, learning_rate=3e-3)
     first = learn(asked(store, letters, effort=effort, augment="none"))
     assert first.manifest.metrics.accuracy.all == 1.0
     second = learn(asked(store, digits, shape=LATER, effort=effort, augment="none"))
@@ -215,8 +215,9 @@ def test_an_interrupted_run_publishes_nothing_and_says_so(
     store: Path, letters: Path, digits: Path, phase: str
 ) -> None:
     learn(asked(store, letters))
+    request = asked(store, digits, shape=LATER, loss="binary")
     with pytest.raises(Interrupted, match=r"^interrupted: nothing was published$"):
-        learn(asked(store, digits, shape=LATER), progress=Listening(interrupt_in=phase))
+        learn(request, progress=Listening(interrupt_in=phase))
     opened = Store.open(str(store))
     assert opened.versions() == [1]
     assert not opened.verify().problems
@@ -407,19 +408,23 @@ def test_a_memory_of_none_keeps_no_exemplars_and_still_learns(
 ) -> None:
     assert learn(asked(store, letters, memory=0)).manifest.memory == ()
     progress = Listening()
-    second = learn(asked(store, digits, shape=LATER, memory=0), progress=progress)
+    request = asked(store, digits, shape=LATER, memory=0, loss="binary")
+    second = learn(request, progress=progress)
     assert second.manifest.memory == ()
     assert "balancing" not in progress.phases
 
 
-def test_old_classes_are_balanced_from_their_exemplars(
-    store: Path, letters: Path, digits: Path
+@pytest.mark.parametrize(
+    ("loss", "last"), [("cross-entropy", "choosing exemplars"), ("binary", "balancing")]
+)
+def test_old_classes_are_balanced_in_the_loss_or_after_it(
+    store: Path, letters: Path, digits: Path, loss: str, last: str
 ) -> None:
     first, second = Listening(), Listening()
-    learn(asked(store, letters), progress=first)
+    learn(asked(store, letters, loss=loss), progress=first)
     assert first.phases[:3] == ["reading images", "learning", "choosing exemplars"]
-    learn(asked(store, digits, shape=LATER), progress=second)
-    assert second.phases[:3] == ["reading images", "learning", "balancing"]
+    learn(asked(store, digits, shape=LATER, loss=loss), progress=second)
+    assert second.phases[:3] == ["reading images", "learning", last]
 
 
 def test_a_class_whose_pictures_were_forgotten_does_not_stop_the_next_task(

@@ -34,7 +34,8 @@ def test_the_next_task_is_learnt_balanced_and_the_class_stays_retired(
 ) -> None:
     listening = Listening()
     data = write_classes(tmp_path / "cars", ["bus", "van"])
-    outcome = add_task(asked(tmp_path / "models", data, memory=8), progress=listening)
+    request = asked(tmp_path / "models", data, memory=8, loss="binary")
+    outcome = add_task(request, progress=listening)
     manifest = outcome.manifest
     assert manifest.parent == 3
     assert manifest.retired == ("bee",)

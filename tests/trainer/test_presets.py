@@ -21,6 +21,7 @@ def test_presets_are_those_of_the_design(preset: str, sizes: tuple[int, ...]) ->
     spec = lineage(NetworkShape(preset=preset))
     heads = spec.experts[0].heads
     assert (spec.image_size, spec.patch_size, spec.depth, heads) == sizes
+    assert spec.stem == ("patches" if preset == "paper" else "convolutions")
     assert spec.head_width == 32
 
 
@@ -68,6 +69,25 @@ def test_a_later_task_may_repeat_the_sizes() -> None:
 def test_a_later_task_may_not_change_the_sizes(shape: NetworkShape, sentence: str) -> None:
     with pytest.raises(WrongUsage, match=sentence):
         shape.check_agrees(lineage(NetworkShape(preset="tiny")))
+
+
+def test_a_lineage_keeps_its_stem() -> None:
+    old = lineage(NetworkShape(preset="tiny", stem="patches"))
+    for asked in (NetworkShape(), NetworkShape(preset="tiny"), NetworkShape(stem="patches")):
+        asked.check_agrees(old)
+    with pytest.raises(WrongUsage, match="fixed stem patches for this model"):
+        NetworkShape(stem="convolutions").check_agrees(old)
+    with pytest.raises(WrongUsage, match="fixed stem convolutions for this model"):
+        NetworkShape(stem="patches").check_agrees(lineage(NetworkShape(preset="tiny")))
+
+
+@pytest.mark.parametrize(("image", "patch"), [(30, 6), (2048, 64), (8, 1)])
+def test_patches_that_no_halving_makes_are_embedded_one_by_one_unless_asked(
+    image: int, patch: int
+) -> None:
+    assert NetworkShape(image_size=image, patch_size=patch).first_network().stem == "patches"
+    with pytest.raises(SpecInvalid, match="a stem of convolutions halves an image"):
+        NetworkShape(image_size=image, patch_size=patch, stem="convolutions").first_network()
 
 
 def test_sizes_that_make_no_network_are_refused_with_the_reason() -> None:

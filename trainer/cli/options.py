@@ -19,6 +19,7 @@ from model_store.cli.command import (
     add_store_option,
     version_number,
 )
+from model_store.spec import Stem
 from model_store.worth import Kind
 from trainer.backbones.known import FIRST
 from trainer.request import PRESETS, Growth, Learning, ReadoutChoice, Work
@@ -237,7 +238,7 @@ def _add_learning_options(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "standard", "light", "none"],
         help="random changes to training images: standard is crop, flip and RandAugment; light is "
         "crop; auto (the default) is standard, light for images under 32 pixels, and crop and "
-        "flip after a pre-trained start",
+        "flip in fewer than 40 epochs and after a pre-trained start",
     )
     add(
         "--flip",
@@ -308,6 +309,12 @@ def _add_network_options(parser: argparse.ArgumentParser) -> None:
     add("--preset", choices=list(PRESETS), help="sizes to start from (small)")
     add("--image-size", metavar="N", type=int, help="pixels of an image's side")
     add("--patch-size", metavar="N", type=int, help="pixels of a patch's side")
+    add(
+        "--stem",
+        choices=get_args(Stem),
+        help="embed each patch by itself, or by convolutions that halve the image, which learn "
+        "faster (the presets tiny and small)",
+    )
     add("--depth", metavar="N", type=int, help="patch blocks")
     add("--head-width", metavar="N", type=int, help="channels of an attention head")
 

@@ -21,6 +21,8 @@ from trainer.ranks.ranks import BatchPart
 _PADDING_SHARE = 1 / 8  # 4 pixels of 32
 _SMALLEST_FOR_STANDARD = 32
 """The smallest image side for `standard`: its shifts and rotations destroy smaller images."""
+_EPOCHS_FOR_STANDARD = 40
+"""The fewest epochs for `standard`: in fewer, images that are changed less are learnt faster."""
 _OPERATIONS_PER_IMAGE = 2
 _MAGNITUDE = 0.9
 _MAGNITUDE_STD = 0.05
@@ -54,13 +56,15 @@ class Augmentation:
         flip: bool | None = None,
         image_size: int | None = None,
         on_pretrained: bool = False,
+        epochs: int | None = None,
     ) -> Augmentation:
         """Resolve a name. `auto` is `standard`, or `light` for small images; beside a pre-trained
-        expert `auto` is crop and flip."""
-        if name == "auto" and on_pretrained:
+        expert, and in few epochs of larger images, `auto` is crop and flip."""
+        small = image_size is not None and image_size < _SMALLEST_FOR_STANDARD
+        short = epochs is not None and epochs < _EPOCHS_FOR_STANDARD
+        if name == "auto" and (on_pretrained or (short and not small)):
             return cls(crop=True, flip=flip is not False, rand_augment=False)
         if name == "auto":
-            small = image_size is not None and image_size < _SMALLEST_FOR_STANDARD
             name = "light" if small else "standard"
         standard = name == "standard"
         return cls(

@@ -322,6 +322,111 @@ class AdamW(torch.optim.AdamW):
         unwrap(torch.optim.AdamW.step)(self)
 
 
+MUON_RATE_SHARE = 10.0
+"""The rate of matrices under Muon, as a share of the rate of the other parameters."""
+_MOMENTUM = 0.95
+_ORTHOGONALISING = (3.4445, -4.7750, 2.0315)
+"""The quintic polynomial that brings all singular values near 1, and ..."""
+_ORTHOGONALISING_STEPS = 5
+"""... how often it is applied."""
+_QKV = "attention.qkv.weight"
+_BY_MUON = (_QKV, "attention.out.weight", "widen.weight", "narrow.weight", ".value")
+"""Endings of the names of matrices between two layers of features."""
+_CONVOLUTIONS = (".stem.", ".patch_embed.")
+
+
+def muon(*, slow: Collection[nn.Parameter] = ()) -> OptimiserFactory:
+    """Make Muon for the matrices inside of experts, and AdamW for all other parameters (ADR 127).
+    Parameters in `slow` are left to AdamW, at SLOW_RATE_SHARE of the rate."""
+
+    def make(
+        network: Learner, parameters: Sequence[nn.Parameter], rate: float
+    ) -> torch.optim.Optimizer:
+        spared = {id(one) for one in slow}
+        parts = {
+            id(one): 3 if name.endswith(_QKV) else 1
+            for name, one in network.named_parameters()
+            if id(one) not in spared and _is_for_muon(name, one)
+        }
+        matrices: dict[int, list[nn.Parameter]] = {}
+        for one in parameters:
+            matrices.setdefault(parts.get(id(one), 0), []).append(one)
+        others = parameter_groups(network, matrices.pop(0, []), slow=slow)
+        turned = [
+            {"params": members, "weight_decay": 0.0, "rate_share": MUON_RATE_SHARE, "parts": count}
+            for count, members in sorted(matrices.items())
+        ]
+        return Muon([*others, *turned], lr=rate)
+
+    return make
+
+
+def _is_for_muon(name: str, parameter: nn.Parameter) -> bool:
+    if parameter.ndim == 4:
+        return any(part in name for part in _CONVOLUTIONS)
+    return parameter.ndim >= 2 and name.endswith(_BY_MUON)
+
+
+class Muon(AdamW):
+    """Steps along the orthogonalised momentum of matrices, in groups with `parts`; AdamW elsewhere.
+
+    A matrix is cut into so many `parts` of equal rows: queries, keys and values are three. See
+    Jordan et al. (2024). torch's own takes single matrices only, one after the other in bfloat16.
+    """
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        """Change the parameters by their gradients."""
+        groups = self.param_groups
+        self.param_groups = [one for one in groups if "parts" not in one]
+        try:
+            super().step()
+        finally:
+            self.param_groups = groups
+        for group in groups:
+            if "parts" in group:
+                self._step_matrices(group["params"], parts=group["parts"], rate=group["lr"])
+
+    def _step_matrices(
+        self, parameters: Sequence[nn.Parameter], *, parts: int, rate: float
+    ) -> None:
+        by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+        for one in parameters:
+            if one.grad is None:
+                continue
+            state = self.state[one]
+            if not state:  # AdamW looks for a step in every state that it loads
+                state |= {"step": torch.zeros(()), "momentum": torch.zeros_like(one)}
+            momentum = state["momentum"]
+            momentum.lerp_(one.grad, 1 - _MOMENTUM)
+            update = one.grad.lerp(momentum, _MOMENTUM)
+            for pair in zip(_matrices(one, parts), _matrices(update, parts), strict=True):
+                by_shape.setdefault(pair[0].shape, []).append(pair)
+        for (rows, columns), pairs in by_shape.items():
+            turned = orthogonalised(torch.stack([update for _, update in pairs]))
+            scale = math.sqrt(max(1.0, rows / columns))
+            for (matrix, _), update in zip(pairs, turned, strict=True):
+                matrix.add_(update, alpha=-rate * scale)
+
+
+def _matrices(parameter: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """View a parameter as matrices: convolutions by what they write, others by their last side."""
+    matrix = parameter.flatten(1) if parameter.ndim == 4 else parameter.flatten(0, -2)
+    return tuple(matrix.chunk(parts))
+
+
+def orthogonalised(matrices_NRC: Tensor) -> Tensor:
+    """Bring all singular values of each matrix near 1, by Newton-Schulz steps."""
+    a, b, c = _ORTHOGONALISING
+    tall = matrices_NRC.shape[1] > matrices_NRC.shape[2]
+    x: Tensor = matrices_NRC.mT if tall else matrices_NRC
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
+    for _ in range(_ORTHOGONALISING_STEPS):
+        squared = x @ x.mT
+        x = a * x + (b * squared + c * squared @ squared) @ x
+    return x.mT if tall else x
+
+
 def parameter_groups(
     network: Learner,
     parameters: Sequence[nn.Parameter],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,7 +18,7 @@ from trainer.data.sampling import DrawEpoch
 from trainer.data.task_data import TaskData
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.configuration import digest_of
-from trainer.learning.fit import ChooseThreads, adamw, fit
+from trainer.learning.fit import ChooseThreads, OptimiserFactory, adamw, fit, muon
 from trainer.learning.growing import grow, growing_plan
 from trainer.learning.heads import HeadFit
 from trainer.learning.losses import Objective, classification_named
@@ -28,7 +28,9 @@ from trainer.learning.plan import (
     LEARNING,
     Plan,
     balanced_epoch,
+    is_balanced_in_loss,
     learning_epoch,
+    log_counts,
     make_plan,
     make_plan_on_pretrained,
     tunes,
@@ -198,7 +200,7 @@ class Lesson:
             self._extend(plan, frozen)
             return
         self._learn_expert(plan, frozen)
-        if tunes(self.student, self.data):
+        if tunes(self.student, self.data, loss=self.request.loss):
             self._balance(plan, frozen)
 
     def refuse_different_weights(self) -> None:
@@ -230,6 +232,10 @@ class Lesson:
         network = self.student.network
         auxiliary = network.auxiliary_head() if self.student.teacher else None
         extra = list(auxiliary.parameters()) if auxiliary else []
+        draw_epoch = learning_epoch(self.student, self.images)
+        prior_C = None
+        if is_balanced_in_loss(self.request.loss):
+            prior_C = log_counts(draw_epoch, self.images).to(network.device)
         self._fit(
             LEARNING,
             plan,
@@ -239,10 +245,11 @@ class Lesson:
                 teacher=self.student.teacher,
                 auxiliary=auxiliary,
                 frozen=frozen,
+                log_counts_C=prior_C,
             ),
-            draw_epoch=learning_epoch(self.student, self.images),
+            draw_epoch=draw_epoch,
             seed=self.request.seed,
-            slow=self.student.given,
+            make_optimiser=(adamw if self.student.on_pretrained else muon)(slow=self.student.given),
             choose=self._choose_threads,
         )
 
@@ -287,7 +294,7 @@ class Lesson:
         objective: Objective,
         draw_epoch: DrawEpoch,
         seed: int,
-        slow: Collection[nn.Parameter] = (),
+        make_optimiser: OptimiserFactory | None = None,
         choose: ChooseThreads | None = None,
     ) -> None:
         preprocessing = self.student.preprocessing
@@ -297,12 +304,13 @@ class Lesson:
             parameters=parameters,
             objective=objective,
             plan=plan,
-            make_optimiser=adamw(slow=slow),
+            make_optimiser=make_optimiser,
             augment=Augmentation.named(
                 self.request.augment,
                 flip=self.request.flip,
                 image_size=preprocessing.image_size,
                 on_pretrained=self.student.on_pretrained,
+                epochs=plan.epochs,
             ),
             preprocessing=preprocessing,
             draw_epoch=draw_epoch,

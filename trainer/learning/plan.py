@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import (
     DrawEpoch,
@@ -31,9 +35,25 @@ def balanced_epoch(data: TaskData) -> DrawEpoch:
     return balanced(data.for_training, retired=data.retired)
 
 
-def tunes(student: Student, data: TaskData) -> bool:
+def log_counts(draw_epoch: DrawEpoch, images: LabelledImages) -> Tensor:
+    """Return the logarithms of the images that an epoch has of each class; of none as of one."""
+    drawn = images.labels_N[draw_epoch(np.random.default_rng(0))]
+    counts = np.bincount(drawn, minlength=len(images.classes))
+    return torch.from_numpy(np.log(np.maximum(counts, 1))).float()
+
+
+def is_balanced_in_loss(loss: str) -> bool:
+    """Return whether the loss itself makes up for classes with few images (ADR 126)."""
+    return loss == "cross-entropy"
+
+
+def tunes(student: Student, data: TaskData, *, loss: str) -> bool:
     """Return whether balanced tuning follows learning."""
-    return student.teacher is not None and can_be_balanced(data.for_training, retired=data.retired)
+    return (
+        student.teacher is not None
+        and not is_balanced_in_loss(loss)
+        and can_be_balanced(data.for_training, retired=data.retired)
+    )
 
 
 def tuning_plan(plan: Plan, student: Student, data: TaskData) -> Plan:
@@ -43,12 +63,14 @@ def tuning_plan(plan: Plan, student: Student, data: TaskData) -> Plan:
     )
 
 
-STEPS = 700
+STEPS = 200
 """The steps for a small set of images; MIN_EPOCHS gives larger sets more."""
 MIN_EPOCHS = 20
 MAX_EPOCHS = 300
-BATCH = 32
+BATCH = 64
 RATE = 1e-3
+MUON_RATE = 2e-3
+"""The rate of AdamW beside Muon, which learns an expert from scratch (ADR 127)."""
 RATE_WIDTH = 128
 """The width for which RATE is meant; wider networks learn more slowly."""
 PRETRAINED_PASSES = 1600
@@ -83,7 +105,7 @@ def make_plan(effort: Effort, *, images: int, width: int) -> Plan:
     return Plan(
         epochs=effort.epochs or _epochs(STEPS * batch_size, images, least=MIN_EPOCHS),
         batch_size=batch_size,
-        learning_rate=effort.learning_rate or rate_of(width),
+        learning_rate=effort.learning_rate or rate_of(width, rate=MUON_RATE),
     )
 
 
@@ -101,6 +123,6 @@ def _epochs(passes: int, images: int, *, least: int) -> int:
     return min(max(round(passes / images), least), MAX_EPOCHS)
 
 
-def rate_of(width: int) -> float:
+def rate_of(width: int, *, rate: float = RATE) -> float:
     """Choose the learning rate of weights that know nothing yet."""
-    return RATE * math.sqrt(RATE_WIDTH / width)
+    return rate * math.sqrt(RATE_WIDTH / width)

@@ -129,6 +129,7 @@ def _refuse_other_sizes(shape: NetworkShape, geometry: NetworkSpec, expert: Expe
         "patch_size": geometry.patch_size,
         "depth": geometry.depth,
         "head_width": geometry.head_width,
+        "stem": geometry.stem,
         "heads": expert.heads,
     }
     for name, value in fixed.items():

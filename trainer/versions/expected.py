@@ -39,7 +39,9 @@ def expected_phases(
     forward = folded_flops(spec) / 1e9
     frozen = folded_flops(spec.until(len(student.frozen))) / 1e9 if student.frozen else 0.0
     step = frozen + FORWARD_AND_BACKWARD * (forward - frozen)
-    phases = list(_steps(student, data, plan, gflop=step, of_heads=forward)) if plan else []
+    phases: list[ExpectedPhase] = []
+    if plan is not None:
+        phases += _steps(student, data, plan, loss=request.loss, gflop=step, of_heads=forward)
 
     def passing(name: str, images: int) -> ExpectedPhase:
         return ExpectedPhase(name=name, images=images, gflop=forward)
@@ -52,7 +54,7 @@ def expected_phases(
 
 
 def _steps(
-    student: Student, data: TaskData, plan: Plan, *, gflop: float, of_heads: float
+    student: Student, data: TaskData, plan: Plan, *, loss: str, gflop: float, of_heads: float
 ) -> Iterator[ExpectedPhase]:
     """List the phases of learning by steps. Where heads alone learn, images pass forward only."""
     if student.aim == "extension":
@@ -68,7 +70,7 @@ def _steps(
         return
     images = plan.epochs * epoch_size(learning_epoch(student, data.for_training))
     yield ExpectedPhase(name=LEARNING, images=images, gflop=gflop)
-    if tunes(student, data):
+    if tunes(student, data, loss=loss):
         tuning = tuning_plan(plan, student, data)
         images = tuning.epochs * epoch_size(balanced_epoch(data))
         yield ExpectedPhase(name=BALANCING, images=images, gflop=gflop)

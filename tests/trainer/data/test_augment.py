@@ -95,6 +95,15 @@ def test_auto_spares_images_that_are_too_small_for_strong_changes() -> None:
     assert Augmentation.named("auto", image_size=16, flip=True).flip
 
 
+@pytest.mark.parametrize(("epochs", "size", "rand_augment"), [(39, 32, False), (40, 32, True)])
+def test_few_epochs_have_crop_and_flip(epochs: int, size: int, rand_augment: bool) -> None:
+    chosen = Augmentation.named("auto", image_size=size, epochs=epochs)
+    assert chosen == Augmentation(crop=True, flip=True, rand_augment=rand_augment)
+    assert not Augmentation.named("auto", image_size=size, epochs=epochs, flip=False).flip
+    small = Augmentation.named("auto", image_size=16, epochs=epochs)
+    assert small == Augmentation(crop=True, flip=False, rand_augment=False)
+
+
 def test_auto_crops_and_mirrors_and_no_more_where_a_pre_trained_expert_is_read() -> None:
     auto = Augmentation.named("auto", image_size=224, on_pretrained=True)
     assert (auto.crop, auto.flip, auto.rand_augment) == (True, True, False)

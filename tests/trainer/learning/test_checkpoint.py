@@ -30,7 +30,8 @@ def kept(tmp_path: Path) -> Path:
 
 
 def request_for(store: Path, digits: Path, kept: Path | None, **others: object) -> AddTask:
-    options = {"effort": EFFORT, "augment": "light", "shape": NetworkShape(), **others}
+    shared = {"augment": "light", "loss": "binary", "shape": NetworkShape()}
+    options = {"effort": EFFORT, **shared, **others}
     return asked(store, digits, checkpoint=kept, **options)
 
 

@@ -81,6 +81,24 @@ def test_the_objective_is_the_weighted_sum_and_its_teacher_the_parent() -> None:
     assert step.right.item() == (logits.argmax(dim=-1) == labels).sum().item()
 
 
+def test_the_shares_of_the_classes_are_added_in_the_loss_alone() -> None:
+    network, parent = grown([2, 1]), grown([2])
+    auxiliary, counts = network.auxiliary_head(), torch.tensor([5.0, 20.0, 100.0, 50.0])
+    labels, pixels = torch.tensor([0, 3, 2]), images()
+    teacher = Teacher(heads=parent.heads, classes=2)
+    plain = Objective(classification=cross_entropy, teacher=teacher, auxiliary=auxiliary)
+    step = replace(plain, log_counts_C=counts.log())(network, pixels, labels)
+    logits, token = network(pixels), torch.cat(network.token_slices(pixels), dim=-1)
+    asked = auxiliary(token) + torch.tensor([25.0, 100.0, 50.0]).log()
+    loss = (
+        cross_entropy(logits + counts.log(), labels)
+        + 0.1 * expertise(asked, labels, old_classes=2)
+        + distillation(logits[:, :2], parent(pixels))
+    )
+    torch.testing.assert_close(step.loss, loss)
+    assert step.right.item() == (logits.argmax(dim=-1) == labels).sum().item()
+
+
 def test_the_papers_weights() -> None:
     assert LossWeights() == LossWeights(classification=1.0, expertise=0.1, distillation=1.0)
 
