@@ -4,6 +4,9 @@ The real commands learn the classes of a domain task by task, as a user types th
 by test images of the domain: accuracy, its error of calibration, classes never taught, seconds,
 and the tasks that the gate refused. The archive has DOMAIN/train/CLASS/* and DOMAIN/test/CLASS/*.
 Photos are measured beside the domains: what helps there must not cost here.
+
+With --into and --work a campaign goes on after any stop: runs that the file has are not made
+again, and a run that was stopped goes on after its last whole task.
 """
 
 from __future__ import annotations
@@ -12,18 +15,21 @@ import argparse
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from model_store.store.store import Store
+from model_store.worth import proposed
 
 GAIN_OF_READING, GAIN_OF_GROWTH = 10, 25
 """The points asked above quick versions that read one block: without growth on both domains, and
@@ -31,6 +37,8 @@ with it on signs."""
 STRANGERS = 10
 """Images of each class that is never taught."""
 NOT_PROMOTED = 3
+MADE = "versions.json"
+"""The versions of the whole tasks of a run, in its folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +68,26 @@ class Laid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A version of a run, judged by the test images of the classes so far."""
+
+    version: int
+    task: int
+    grown: bool
+    """False: a quick version, a classifier on the network that was there."""
+    promoted: bool
+    """By the command itself."""
+    proposed: bool
+    """Whether cross-validation says that growing the network is worth its time."""
+    accuracy: float
+    held_out: float
+    calibration: float
+    auroc: float | None
+    called_unknown: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The outcome of one domain on one network."""
 
@@ -84,22 +112,62 @@ class Run:
     """Of all versions that were grown, promoted or not."""
     readout: str
     fit: str
+    versions: tuple[Made, ...] = ()
 
 
 def main() -> int:
     options = _options()
     runs: list[Run] = []
     for domain, archive, prefix in _asked(options):
-        for seed in range(options.seeds):
-            with tempfile.TemporaryDirectory() as folder:
-                place = Path(folder)
+        for seed in range(options.first_seed, options.first_seed + options.seeds):
+            name = name_of(domain, options, seed=seed)
+            if options.into and name in runs_in(options.into):
+                continue
+            with _place(options.work, name) as place:
                 laid = lay_out(domain, archive, place, prefix=prefix, seed=seed)
                 start = ("--pretrained", str(options.pretrained), *options.first.split())
                 later = options.later.split()
                 runs.append(learn(domain, laid, place, start=start, later=later, seed=seed))
-                tell(runs[-1], to=sys.stderr if options.json else sys.stdout)
+            tell(runs[-1], to=sys.stderr if options.json else sys.stdout)
+            if options.into:
+                add_run(options.into, name, runs[-1])
+    if not runs:
+        return 0
     print_figures(figures_of(runs), measured=measured_of(runs), as_json=options.json)
     return 0 if all(figure.reached for figure in figures_of(runs)) else 1
+
+
+def name_of(domain: Domain, options: argparse.Namespace, *, seed: int) -> str:
+    """Name a run by all that it depends on."""
+    tasks = "+".join(map(str, domain.tasks))
+    words = [f"{domain.name} {tasks} x {domain.images}", options.pretrained.name.split(".")[0]]
+    words += [options.first, options.later and f"later {options.later}", f"seed {seed}"]
+    return ", ".join(word for word in words if word)
+
+
+def runs_in(file: Path) -> dict[str, Any]:
+    runs: dict[str, Any] = json.loads(file.read_text())["runs"] if file.exists() else {}
+    return runs
+
+
+def add_run(file: Path, name: str, run: Run) -> None:
+    """Add a run to a file of results, and keep what else the file holds."""
+    held = json.loads(file.read_text()) if file.exists() else {}
+    held["runs"] = {**held.get("runs", {}), name: asdict(run)}
+    fresh = file.with_suffix(".new")
+    fresh.write_text(json.dumps(held, indent=1) + "\n")
+    fresh.replace(file)
+
+
+@contextmanager
+def _place(work: Path | None, name: str) -> Iterator[Path]:
+    if work is None:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    else:
+        place = work / re.sub(r"[^a-z0-9+]+", "-", name.lower())
+        place.mkdir(parents=True, exist_ok=True)
+        yield place
 
 
 def _options() -> argparse.Namespace:
@@ -110,7 +178,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--cifar", type=Path, help="cifar100.zip: train/CLASS/*.png, test/CLASS/…")
     parser.add_argument("--only", nargs="*", help="the domains to measure (default: all)")
     parser.add_argument("--seeds", type=int, default=1, help="draws of classes and images")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of these draws")
+    parser.add_argument("--tasks", type=int, nargs="+", help="the number of classes of each task")
+    parser.add_argument("--images", type=int, help="images of each class to learn from")
     parser.add_argument("--at-once", action="store_true", help="learn all classes as one task")
+    parser.add_argument("--into", type=Path, help="add runs to this file; skip those it has")
+    parser.add_argument("--work", type=Path, help="keep the stores here, and go on after a stop")
     parser.add_argument("--first", default="", help="more options of the first add-task")
     parser.add_argument("--later", default="", help="more options of all other add-task")
     return parser.parse_args()
@@ -123,12 +196,23 @@ def _asked(options: argparse.Namespace) -> list[tuple[Domain, Path, str]]:
     if options.cifar is not None:
         there.append((PHOTOS, options.cifar, ""))
     there = [one for one in there if not options.only or one[0].name in options.only]
-    return [(at_once(one) if options.at_once else one, *where) for one, *where in there]
+    return [
+        (
+            drawn(
+                domain,
+                tasks=(sum(domain.tasks),) if options.at_once else options.tasks,
+                images=options.images,
+            ),
+            *where,
+        )
+        for domain, *where in there
+    ]
 
 
-def at_once(domain: Domain) -> Domain:
-    """Join all tasks: the line above what task after task can reach."""
-    return replace(domain, tasks=(sum(domain.tasks),))
+def drawn(domain: Domain, *, tasks: Sequence[int] | None, images: int | None) -> Domain:
+    """Exchange the tasks and the number of images of a domain. All classes as one task are the
+    line above what task after task can reach."""
+    return replace(domain, tasks=tuple(tasks or domain.tasks), images=images or domain.images)
 
 
 def lay_out(domain: Domain, archive: Path, place: Path, *, prefix: str, seed: int) -> Laid:
@@ -146,7 +230,7 @@ def lay_out(domain: Domain, archive: Path, place: Path, *, prefix: str, seed: in
 
         def write(part: str, one: str, *, into: Path, most: int) -> None:
             folder = into / one
-            folder.mkdir(parents=True)
+            folder.mkdir(parents=True, exist_ok=True)
             for name in choose.sample(names[part, one], min(most, len(names[part, one]))):
                 (folder / name.split("/")[-1]).write_bytes(images.read(name))
 
@@ -172,47 +256,114 @@ def learn(
     seed: int = 0,
 ) -> Run:
     """Learn one task after the other. A version that the gate refuses is promoted all the same."""
-    store, found = place / "models", list[Mapping[str, Any]]()
-    seen = place / "seen"
-    seen.mkdir()
-    accuracies = []
-    for number, task in enumerate(laid.tasks):
-        options = later if number else start
-        found.append(command("trainer", "add-task", "--data", task, *options, store=store))
-        if not served(found[-1]):
-            command("model_store", "promote", found[-1]["version"], store=store)
-        for folder in task.iterdir():
-            (seen / folder.name).symlink_to(laid.test / folder.name)
-        last = number == len(laid.tasks) - 1
-        strange = ("--unknown-data", laid.strange) if last and laid.strange else ()
-        judged = command("trainer", "evaluate", "--data", seen, *strange, store=store)
-        accuracies.append(judged["accuracy"]["all"])
-    serving = served(found[-1]) or found[-1]
-    manifest = Store.open(str(store)).manifest(serving["version"])
-    training = [task.training for task in manifest.tasks]
-    grown = [one["deeper"] for one in found if one["deeper"]]
-    return Run(
-        domain=domain.name,
-        seed=seed,
-        accuracy=100 * accuracies[-1],
-        by_task=tuple(round(100 * one, 1) for one in accuracies),
-        held_out=100 * serving["accuracy"]["all"],
+    folder, seen, made = place / "models", place / "seen", _made_before(place)
+    seen.mkdir(exist_ok=True)
+    for number, task in enumerate(laid.tasks, start=1):
+        for name in task.iterdir():
+            link = seen / name.name
+            if not link.is_symlink():
+                link.symlink_to(laid.test / name.name)
+        if any(one.task == number for one in made):
+            continue
+        fresh, promoted = _learn_task(
+            task,
+            store=folder,
+            options=later if number > 1 else start,
+            known=[one.version for one in made],
+            note=place / f"learnt-{number}.json",
+        )
+        store = Store.open(str(folder))
+        for one in fresh:
+            own = one in promoted
+            made.append(
+                _judge(store, one, task=number, promoted=own, seen=seen, strange=laid.strange)
+            )
+        _write_made(place, made)
+    return _run_of(domain, made, Store.open(str(folder)), seed=seed)
+
+
+def _learn_task(
+    task: Path, *, store: Path, options: Sequence[str], known: Sequence[int], note: Path
+) -> tuple[list[int], list[int]]:
+    """Learn a task, unless the note says that it was. Return its versions, and which of them the
+    command promoted."""
+    if not note.exists():
+        told = command("trainer", "add-task", "--data", task, *options, store=store)
+        versions = Store.open(str(store))
+        fresh = [version for version in versions.versions() if version not in known]
+        heads = {record.target for record in versions.history("production")}
+        promoted = [version for version in fresh if version in heads]
+        if not promoted:
+            command("model_store", "promote", told["version"], store=store)
+        note.write_text(json.dumps([fresh, promoted]))
+    fresh, promoted = json.loads(note.read_text())
+    return fresh, promoted
+
+
+def _made_before(place: Path) -> list[Made]:
+    file = place / MADE
+    return [Made(**one) for one in json.loads(file.read_text())] if file.exists() else []
+
+
+def _write_made(place: Path, made: Sequence[Made]) -> None:
+    fresh = place / f"{MADE}.new"
+    fresh.write_text(json.dumps([asdict(one) for one in made]))
+    fresh.replace(place / MADE)
+
+
+def _judge(
+    store: Store, version: int, *, task: int, promoted: bool, seen: Path, strange: Path | None
+) -> Made:
+    manifest = store.manifest(version)
+    assert manifest.metrics.accuracy.all is not None
+    unknown = ("--unknown-data", strange) if strange else ()
+    asked = ("--data", seen, "--version", version, *unknown)
+    judged = command("trainer", "evaluate", *asked, store=seen.parent / "models")
+    run = manifest.metrics.run
+    return Made(
+        version=version,
+        task=task,
+        grown=manifest.adapted or bool(manifest.deepened),
+        promoted=promoted,
+        proposed=proposed(manifest) is not None,
+        accuracy=100 * judged["accuracy"]["all"],
+        held_out=100 * manifest.metrics.accuracy.all,
         calibration=judged["calibration_error"],
-        auroc=judged["unknown"].get("auroc") if laid.strange else None,
+        auroc=judged["unknown"].get("auroc") if strange else None,
         called_unknown=judged["unknown"]["refused_known"],
-        refused=sum(served(one) is None for one in found),
-        grown=sum(one["promoted"] for one in grown),
-        seconds=_mean([one["seconds"] for one in found]),
-        growing_seconds=sum(one["seconds"] for one in grown),
-        readout=str(training[0].get("readout", "narrow")),
-        fit=" ".join(str(one.get("fit", "logistic")) for one in training),
+        seconds=run.seconds if run else 0.0,
     )
 
 
-def served(told: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Find the version of a task that is promoted: the grown one before the quick one."""
-    both = (told["deeper"], told)
-    return next((one for one in both if one and one["promoted"]), None)
+def _run_of(domain: Domain, made: Sequence[Made], store: Store, *, seed: int) -> Run:
+    """Sum up what serves after each task: the newest version that was promoted, else the newest
+    quick one."""
+    tasks = range(1, len(domain.tasks) + 1)
+    serving = [serving_of([one for one in made if one.task == task]) for task in tasks]
+    last = serving[-1]
+    training = [task.training for task in store.manifest(last.version).tasks]
+    return Run(
+        domain=domain.name,
+        seed=seed,
+        accuracy=last.accuracy,
+        by_task=tuple(round(one.accuracy, 1) for one in serving),
+        held_out=last.held_out,
+        calibration=last.calibration,
+        auroc=last.auroc,
+        called_unknown=last.called_unknown,
+        refused=sum(not one.promoted for one in serving),
+        grown=sum(one.grown and one.promoted for one in made),
+        seconds=_mean([one.seconds for one in made if not one.grown]),
+        growing_seconds=sum(one.seconds for one in made if one.grown),
+        readout=str(training[0].get("readout", "narrow")),
+        fit=" ".join(str(one.get("fit", "logistic")) for one in training),
+        versions=tuple(made),
+    )
+
+
+def serving_of(made: Sequence[Made]) -> Made:
+    """Find the version of a task that serves: the newest promoted one, else the quick one."""
+    return ([one for one in made if one.promoted] or made[:1])[-1]
 
 
 def command(module: str, name: str, *arguments: object, store: Path) -> dict[str, Any]:

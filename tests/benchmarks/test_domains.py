@@ -13,7 +13,16 @@ import numpy as np
 from PIL import Image
 from safetensors.torch import save_file
 
-from benchmarks.domains import Domain, at_once, figures_of, lay_out, learn, measured_of, served
+from benchmarks.domains import (
+    Domain,
+    Made,
+    drawn,
+    figures_of,
+    lay_out,
+    learn,
+    measured_of,
+    serving_of,
+)
 from tests.packaging.project import ROOT
 from tests.trainer.vit import made_up
 
@@ -60,7 +69,9 @@ def test_all_classes_at_once_are_the_same_images_as_one_task(tmp_path: Path) -> 
     archive = tmp_path / "data.zip"
     write_domain(archive)
     by_task = lay_out(TINY, archive, tmp_path / "by-task", prefix="tiny/", seed=0)
-    (whole,) = lay_out(at_once(TINY), archive, tmp_path / "whole", prefix="tiny/", seed=0).tasks
+    (whole,) = lay_out(
+        drawn(TINY, tasks=(4,), images=None), archive, tmp_path / "whole", prefix="tiny/", seed=0
+    ).tasks
 
     def images(*tasks: Path) -> set[tuple[str, bytes]]:
         return {
@@ -70,17 +81,29 @@ def test_all_classes_at_once_are_the_same_images_as_one_task(tmp_path: Path) -> 
     assert images(whole) == images(*by_task.tasks)
 
 
-def told(version: int, *, promoted: bool, deeper: object = None) -> dict[str, object]:
-    return {"version": version, "promoted": promoted, "deeper": deeper}
+def made(version: int, *, promoted: bool, grown: bool = False, **more: float) -> Made:
+    return Made(
+        version=version,
+        task=1,
+        grown=grown,
+        promoted=promoted,
+        proposed=True,
+        accuracy=more.get("accuracy", 50.0),
+        held_out=50.0,
+        calibration=0.01,
+        auroc=None,
+        called_unknown=0.05,
+        seconds=1.0,
+    )
 
 
 def test_a_grown_version_serves_before_its_quick_one_and_a_refused_one_never() -> None:
-    grown, left = told(2, promoted=True), told(2, promoted=False)
-    assert served(told(1, promoted=True, deeper=grown)) == grown
-    assert served(told(1, promoted=False, deeper=grown)) == grown
-    quick = told(1, promoted=True, deeper=left)
-    assert served(quick) == quick
-    assert served(told(1, promoted=False, deeper=left)) is None
+    quick, grown = made(1, promoted=True), made(2, promoted=True, grown=True)
+    assert serving_of([quick, grown]) == grown
+    assert serving_of([made(1, promoted=False), grown]) == grown
+    left = made(2, promoted=False, grown=True)
+    assert serving_of([quick, left]) == quick
+    assert serving_of([made(1, promoted=False), left]).version == 1
 
 
 def test_its_options_have_help() -> None:
