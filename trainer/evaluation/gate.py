@@ -259,19 +259,30 @@ def _is_price(candidate: GateInput) -> bool:
 
 
 def _earning_reasons(candidate: GateInput, *, limits: GateLimits) -> tuple[str, ...]:
-    """Refuse an expert that does not make the version better, beyond chance."""
-    after = candidate.judged.accuracy()
-    before = candidate.parent.accuracy() if candidate.parent else None
-    if candidate.parent is None or before is None or after is None:
+    """Refuse an expert that does not make the version better, beyond chance.
+
+    One that costs no time is judged by probabilities: a few points of accuracy are one or two of
+    a hundred images, and chance moves as many.
+    """
+    before, judged = candidate.parent, candidate.judged
+    if before is None or not len(judged.labels_N):
         return ("the expert was not judged, so nothing shows that it earns its cost",)
-    worse, better = count_flips(candidate.parent, candidate.judged)
-    p_value = chance_of_a_fall(candidate.judged, candidate.parent)
+
+    def measured(one: Judged) -> float:
+        return float((one.right_N if candidate.slower else _beats_its_rival(one)).mean())
+
+    old, new = measured(before), measured(judged)
+    p_value = chance_of_a_fall(judged, before)
     asked = SIGNIFICANCE if candidate.slower else LIKELY
-    if after - before >= limits.min_gain - 1e-9 and p_value <= asked:
+    if new - old >= limits.min_gain - 1e-9 and p_value <= asked:
         return ()
+    worse, better = count_flips(before, judged)
+    told = "accuracy"
+    if not candidate.slower:
+        told = "the mean probability of the right class beside its best rival"
     return (
-        f"the expert does not earn its cost: accuracy went from {percent(before)} to "
-        f"{percent(after)}, and {_points(limits.min_gain)} more, beyond chance, are needed "
+        f"the expert does not earn its cost: {told} went from {percent(old)} to {percent(new)}, "
+        f"and {_points(limits.min_gain)} more, beyond chance, are needed "
         f"({counted(better, 'image')} got better, {worse} worse, p = {p_value:.2g})",
     )
 

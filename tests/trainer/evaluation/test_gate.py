@@ -14,6 +14,7 @@ from model_store.records.hierarchy import Hierarchy
 from model_store.store.store import Store
 from tests.trainer.folders import Listening, asked, write_classes
 from trainer.add_task import add_task
+from trainer.embeddings.cache import Floats
 from trainer.evaluation.gate import (
     GateInput,
     at_least,
@@ -260,6 +261,47 @@ def test_a_lone_new_class_that_is_never_answered_is_refused() -> None:
 def test_limits_that_make_no_sense_are_wrong_usage(limits: dict[str, float]) -> None:
     with pytest.raises(WrongUsage):
         GateLimits(**limits)  # type: ignore[arg-type]
+
+
+def grown_version(*, near_by: float, wrong: int, slower: bool) -> GateInput:
+    """A network that was grown for 48 images: of the 12 that were hard, all are answered with the
+    logit `near_by` beside the best rival, and some easy ones are wrong now."""
+    labels = [0, 1, 2, 3] * 12
+    before = 4 * answers(labels, labels).logits_NC
+    after = before.copy()
+    before[:12] *= 0.05
+    after[:12] *= near_by / 4
+    after[12 : 12 + wrong] = after[12 : 12 + wrong, ::-1] * 0.05
+
+    def judged(logits_NC: Floats) -> Judged:
+        return replace(answers(labels, labels), logits_NC=logits_NC)
+
+    return GateInput(
+        judged=judged(after),
+        parent=judged(before),
+        older=(*OLD, *NEW),
+        newest=NEW,
+        model_bytes=0,
+        deepens=True,
+        slower=slower,
+    )
+
+
+def test_an_expert_that_costs_no_time_is_judged_by_how_sure_right_answers_are() -> None:
+    surer = grown_version(near_by=3.0, wrong=1, slower=False)
+    assert surer.judged.accuracy() == 47 / 48
+    assert decide(surer, limits=GateLimits()).passed
+    (reason,) = decide(replace(surer, slower=True), limits=GateLimits()).reasons
+    assert "accuracy went from 100.0 % to 97.9 %" in reason
+    assert not decide(surer, limits=GateLimits(min_gain=0.2)).passed
+
+
+def test_an_expert_that_costs_no_time_and_is_less_sure_is_refused() -> None:
+    as_before = grown_version(near_by=0.2, wrong=0, slower=False)
+    (reason,) = decide(as_before, limits=GateLimits()).reasons
+    assert "the mean probability of the right class beside its best rival" in reason
+    less_sure = grown_version(near_by=0.05, wrong=0, slower=False)
+    assert not decide(less_sure, limits=GateLimits(min_gain=0)).passed
 
 
 LEARNING = {"effort": Effort(epochs=25, learning_rate=3e-3), "augment": "none"}
