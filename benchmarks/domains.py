@@ -85,6 +85,8 @@ class Made:
     auroc: float | None
     called_unknown: float
     seconds: float
+    chance: float
+    """The calibration error that so few images show by chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +334,7 @@ def _judge(
         auroc=judged["unknown"].get("auroc") if strange else None,
         called_unknown=judged["unknown"]["refused_known"],
         seconds=run.seconds if run else 0.0,
+        chance=judged["calibration"]["chance"],
     )
 
 

@@ -94,6 +94,7 @@ def made(version: int, *, promoted: bool, grown: bool = False, **more: float) ->
         auroc=None,
         called_unknown=0.05,
         seconds=1.0,
+        chance=0.01,
     )
 
 

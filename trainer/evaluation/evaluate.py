@@ -87,7 +87,11 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
         "per_class": judged.per_class(),
         "confusion": judged.confusion(),
         "calibration_error": errors["after"]["all"],
-        "calibration": {"temperature": temperature, **errors},
+        "calibration": {
+            "temperature": temperature,
+            **errors,
+            "chance": judged.chance_calibration_error(temperature=temperature),
+        },
         "levels": measure_levels(judged, manifest.hierarchy, temperature=temperature),
         "unknown": tell_apart(
             scores_of(judged.logits_NC, token_NW, doubt=doubt),

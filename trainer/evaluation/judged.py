@@ -34,6 +34,13 @@ def _calibration_bins(images: int) -> int:
     return min(_CALIBRATION_BINS, max(1, images // IMAGES_A_BIN))
 
 
+def _binned(confidence_N: NDArray[np.float64]) -> list[NDArray[np.bool_]]:
+    """Mark the images of each bin of confidence."""
+    count = _calibration_bins(len(confidence_N))
+    bin_N = np.minimum((confidence_N * count).astype(int), count - 1)
+    return [bin_N == one for one in range(count)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """The logits of labelled images, and the measures that follow from them."""
@@ -92,12 +99,21 @@ class Judged:
             return None
         confidence = self.confidence_N(temperature)[chosen]
         right = self.right_N[chosen]
-        count = _calibration_bins(len(right))
-        bins = np.minimum((confidence * count).astype(int), count - 1)
-        gaps = [
-            abs(float((right[bins == one] - confidence[bins == one]).sum())) for one in range(count)
-        ]
+        gaps = [abs(float((right[rows] - confidence[rows]).sum())) for rows in _binned(confidence)]
         return sum(gaps) / len(right)
+
+    def chance_calibration_error(self, *, temperature: float) -> float | None:
+        """Estimate the calibration error of answers that are right as often as they say.
+
+        In few images as many are seldom right as there should be, so it is not 0.
+        """
+        if not len(self.labels_N):
+            return None
+        confidence_N = self.confidence_N(temperature)
+        variance_N = confidence_N * (1 - confidence_N)
+        # The mean of |x| of a normal distribution is its deviation times √(2/π).
+        gaps = [math.sqrt(2 / math.pi * variance_N[rows].sum()) for rows in _binned(confidence_N)]
+        return sum(gaps) / len(confidence_N)
 
     def bins(self, temperature: float | NDArray[np.float64]) -> tuple[CalibrationBin, ...]:
         """Count the images and the right answers of each range of confidence that has any."""

@@ -63,7 +63,8 @@ def tell_evaluation(report: dict[str, Any]) -> None:
     calibration = report["calibration"]
     print(
         f"  calibration error: {report['calibration_error']:.3f} (with temperature "
-        f"{calibration['temperature']:.2f}; without: {calibration['before']['all']:.3f})"
+        f"{calibration['temperature']:.2f}; without: {calibration['before']['all']:.3f}; by chance "
+        f"alone, with so few images: {calibration['chance']:.3f})"
     )
     if levels := report["levels"]:
         print(

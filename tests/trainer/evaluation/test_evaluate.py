@@ -58,6 +58,23 @@ def test_calibration_error_against_a_plain_count(images: int, bin_count: int) ->
     assert judged.calibration_error(temperature=temperature) == pytest.approx(plain / images)
 
 
+@pytest.mark.parametrize("images", [60, 440])
+def test_the_calibration_error_by_chance_is_that_of_drawn_labels(images: int) -> None:
+    draw = np.random.default_rng(1)
+    logits = draw.normal(size=(images, 2)).astype(np.float32) * 2
+    shares = np.exp(logits.astype(np.float64) / 1.3)
+    shares /= shares.sum(axis=1, keepdims=True)
+    drawn = []
+    for _ in range(300):
+        labels = (draw.random(images) < shares[:, 1]).astype(np.int64)
+        judged = Judged(classes=("a", "b"), labels_N=labels, logits_NC=logits)
+        drawn.append(judged.calibration_error(temperature=1.3))
+    assert judged.chance_calibration_error(temperature=1.3) == pytest.approx(
+        np.mean(drawn), rel=0.05
+    )
+    assert judged.take(np.zeros(0, np.int64)).chance_calibration_error(temperature=1) is None
+
+
 def test_judging_in_batches_is_judging_at_once() -> None:
     network, images = grown([2, 1]), labelled([70, 70])
     preprocessing = Preprocessing(image_size=8)
