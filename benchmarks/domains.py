@@ -21,9 +21,10 @@ import sys
 import tempfile
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ from model_store.worth import proposed
 GAIN_OF_READING, GAIN_OF_GROWTH = 10, 25
 """The points asked above quick versions that read one block: without growth on both domains, and
 with it on signs."""
+GAIN, LARGE_GAIN = 2, 5
+"""The points of test accuracy that a proposal has to gain, and those that have to be proposed."""
 STRANGERS = 10
 """Images of each class that is never taught."""
 NOT_PROMOTED = 3
@@ -133,10 +136,10 @@ def main() -> int:
             tell(runs[-1], to=sys.stderr if options.json else sys.stdout)
             if options.into:
                 add_run(options.into, name, runs[-1])
-    if not runs:
-        return 0
-    print_figures(figures_of(runs), measured=measured_of(runs), as_json=options.json)
-    return 0 if all(figure.reached for figure in figures_of(runs)) else 1
+    whole = [run_of(one) for one in runs_in(options.into).values()] if options.into else runs
+    figures = [*(figures_of(runs) if runs else ()), *proposal_figures(whole)]
+    print_figures(figures, measured=measured_of(runs), as_json=options.json)
+    return 0 if all(figure.reached for figure in figures) else 1
 
 
 def name_of(domain: Domain, options: argparse.Namespace, *, seed: int) -> str:
@@ -150,6 +153,12 @@ def name_of(domain: Domain, options: argparse.Namespace, *, seed: int) -> str:
 def runs_in(file: Path) -> dict[str, Any]:
     runs: dict[str, Any] = json.loads(file.read_text())["runs"] if file.exists() else {}
     return runs
+
+
+def run_of(held: Mapping[str, Any]) -> Run:
+    """Read a run of a file."""
+    made = tuple(Made(**one) for one in held["versions"])
+    return Run(**{**held, "by_task": tuple(held["by_task"]), "versions": made})
 
 
 def add_run(file: Path, name: str, run: Run) -> None:
@@ -412,6 +421,27 @@ def figures_of(runs: Sequence[Run]) -> list[Figure]:
         at_most("tasks refused by the gate", sum(run.refused for run in runs), 0),
         at_most("largest calibration error", max(run.calibration for run in runs), 0.04),
     ]
+    return figures
+
+
+def proposal_figures(runs: Sequence[Run]) -> list[Figure]:
+    """Compare what cross-validation proposed with what growing gained, wherever it was done: one
+    draw for each version that was grown, promoted or not."""
+    draws = [
+        (quick.proposed, grown.accuracy - quick.accuracy)
+        for run in runs
+        for quick, grown in pairwise(run.versions)
+        if grown.grown and not quick.grown and grown.task == quick.task
+    ]
+    gains = [gain for proposed, gain in draws if proposed]
+    large = [proposed for proposed, gain in draws if gain >= LARGE_GAIN]
+    figures = []
+    if gains:
+        name = f"share of {len(gains)} proposals that gained {GAIN} points"
+        figures.append(at_least(name, _mean([gain >= GAIN for gain in gains]), 0.8))
+    if large:
+        name = f"share of {len(large)} gains of {LARGE_GAIN} points that were proposed"
+        figures.append(at_least(name, _mean(large), 0.8))
     return figures
 
 
