@@ -88,21 +88,45 @@ def choose(
     Only those that are `judged_N` are left out; None: all are. Images of one of the `groups_N` are
     left out together; None: each is left out alone.
     """
-    rows_N = _sample(problem)
-    sample = problem.take(rows_N).in_single_precision()
-    folds_N = spread(sample, None if groups_N is None else groups_N[rows_N])
-    if judged_N is not None:
-        folds_N = torch.where(judged_N[rows_N], folds_N, -1)
+    sample, folds_N = _folded(problem, judged_N=judged_N, groups_N=groups_N)
     if not (folds_N >= 0).any():
         unseen = Choice(strength=UNSEEN_L2_PENALTY, temperature=1.0)
         return Tried(choice=unseen, losses_M=np.zeros(0), left_out=None, likelihood=0.0)
-    sample = Rotation.of(sample.tokens_NW).turned(sample)
     whole = len(problem.labels_N)
     tried = [
         _best(ATTEMPTS[method](sample, folds_N), sample, folds_N, method=method, whole=whole)
         for method in methods
     ]
     return min(tried, key=lambda one: one.likelihood)
+
+
+def leave_out(
+    problem: Problem, choice: Choice, *, judged_N: Tensor, groups_N: Tensor | None
+) -> Judged | None:
+    """Judge images by fits without them, as it was chosen; None where none can be left out."""
+    sample, folds_N = _folded(problem, judged_N=judged_N, groups_N=groups_N)
+    if not (folds_N >= 0).any():
+        return None
+    kept = [sample.take(folds_N != fold) for fold in range(FOLDS)]
+    if choice.method == "lda":
+        solutions = [Discriminant(one).solve(shrinkage=choice.strength) for one in kept]
+    else:
+        penalty = choice.strength * len(problem.labels_N) / len(folds_N) * variance_of(sample)
+        solutions = [solve(one, l2_penalty=penalty) for one in kept]
+    return _left_out(sample, folds_N, solutions)
+
+
+def _folded(
+    problem: Problem, *, judged_N: Tensor | None, groups_N: Tensor | None
+) -> tuple[Problem, Tensor]:
+    """Take a sample in the span of its tokens, and say in which fold each image is left out; -1:
+    in none."""
+    rows_N = _sample(problem)
+    sample = problem.take(rows_N).in_single_precision()
+    folds_N = spread(sample, None if groups_N is None else groups_N[rows_N])
+    if judged_N is not None:
+        folds_N = torch.where(judged_N[rows_N], folds_N, -1)
+    return Rotation.of(sample.tokens_NW).turned(sample), folds_N
 
 
 def fit(problem: Problem, choice: Choice, *, variance: float) -> Linear:

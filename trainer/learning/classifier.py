@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from model_store.network.network import Network
 from model_store.spec import NetworkSpec
 from trainer.evaluation.judged import Judged
-from trainer.fitting.choice import Choice, Method, Tried, choose, fit
+from trainer.fitting.choice import Choice, Method, Tried, choose, fit, leave_out
 from trainer.fitting.problem import Linear, Problem, variance_of
 from trainer.learning.losses import Classification, cross_entropy
 from trainer.ranks.threads import one_thread
@@ -72,6 +72,25 @@ class Given:
             methods=self._methods,
         )
 
+    def left_out(
+        self, spec: NetworkSpec, choice: Choice, *, judged_N: NDArray[np.bool_]
+    ) -> Judged | None:
+        """Judge other tokens than those that the fit was chosen by, as it was chosen."""
+        assert self.groups_N is not None
+        problem = self.problem(spec).narrowed(spec.slice_width(0))
+        with _threads(problem):
+            judged = leave_out(
+                problem,
+                choice,
+                judged_N=torch.from_numpy(judged_N),
+                groups_N=torch.from_numpy(self.groups_N),
+            )
+        return None if judged is None else self.named(judged, spec)
+
+    def named(self, judged: Judged, spec: NetworkSpec) -> Judged:
+        names = tuple(spec.classes[place] for place in self.with_tokens())
+        return replace(judged, classes=names)
+
     @property
     def _methods(self) -> tuple[Method, ...]:
         # LDA gives probabilities of classes that exclude each other, as cross-entropy asks for.
@@ -114,9 +133,7 @@ def fit_classifier(
         linear = _with_former_rows(linear, former, fitted_to=fitted_to, kept=kept)
     _put(network.heads, [*fitted_to, *kept], *linear)
     left_out = tried.left_out
-    if left_out is not None:
-        left_out = replace(left_out, classes=tuple(spec.classes[place] for place in fitted_to))
-    return Fitted(choice=choice, left_out=left_out)
+    return Fitted(choice=choice, left_out=left_out and given.named(left_out, spec))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,7 +99,7 @@ class HeadFit:
             labels_N=gathered.labels_N,
             real_N=gathered.real_N,
             groups_N=np.where(gathered.real_N, given.groups_N, -1),
-            price=self._price(fitted, given),
+            price=self._price(fitted, given, gathered),
             fitted_on=self._fitted_on(given, fitted.choice),
         )
 
@@ -116,12 +116,21 @@ class HeadFit:
                 left[name] = take_out(known[name], cache.embeddings(gone.take(rows))[:, :width])
         return left
 
-    def _price(self, fitted: Fitted, given: Given) -> Price:
-        """Estimate what more classes cost the old ones. Images that belong together count once."""
+    def _price(self, fitted: Fitted, given: Given, gathered: Gathered) -> Price:
+        """Estimate what more classes cost the old ones. Images that belong together count once.
+
+        Images that the expert was adapted to tell no fit, but a price: it is too low, if at all.
+        """
         if self.student.aim != "head" or given.judged_N is None:
             return NO_PRICE
-        price = price_of(fitted.left_out, newest=self.student.new_classes)
-        return price.each_counting(_alone(given) / max(1, int(given.judged_N.sum())))
+        left_out, judged_N = fitted.left_out, given.judged_N
+        if self.student.adapted_before:
+            judged_N = gathered.real_N
+            spec = self.student.network.spec
+            left_out = given.left_out(spec, fitted.choice, judged_N=judged_N)
+        price = price_of(left_out, newest=self.student.new_classes)
+        alone = _alone(replace(given, judged_N=judged_N))
+        return price.each_counting(alone / max(1, int(judged_N.sum())))
 
     def _given(self, gathered: Gathered) -> Given:
         groups_N = numbers_of(self.images)

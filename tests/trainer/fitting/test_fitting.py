@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.covariance import empirical_covariance, shrunk_covariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from trainer.fitting.choice import FOLDS, choose, fit, spread, unit_of
+from trainer.fitting.choice import FOLDS, Choice, Method, choose, fit, leave_out, spread, unit_of
 from trainer.fitting.discriminant import Discriminant
 from trainer.fitting.logistic import solve
 from trainer.fitting.problem import Linear, Problem, Rotation, variance_of
@@ -217,3 +217,33 @@ def test_a_fit_is_that_of_its_choice() -> None:
     expected = Discriminant(asked).solve(shrinkage=chosen.strength)
     assert torch.allclose(weight, expected[0])
     assert torch.allclose(bias, expected[1])
+
+
+@pytest.mark.parametrize("method", ["logistic", "lda"])
+def test_each_image_is_judged_by_a_fit_without_its_group(method: Method) -> None:
+    asked = problem([12, 9, 10], width=6)
+    choice = Choice(method=method, strength=0.1, temperature=1.0)
+    groups_N = torch.arange(31) // 2
+    judged_N = torch.arange(31) < 21
+    found = leave_out(asked, choice, judged_N=judged_N, groups_N=groups_N)
+    assert found is not None
+    folds_N = torch.where(judged_N, spread(asked, groups_N), -1)
+    assert found.labels_N.tolist() == [0] * 12 + [1] * 9
+    for row in range(21):
+        kept = asked.take(folds_N != folds_N[row])
+        weight_CW, bias_C = fit(kept, choice, variance=variance_of(asked))
+        expected_C = asked.tokens_NW[row] @ weight_CW.T + bias_C
+        assert torch.allclose(
+            torch.from_numpy(found.logits_NC[row]).double(), expected_C, atol=0.01
+        )
+
+
+def test_where_no_image_can_be_left_out_none_is_judged() -> None:
+    asked = problem([1, 1], width=3)
+    none = leave_out(
+        asked,
+        Choice(strength=0.1, temperature=1.0),
+        judged_N=torch.ones(2, dtype=torch.bool),
+        groups_N=None,
+    )
+    assert none is None

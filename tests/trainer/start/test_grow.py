@@ -270,6 +270,23 @@ def test_what_was_grown_and_refused_is_not_grown_again(
     assert Store.open(str(store)).versions() == [1, 2]
 
 
+@pytest.mark.usefixtures("earns")
+def test_classes_that_the_network_was_adapted_to_have_a_price_too(
+    store: Path, letters: Path, digits: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapted(store, letters, vit)
+    seen: list[GateInput] = []
+
+    def listening(candidate: GateInput, *, limits: GateLimits) -> Gate:
+        seen.append(candidate)
+        return decide(candidate, limits=limits)
+
+    monkeypatch.setattr("trainer.versions.assess.decide", listening)
+    run(later(store, digits, grow="quick"))
+    images = sum(entry.count for entry in Store.open(str(store)).manifest(2).memory)
+    assert 0 < seen[0].price.images <= images
+
+
 def refusing_quick_versions(candidate: GateInput, *, limits: GateLimits) -> Gate:
     gate = decide(candidate, limits=limits)
     if candidate.deepens:
