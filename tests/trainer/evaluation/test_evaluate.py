@@ -64,11 +64,13 @@ def test_the_calibration_error_by_chance_is_that_of_drawn_labels(images: int) ->
     logits = draw.normal(size=(images, 2)).astype(np.float32) * 2
     shares = np.exp(logits.astype(np.float64) / 1.3)
     shares /= shares.sum(axis=1, keepdims=True)
-    drawn = []
+    drawn: list[float] = []
     for _ in range(300):
         labels = (draw.random(images) < shares[:, 1]).astype(np.int64)
         judged = Judged(classes=("a", "b"), labels_N=labels, logits_NC=logits)
-        drawn.append(judged.calibration_error(temperature=1.3))
+        error = judged.calibration_error(temperature=1.3)
+        assert error is not None
+        drawn.append(error)
     assert judged.chance_calibration_error(temperature=1.3) == pytest.approx(
         np.mean(drawn), rel=0.05
     )
