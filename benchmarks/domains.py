@@ -151,7 +151,7 @@ def name_of(domain: Domain, options: argparse.Namespace, *, seed: int) -> str:
 
 
 def runs_in(file: Path) -> dict[str, Any]:
-    runs: dict[str, Any] = json.loads(file.read_text())["runs"] if file.exists() else {}
+    runs: dict[str, Any] = json.loads(file.read_text()).get("runs", {}) if file.exists() else {}
     return runs
 
 

@@ -202,3 +202,10 @@ def test_its_options_have_help() -> None:
 def test_the_committed_result_is_one_object() -> None:
     result = json.loads((ROOT / "benchmarks/results/domains.json").read_text())
     assert {"machine", "figures", "measured"} <= set(result)
+    runs = [run_of(one) for one in result["runs"].values()]
+    assert all(
+        run.accuracy == pytest.approx(serving_of(run.versions).accuracy, abs=0.1)
+        for run in runs
+        if len(run.by_task) == 1
+    )
+    assert proposal_figures(runs)
