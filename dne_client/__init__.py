@@ -9,6 +9,8 @@ with Client("http://127.0.0.1:8000") as client:
 from dne_client.answers import (
     Answer,
     ClassName,
+    ListedModel,
+    ModelsPage,
     Moved,
     Outcome,
     Prediction,
@@ -49,6 +51,8 @@ __all__ = [
     "ClientError",
     "Conflict",
     "Image",
+    "ListedModel",
+    "ModelsPage",
     "Moved",
     "NotAllowed",
     "NotFound",

@@ -24,6 +24,7 @@ COMMANDS = {
     "store": "list, promote, roll back and look after versions (dne-store)",
     "serve": "serve the version that a channel names (dne-serve)",
     "predict": "ask a running server about images",
+    "models": "list the models of a running server with many",
     "demo": "learn, serve and roll back handwritten digits, in two to three minutes",
     "completion": "print what lets bash, zsh or fish complete these commands",
 }
@@ -67,7 +68,12 @@ def _main(given: Sequence[str]) -> int:
     name = parser.parse_args(given[:1]).command
     if name in PARTS:
         return _run_part(PARTS[name], given[1:])
-    own = {"predict": predicting.main, "completion": _completion, "demo": _demo}
+    own = {
+        "predict": predicting.main,
+        "models": predicting.list_models,
+        "completion": _completion,
+        "demo": _demo,
+    }
     return own[name](given[1:])
 
 
@@ -118,6 +124,7 @@ PARSERS = {
     "store": "model_store.cli.main:build_parser",
     "serve": "dne_serve.cli:build_parser",
     "predict": "dne_client.predicting:parser",
+    "models": "dne_client.predicting:models_parser",
     "demo": "dne_client.demo:parser",
     "completion": "dne_client.__main__:completion_parser",
 }

@@ -139,6 +139,28 @@ class Ready:
     error: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    """A model of a server with many. `version` and `classes` are of the served version, and None if
+    the model was not loaded since the server began."""
+
+    name: str
+    loaded: bool
+    version: int | None
+    classes: int | None
+    last_use: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsPage:
+    """A page of models in alphabetical order."""
+
+    models: tuple[ListedModel, ...]
+    total: int
+    next_after: str | None
+
+
 def understood(read: Callable[[Any], T], answer: Any) -> T:
     """Read an answer. Refuse one that lacks what a dne-serve server sends."""
     try:
@@ -184,6 +206,10 @@ def read_moved(answer: Any) -> Moved:
 
 def read_ready(answer: Any) -> Ready:
     return _record(Ready, answer)
+
+
+def read_models(answer: Any) -> ModelsPage:
+    return _record(ModelsPage, answer)
 
 
 def _record(kind: type[T], sent: Any, **given: Any) -> T:

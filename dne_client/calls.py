@@ -10,12 +10,14 @@ from typing import Any, Generic, TypeVar
 from dne_client.answers import (
     Answer,
     ClassName,
+    ModelsPage,
     Moved,
     Ready,
     VersionDetails,
     Versions,
     read_answer,
     read_classes,
+    read_models,
     read_moved,
     read_ready,
     read_version,
@@ -77,6 +79,12 @@ def classes(number: int | None) -> ApiCall[tuple[ClassName, ...]]:
 
 def ready() -> ApiCall[Ready]:
     return ApiCall(method="GET", path="readyz", read=read_ready, resend=False)
+
+
+def models(*, search: str, after: str) -> ApiCall[ModelsPage]:
+    return ApiCall(
+        method="GET", path="models", read=read_models, params={"search": search, "after": after}
+    )
 
 
 def move(name: str, *, to: int | None, reason: str) -> ApiCall[Moved]:

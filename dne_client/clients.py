@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import ssl
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from dne_client import calls
 from dne_client.answers import (
     Answer,
     ClassName,
+    ModelsPage,
     Moved,
     Outcome,
     Prediction,
@@ -117,18 +119,27 @@ def _whole(answer: httpx.Response, received: Received) -> httpx.Response:
 T = TypeVar("T")
 URL = "http://127.0.0.1:8000"
 _RETRIES = Retries()
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 CONNECTIONS = 4
 """Requests under way at a time: two in the engine's queue behind the one that is computed, and one
 on the way."""
 
 
 def _settings(
-    url: str, *, token: str | None, timeout_s: float, verify: ssl.SSLContext | bool
+    url: str,
+    *,
+    model: str | None,
+    token: str | None,
+    timeout_s: float,
+    verify: ssl.SSLContext | bool,
 ) -> dict[str, Any]:
+    if model is not None and not _MODEL.fullmatch(model):
+        raise BadInput(f"{model[:100]!r} is not the name of a model")
+    below = "" if model is None else f"models/{model}/"
     if not url.startswith(("http://", "https://")) or not _is_address(url):
         raise BadInput(f"{url!r} is not the address of a server: write http://HOST:PORT")
     return {
-        "base_url": url.rstrip("/") + "/",
+        "base_url": f"{url.rstrip('/')}/{below}",
         "headers": {"Authorization": f"Bearer {token}"} if token else {},
         "timeout": timeout_s,
         "verify": verify,
@@ -149,6 +160,7 @@ class Client:
         self,
         url: str = URL,
         *,
+        model: str | None = None,
         token: str | None = None,
         timeout_s: float = TIMEOUT_S,
         deadline_s: float = DEADLINE_S,
@@ -156,10 +168,10 @@ class Client:
         verify: ssl.SSLContext | bool = True,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`token` is sent as a bearer token. `timeout_s` limits each wait, and `deadline_s` one
-        request with its whole answer. `verify` takes an SSL context for a certificate authority of
-        one's own."""
-        settings = _settings(url, token=token, timeout_s=timeout_s, verify=verify)
+        """`model` names one of a server with many. `token` is sent as a bearer token. `timeout_s`
+        limits each wait, and `deadline_s` one request with its whole answer. `verify` takes an SSL
+        context for a certificate authority of one's own."""
+        settings = _settings(url, model=model, token=token, timeout_s=timeout_s, verify=verify)
         self._http = httpx.Client(**settings, transport=transport)
         self._patience = Waits(wait_s=timeout_s, whole_s=deadline_s)
         self._retries = retries
@@ -232,6 +244,11 @@ class Client:
     def classes(self, version: int | None = None) -> tuple[ClassName, ...]:
         return self._ask(calls.classes(version))
 
+    def models(self, *, search: str = "", after: str = "") -> ModelsPage:
+        """List models whose names contain a text: of a server with many, and a client without a
+        model. A page begins behind the name `after`."""
+        return self._ask(calls.models(search=search, after=after))
+
     def ready(self) -> Ready:
         """Return what is served. Raise Busy while nothing is."""
         return self._ask(calls.ready())
@@ -278,6 +295,7 @@ class AsyncClient:
         self,
         url: str = URL,
         *,
+        model: str | None = None,
         token: str | None = None,
         timeout_s: float = TIMEOUT_S,
         deadline_s: float = DEADLINE_S,
@@ -285,10 +303,10 @@ class AsyncClient:
         verify: ssl.SSLContext | bool = True,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        """`token` is sent as a bearer token. `timeout_s` limits each wait, and `deadline_s` one
-        request with its whole answer. `verify` takes an SSL context for a certificate authority of
-        one's own."""
-        settings = _settings(url, token=token, timeout_s=timeout_s, verify=verify)
+        """`model` names one of a server with many. `token` is sent as a bearer token. `timeout_s`
+        limits each wait, and `deadline_s` one request with its whole answer. `verify` takes an SSL
+        context for a certificate authority of one's own."""
+        settings = _settings(url, model=model, token=token, timeout_s=timeout_s, verify=verify)
         self._http = httpx.AsyncClient(**settings, transport=transport)
         self._patience = Waits(wait_s=timeout_s, whole_s=deadline_s)
         self._retries = retries
@@ -364,6 +382,11 @@ class AsyncClient:
 
     async def classes(self, version: int | None = None) -> tuple[ClassName, ...]:
         return await self._ask(calls.classes(version))
+
+    async def models(self, *, search: str = "", after: str = "") -> ModelsPage:
+        """List models whose names contain a text: of a server with many, and a client without a
+        model. A page begins behind the name `after`."""
+        return await self._ask(calls.models(search=search, after=after))
 
     async def ready(self) -> Ready:
         """Return what is served. Raise Busy while nothing is."""

@@ -1,4 +1,4 @@
-"""Run `dne predict`: ask a server about files and folders, and print a table, JSON or CSV."""
+"""Run `dne predict`, which asks a server about files and folders, and `dne models list`."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from dne_client.answers import Outcome, Prediction
+from dne_client.answers import ListedModel, Outcome, Prediction
 from dne_client.clients import CONNECTIONS, URL, Client
 from dne_client.conversation import Retries
 from dne_client.errors import BadInput, ClientError, Unreachable
 from dne_client.images import Image
 from model_store.command_line import Parser
-from model_store.tables import counted, csv_cell, percent, printable
+from model_store.tables import columns, counted, csv_cell, percent, printable
 
 FORMATS = ("table", "json", "jsonl", "csv")
 _COLUMNS = ("file", "label", "score", "unknown", "unknown_score", "task", "version", "error")
@@ -163,9 +163,17 @@ _SECONDS_BETWEEN_COUNTS = 0.2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = parser().parse_args(arguments)
+    return _run(_predict, parser().parse_args(arguments))
+
+
+def list_models(arguments: Sequence[str] | None = None) -> int:
+    """Run `dne models`."""
+    return _run(_list_models, models_parser().parse_args(arguments))
+
+
+def _run(command: Callable[[argparse.Namespace], int], asked: argparse.Namespace) -> int:
     try:
-        return _predict(asked)
+        return command(asked)
     except BadInput as error:
         return _fail(str(error), code=EXIT_USAGE)
     except ClientError as error:
@@ -181,11 +189,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="A token comes from DNE_TOKEN. Ends with 1 if a file was not answered.",
     )
     made.add_argument("files", nargs="+", metavar="FILE", help="an image, a folder, or -")
-    made.add_argument(
-        "--url",
-        default=os.environ.get("DNE_URL") or URL,
-        help="the address of the server (default: $DNE_URL, else %(default)s)",
-    )
+    _add_url(made)
+    made.add_argument("--model", metavar="NAME", help="ask this model of a server with many")
     made.add_argument("--version", type=_whole, metavar="N", help="ask version N (the served one)")
     made.add_argument("--top-k", type=_whole, metavar="K", help="list K labels (5)")
     made.add_argument("--format", choices=FORMATS, default="table", help="(default: table)")
@@ -202,13 +207,64 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def models_parser() -> argparse.ArgumentParser:
+    made = Parser(
+        prog="dne models",
+        description="Lists the models of a running server with many (dne-serve --models).",
+        epilog="A token comes from DNE_TOKEN.",
+    )
+    made.add_argument("action", choices=("list",), help="list the models that the token may see")
+    _add_url(made)
+    made.add_argument("--search", default="", metavar="TEXT", help="only names that contain TEXT")
+    made.add_argument(
+        "--json", action="store_true", help="print the result as one JSON object on the last line"
+    )
+    return made
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        default=os.environ.get("DNE_URL") or URL,
+        help="the address of the server (default: $DNE_URL, else %(default)s)",
+    )
+
+
+def _list_models(asked: argparse.Namespace) -> int:
+    rows: list[ListedModel] = []
+    _refuse_no_server(asked.url)
+    with Client(asked.url, token=_token()) as client:
+        page = client.models(search=asked.search)
+        rows += page.models
+        while page.next_after is not None:
+            page = client.models(search=asked.search, after=page.next_after)
+            rows += page.models
+    if asked.json:
+        print(json.dumps({"models": [asdict(row) for row in rows]}))
+        return EXIT_OK
+    shown = [["model", "version", "classes", "last use", "state"], *map(_model_line, rows)]
+    print(columns(shown))
+    print(f"\n{counted(len(rows), 'model')}")
+    return EXIT_OK
+
+
+def _model_line(row: ListedModel) -> list[str]:
+    facts = ["" if fact is None else str(fact) for fact in (row.version, row.classes)]
+    state = row.error or ("answers" if row.loaded else "not in memory")
+    return [row.name, *facts, (row.last_use or "")[:19], state]
+
+
+def _token() -> str | None:
+    return os.environ.get("DNE_TOKEN") or None
+
+
 def _predict(asked: argparse.Namespace) -> int:
     began = time.monotonic()
     told = Told()
     printer = Printer("json" if asked.json else asked.format, out=sys.stdout)
     images = list(_find_images(asked.files))
     _refuse_no_server(asked.url)
-    with Client(asked.url, token=os.environ.get("DNE_TOKEN") or None) as client:
+    with Client(asked.url, model=asked.model, token=_token()) as client:
         outcomes = client.predict_many(
             images, top_k=asked.top_k, version=asked.version, connections=asked.connections
         )

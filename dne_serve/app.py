@@ -1,4 +1,4 @@
-"""Assemble the application: routes, pages, problem documents and middleware, around a `Serving`."""
+"""Assemble the application: routes, pages, problem documents and middleware, around the models."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from dne_serve.errors import public_message
 from dne_serve.http import pages, problems, routes
 from dne_serve.http.bodies import Inflated, MemoryBudget
 from dne_serve.http.middleware import BodyLimit, KnownHosts, Observed, Packed
+from dne_serve.http.model_paths import ModelPaths, listing
 from dne_serve.http.scoped_route import check_permissions
 from dne_serve.http.versions import Overviews
 from dne_serve.loop.job_routes import asking_jobs, reading_jobs
 from dne_serve.loop.label_studio import backend
 from dne_serve.loop.routes import labelling, teaching
-from dne_serve.protocol_v2 import infer, models
+from dne_serve.models import Models
+from dne_serve.protocol_v2 import infer
+from dne_serve.protocol_v2 import models as protocol
 from dne_serve.protocol_v2.openapi import ErrorForm
 from dne_serve.rollout.engine_switch import Auto
 from dne_serve.rollout.memory import give_back
-from dne_serve.server import Serving
 from dne_serve.settings import Settings
 from model_store import __version__
 from model_store.report.ancestry import AncestryCache
@@ -35,26 +37,26 @@ DESCRIPTION = (
     "answer names it."
 )
 _PROTOCOL_V2 = (
-    models.health,
-    models.read,
+    protocol.health,
+    protocol.read,
     infer.predicting,
-    models.repository,
-    models.admin,
-    models.unoffered,
+    protocol.repository,
+    protocol.admin,
+    protocol.unoffered,
 )
 
 
 def create_app(settings: Settings, *, engine: Engine, auto: Auto | None = None) -> FastAPI:
     """Make the application. The engine works during the application's lifespan, and with `auto` a
     faster one may take its place."""
-    serving = Serving(settings, engine=engine, auto=auto)
+    models = Models(settings, engine=engine, auto=auto)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         check_permissions(app.routes)  # also those that were added since
-        serving.start()
+        models.start()
         yield
-        await run_in_threadpool(serving.stop)
+        await run_in_threadpool(models.stop)
 
     app = FastAPI(
         title="dne-serve",
@@ -65,17 +67,17 @@ def create_app(settings: Settings, *, engine: Engine, auto: Auto | None = None) 
         redoc_url=None,
         openapi_url=None,
     )
-    app.state.serving = serving
+    app.state.models = models
     app.state.overviews = Overviews()
     app.state.ancestries = AncestryCache(tell=public_message)
-    app.state.live = routes.new_stream(serving)
     problems.install(app)
     # First, and without a router in between: the route asked most often is found soonest.
     app.router.routes.extend(routes.predicting.routes)
     inbox = (labelling, teaching, reading_jobs, asking_jobs, backend)
     for router in (*routes.ROUTERS, pages.report_page, pages.reports, *inbox, *_PROTOCOL_V2):
         app.include_router(router)
-    pages.install(app)
+    pages.install(app, models)
+    app.include_router(listing)
     budget = MemoryBudget(
         settings.fixed.max_buffered_bytes,
         max_body_bytes=settings.max_body_bytes,
@@ -91,11 +93,14 @@ def create_app(settings: Settings, *, engine: Engine, auto: Auto | None = None) 
     app.add_middleware(BodyLimit, budget=budget)
     app.add_middleware(
         Observed,
-        metrics=serving.metrics,
-        tracer=serving.tracer,
-        drains=lambda: serving.drains,
+        metrics=models.shared.metrics,
+        tracer=models.shared.tracer,
+        drains=lambda: models.shared.drains,
+        only=models.only,
     )
     app.add_middleware(ErrorForm)
+    if models.are_many:
+        app.add_middleware(ModelPaths)
     return app
 
 

@@ -132,7 +132,7 @@ def serve(settings: Settings, *, as_json: bool) -> int:
     check_extra(settings)
     listener = _listen(settings.host, settings.port)
     with listener:
-        log.info("starting with store %s, channel %s", settings.store, settings.channel)
+        log.info("starting with %s, channel %s", _place(settings), settings.channel)
         # After the port is ours, because these imports take seconds and the port may be taken.
         from dne_serve.app import create_app
         from dne_serve.engine_start import start_engine
@@ -143,20 +143,20 @@ def serve(settings: Settings, *, as_json: bool) -> int:
         app = create_app(settings, engine=engine, auto=auto)
         config = server_config(app, settings)
         server = DrainingServer(
-            config, drain_s=settings.drain_seconds, on_drain=app.state.serving.drain
+            config, drain_s=settings.drain_seconds, on_drain=app.state.models.drain
         )
         # A client that reads the announcement may connect at once: the kernel holds it until we
         # accept.
         listener.listen(config.backlog)
         secret = ""
         if may_print_link(settings, tokens=tokens):
-            secret = app.state.serving.authorizer.begin_session()
+            secret = app.state.models.shared.authorizer.begin_session()
         _announce(settings, listener, engine, secret=secret, as_json=as_json)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _already_handled)
         server.run(sockets=[listener])
     log.info("stopped")
-    if app.state.serving.is_held:
+    if app.state.models.is_held:
         _leave()
     return EXIT_OK
 
@@ -193,7 +193,7 @@ def _announce(
         "%s: channel %s of %s, backend %s on %s",
         url,
         settings.channel,
-        settings.store,
+        _place(settings),
         engine.backend,
         engine.device,
     )
@@ -201,12 +201,18 @@ def _announce(
     page = "label" if settings.collect or settings.with_trainer else ""
     link = f"{url}/{page}#token={secret}" if secret else None
     if as_json:
-        said = {"url": url, "store": settings.store, "channel": settings.channel}
+        place = "store" if settings.models is None else "models"
+        said = {"url": url, place: getattr(settings, place), "channel": settings.channel}
         print_json({**said, "link": link} if link else said)
     elif link:
         print(f"open {link}")
         print("with this link the pages may learn, promote and roll back, until this server ends")
     sys.stdout.flush()
+
+
+def _place(settings: Settings) -> str:
+    """Name what is served, for the log."""
+    return f"store {settings.store}" if settings.models is None else f"models {settings.models}"
 
 
 def _already_handled(number: int, frame: FrameType | None) -> Any:

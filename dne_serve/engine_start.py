@@ -30,8 +30,9 @@ def start_engine(settings: Settings) -> tuple[Engine, Auto | None]:
     """Make the engine that the settings name. If the choice is left to the server, make the one
     that an earlier measurement has found, or else a safe one, and tell what may take its place."""
     store = None
-    with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
-        store = Store.open(settings.store, keys=settings.read_keys())
+    if settings.models is None:
+        with suppress(StoreNotFound):  # one that is absent may come; any other fault stays
+            store = Store.open(settings.store, keys=settings.read_keys())
     if settings.backend != "auto":
         return _named(settings.backend, settings), None
     if _has_gpu(settings.device):
@@ -97,6 +98,8 @@ def _has_gpu(device: str) -> bool:
 
 def measure_now(settings: Settings, *, as_json: bool) -> int:
     """Measure the engines for the version that the channel names, and print the figures."""
+    if settings.models is not None:
+        raise WrongUsage("--measure is for one store: name that of a model with --store")
     store = Store.open(settings.store, keys=settings.read_keys())
     record = store.head(settings.channel)
     if record is None:

@@ -29,6 +29,11 @@ class NotOffered(Refused):
     """The server has nothing of that name."""
 
 
+def no_model(name: str) -> NotOffered:
+    """Make the refusal for a model that is not there, or that a token may not see."""
+    return NotOffered(f"there is no model {name[:100]!r} here")
+
+
 class NotInMemory(Refused):
     """A version that is not ready: the Open Inference Protocol says so with a 4xx."""
 
@@ -92,6 +97,10 @@ class TooOld(Refused):
 
 class NotKept(Refused):
     """A picture that a client wants in the inbox, and that is not taken."""
+
+
+class ModelsUnread(Refused):
+    """The place of the models cannot be read."""
 
 
 class NotMoved(Refused):

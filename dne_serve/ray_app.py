@@ -23,7 +23,7 @@ from dne_serve.access.permission import read_tokens
 from dne_serve.app import create_app
 from dne_serve.engine_start import start_engine
 from dne_serve.log_lines import set_up_log
-from dne_serve.server import Serving
+from dne_serve.models import Models
 from dne_serve.settings import SECRETS, Settings, load_settings
 from model_store.errors import DneError, WrongUsage
 
@@ -120,22 +120,22 @@ class Replica:
         check without an end makes Ray replace the replica. A store that cannot be read does not:
         the version in memory still answers, and another replica would find no other store.
         """
-        serving: Serving = self._app.state.serving
+        models: Models = self._app.state.models
         if not self._has_started:
-            await _wait_for_model(serving, seconds=self._start_s)
+            await _wait_for_model(models, seconds=self._start_s)
             self._has_started = True
-        await asyncio.wrap_future(serving.batcher.call(_nothing))
+        await asyncio.wrap_future(models.shared.batcher.call(_nothing))
 
 
-async def _wait_for_model(serving: Serving, *, seconds: float) -> None:
+async def _wait_for_model(models: Models, *, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while serving.loaded.served is None:
+    while (reason := models.error) is not None:
         if time.monotonic() > end:
-            settings = serving.settings
-            reason = serving.error or f"channel {settings.channel} names no version yet"
+            settings = models.settings
             raise NoModel(
-                f"nothing to serve from {settings.store} after {seconds:g} s: {reason}; learn a "
-                f"task with `dne-train add-task`, or give replicas more time ({START})"
+                f"nothing to serve from {settings.models or settings.store} after {seconds:g} s: "
+                f"{reason}; learn a task with `dne-train add-task`, or give replicas more time "
+                f"({START})"
             )
         await asyncio.sleep(LOOK_S)
 

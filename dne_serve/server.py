@@ -1,42 +1,26 @@
-"""Put the parts of a server together, and start and stop them in the right order."""
+"""Put the parts of a model together, and start and stop them in the right order."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from dataclasses import replace
 
-from dne_serve.access.audit import Audit
-from dne_serve.access.auth import Authorizer, is_for_this_machine
-from dne_serve.access.permission import TokenSource
-from dne_serve.engines.base import Engine, joined
+from dne_serve.engines.base import Engine
 from dne_serve.errors import NotServed, public_message
-from dne_serve.inference.answers import AnswerBuilder
-from dne_serve.inference.decode_process import DecodeProcess
-from dne_serve.inference.decoding import Decoder
 from dne_serve.inference.nearest import NearestKept
 from dne_serve.inference.predictor import Predictor
-from dne_serve.inference.store_threads import StoreThreads
 from dne_serve.loop.collector import Collector
 from dne_serve.loop.inbox_handle import InboxHandle
 from dne_serve.loop.trainer_child import TrainerChild, worker_command, worker_environment
 from dne_serve.loop.writer import InboxWriter
-from dne_serve.observe.events import Events
-from dne_serve.observe.live import ActivityAnswer, snapshot
-from dne_serve.observe.metrics import ServerMetrics, Statistics
-from dne_serve.observe.traces import note_answered
-from dne_serve.observe.tracing import make_tracer
+from dne_serve.observe.events import Events, note_answered
+from dne_serve.observe.live import ActivityAnswer, Stream, snapshot
+from dne_serve.observe.metrics import Statistics
 from dne_serve.rollout.canary import CanaryAndShadow
 from dne_serve.rollout.channel import ChannelMove, Mover, SameStore
-from dne_serve.rollout.engine_switch import Auto, EngineSwitch
 from dne_serve.rollout.guard import Guard
-from dne_serve.rollout.loaded_versions import (
-    ImageBatcher,
-    ImageTicket,
-    LoadedLimits,
-    LoadedVersions,
-)
-from dne_serve.rollout.memory import MemoryCheck, pass_bytes
+from dne_serve.rollout.loaded_versions import ImageFlow, LoadedLimits, LoadedVersions
 from dne_serve.rollout.reloader import NEXT_POLLS, Reloader
 from dne_serve.setting_values import (
     CollectLimits,
@@ -46,69 +30,75 @@ from dne_serve.setting_values import (
     parse_webhook,
 )
 from dne_serve.settings import SECRETS, Settings, listed
-from dne_serve.webhooks.events import GUARD, RECENT_S, ChannelNews, InboxNews, NotLoaded
-from dne_serve.webhooks.outbox import Announcer
+from dne_serve.shared import Shared
+from dne_serve.webhooks.events import GUARD, RECENT_S, ChannelNews, Event, InboxNews, NotLoaded
 from model_store.cli.command import current_actor
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest
-from model_store.spec import NetworkSpec
 
-STORE_READS = 4
-"""Requests that read the store at a time."""
-_STORE_LABELS = 2
-"""Requests that write or delete labels at a time."""
-_STORE_MOVES = 2
-"""Requests that move the channel, or load and unload, at a time."""
+_BATCH_SHARE = 4
+"""A model may fill a quarter of a batch while others are asked."""
 DRAINS = "this server is about to stop; ask another one"
-_WRITER_NICENESS = 15
-MAX_WAITING = 64
-"""Requests of each kind that wait; more are answered with 503."""
 
 
 class Serving:
-    """A running server without HTTP: engine, batcher, versions in memory and their watchers."""
+    """A model that is served, without HTTP: its store, its versions in memory and their watchers.
+    The rest it shares with other models."""
 
-    def __init__(self, settings: Settings, *, engine: Engine, auto: Auto | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        shared: Shared,
+        name: str | None = None,
+        rate: float | None = None,
+    ) -> None:
+        """`name` is the model's, where the server has many, and `rate` the requests with images
+        that it takes in a second."""
         self.settings = settings
-        self._first_engine = engine
-        self.drains = False
-        self.keys = settings.read_keys()
+        self.shared = shared
+        self.name = name
+        self._rate = rate
+        self.keys, self.metrics, self.tracer = shared.keys, shared.metrics, shared.tracer
+        self.authorizer, self.audit = shared.authorizer, shared.audit
+        self.batcher, self.answers, self.webhooks = shared.batcher, shared.answers, shared.webhooks
+        self.readers, self.labellers = shared.readers, shared.labellers
+        self.movers = shared.movers
         self.open_store = SameStore(settings.store, keys=self.keys)
-        self._observe()
-        self._control_access()
+        self.statistics = Statistics()
+        self.counts = self.metrics.counts_of(settings.model_name)
+        self.flow = ImageFlow(on_ran=self.statistics.ran)
+        if name is not None:
+            self.flow.most = settings.max_queue
+            self.flow.burst = max(1, settings.max_batch // _BATCH_SHARE)
         self._open_inbox()
-        self._make_pools()
         self._hold_versions()
         self._follow_channel()
         self._announce()
         self._answer()
-        self._switch_engines(auto)
-        self._tell_engine()
+        self.stream = Stream(
+            lambda: self.activity().model_dump(),
+            ends=lambda: self.drains,
+            listeners=shared.listeners,
+        )
 
     @property
     def engine(self) -> Engine:
         """Return the engine that answers."""
-        return self.loaded.engine
+        return self.shared.engine
 
     @property
     def measures(self) -> bool:
         """Return whether engines are being measured beside the server."""
-        return self._engines is not None and self._engines.is_measuring
+        return self.shared.measures
 
-    def _observe(self) -> None:
-        """Create the metrics, the statistics and the tracer."""
-        self.metrics = ServerMetrics()
-        self.metrics.queue_limit.set(self.settings.max_queue)
-        self.statistics = Statistics()
-        self.tracer = make_tracer(self.settings, on_outcome=self.metrics.traced)
+    @property
+    def drains(self) -> bool:
+        return self.shared.drains
 
-    def _control_access(self) -> None:
-        """Create the authorizer and the audit log."""
-        settings = self.settings
-        self.authorizer = Authorizer(
-            TokenSource(settings), rate=settings.rate_limit, is_local=is_for_this_machine(settings)
-        )
-        self.audit = Audit(settings.audit_log)
+    def drain(self) -> None:
+        """Say that no new client should come. Requests are still answered."""
+        self.shared.drains = True
 
     def _open_inbox(self) -> None:
         """Create the writer of the inbox, and the worker beside the server."""
@@ -119,42 +109,11 @@ class Serving:
         self.collector = Collector(rules, writer=self.writer) if rules else None
         self.trainer = self._new_trainer() if self.settings.with_trainer else None
 
-    def _make_pools(self) -> None:
-        """Make the threads and processes that keep long work off the event loop."""
-        settings, fixed = self.settings, self.settings.fixed
-        self._decoder = Decoder(
-            threads=fixed.decode_threads,
-            seconds=fixed.decode_seconds,
-            max_pixels=settings.max_pixels,
-            max_queue=settings.max_queue,
-            max_images=settings.max_images,
-        )
-        self.answers = AnswerBuilder()
-        wait_s = settings.max_wait_seconds
-        self.readers = StoreThreads(
-            "store", threads=STORE_READS, waiting=MAX_WAITING, max_wait_s=wait_s
-        )
-        self.labellers = StoreThreads(
-            "label", threads=_STORE_LABELS, waiting=MAX_WAITING, max_wait_s=wait_s
-        )
-        self.movers = StoreThreads("move", threads=_STORE_MOVES, waiting=MAX_WAITING)
-        self.batcher = ImageBatcher(
-            lambda widest, queries: self.engine.run(widest, queries),
-            max_batch=settings.max_batch,
-            max_queue=settings.max_queue,
-            workers=self._first_engine.workers,
-            on_batch=self.metrics.ran,
-            on_ran=self._ran,
-            join=joined,
-        )
-
     def _hold_versions(self) -> None:
         """Create the versions in memory, with their limits."""
         settings = self.settings
-        self._memory = MemoryCheck(lambda: self.loaded.manifests, pass_bytes=self._pass_bytes)
         self.loaded = LoadedVersions(
-            self._first_engine,
-            batcher=self.batcher,
+            self.shared.room,
             limits=LoadedLimits(
                 spare=settings.fixed.max_resident,
                 max_bytes=settings.max_model_bytes,
@@ -193,36 +152,27 @@ class Serving:
             settle_s=settings.settle_seconds,
             on_swap=self._swapped,
             on_failed_load=self.metrics.failed_loads.inc,
-            traces=self.tracer.swaps if self.tracer else None,
+            traces=self.tracer.swaps(self.name) if self.tracer else None,
+            model=self.name,
         )
 
     def _announce(self) -> None:
-        """Create the webhooks, and the gauges that a scrape reads."""
-        self.webhooks = Announcer(self.settings, on_outcome=self.metrics.posted)
+        """Create what tells webhooks of this model."""
         self._news = ChannelNews(
             self.open_store,
             head=lambda: self.reloader.head,
             failed=self._not_loaded,
-            announce=self.webhooks.announce,
+            announce=self._tell,
             tick_s=self.settings.poll_seconds,
             look_every_s=(NEXT_POLLS + 1) * self.settings.poll_seconds,
             inbox=self._inbox_news(),
-        )
-        self.metrics.watch(
-            queue_images=lambda: self.batcher.depth,
-            residents=lambda: self.loaded.count,
-            model_bytes=lambda: self.loaded.bytes,
-            following=lambda: self.loaded.served is not None and self.error is None,
-            fallback=lambda: self.reloader.fallback,
-            channel_version=lambda: self.reloader.head.target if self.reloader.head else 0,
         )
 
     def _answer(self) -> None:
         """Create the predictor. Every subscriber of its events is called for each of them."""
         answered = (
             self.statistics.answered,
-            self.metrics.answered,
-            self.metrics.answers.answered,
+            self.counts.answered,
             self._guard.answered,
             note_answered,
         )
@@ -231,79 +181,60 @@ class Serving:
             loaded=self.loaded,
             canary_and_shadow=self.canary_and_shadow,
             batcher=self.batcher,
-            decoder=self._decoder,
-            events=Events(on_answered=answered, on_compared=(self.metrics.compared,)),
+            flow=self.flow,
+            decoder=self.shared.decoder,
+            events=Events(on_answered=answered, on_compared=(self.counts.compared,)),
             max_wait_s=self.settings.max_wait_seconds,
             wants_tokens=self.collector is not None,
+            turns=self.shared.turns,
+            rate=self._rate,
         )
         self.nearest = NearestKept(self.open_store, predictor=self.predictor, readers=self.readers)
 
-    def _switch_engines(self, auto: Auto | None) -> None:
-        """Create the engine switch, if the choice is left to the server."""
-        self._engines = None
-        if auto is not None:
-            self._engines = EngineSwitch(
-                auto,
-                location=self.settings.store,
-                loaded=self.loaded,
-                open_store=self.open_store,
-                on_switch=self._tell_engine,
-            )
-
-    def _tell_engine(self) -> None:
-        engine = self.engine
-        self.metrics.built(
-            backend=engine.backend,
-            device=engine.device,
-            engine=engine.choice.partition(":")[0],
-        )
-
-    def start(self) -> None:
-        self.batcher.start()
-        if self.tracer is not None:
-            self.tracer.start()
-        self.reloader.start()
-        if self._engines is not None:
-            self._engines.start()
+    def start(self, *, polls: bool = True) -> None:
+        """Start the threads of the model. Without `polls`, the channel is looked at by `look`."""
+        self.reloader.start(polls=polls)
         if self.collector is not None:
             self.writer.start()
         if self.trainer is not None:
             self.trainer.start()
-        if self.webhooks.is_heard:
-            self.webhooks.start()
+        if self.webhooks.is_heard and polls:
             self._news.start()
 
+    def look(self) -> None:
+        """Follow the channel once, and tell webhooks what is new."""
+        self.reloader.look()
+        if self.webhooks.is_heard:
+            self._news.look()
+
     def stop(self) -> None:
-        """Stop what loads first: a load under way still needs the engine."""
+        """Stop what loads: a load under way still needs the engine."""
         self._guard.stop()
-        if self._engines is not None:
-            self._engines.stop()
         if self.trainer is not None:
             self.trainer.stop()
         self.writer.stop()
         self.reloader.stop()
-        self.readers.stop(wait=False)
-        self.labellers.stop(wait=False)
-        self.movers.stop(wait=True)
-        self.predictor.stop()
-        self._decoder.stop()
-        self.batcher.stop()
-        self.answers.stop()
-        self.audit.close()
-        if self.webhooks.is_heard:
-            self._news.stop()
-            self.webhooks.stop()
-        if self.tracer is not None:
-            self.tracer.stop()
 
-    def drain(self) -> None:
-        """Say that no new client should come. Requests are still answered."""
-        self.drains = True
+    def end(self) -> None:
+        """Stop the rest, when no move is under way any more."""
+        self.predictor.stop()
+        self._news.stop()
+
+    def _tell(self, event: Event) -> None:
+        """Announce an event, which names the model where there are many."""
+        if self.name is not None:
+            event = replace(event, data={"model": self.name, **event.data})
+        self.webhooks.announce(event)
 
     @property
-    def is_held(self) -> bool:
-        """Return whether the store has not answered requests that were under way at the stop."""
-        return self.readers.is_busy or self.labellers.is_busy
+    def is_following(self) -> bool:
+        """Return whether what the channel names is what is served."""
+        return self.loaded.served is not None and self.error is None
+
+    @property
+    def channel_version(self) -> int:
+        """Return the version that the channel named when it was read last; 0 for none."""
+        return self.reloader.head.target if self.reloader.head else 0
 
     @property
     def error(self) -> str | None:
@@ -317,10 +248,10 @@ class Serving:
         """Sum up what the server does now."""
         served = self.loaded.served
         return snapshot(
-            self.metrics,
+            self.counts,
             version=served.version if served else None,
             channel=self.settings.channel,
-            queue=self.batcher.depth,
+            queue=len(self.flow.tickets),
             queue_limit=self.settings.max_queue,
             canary=self.canary_and_shadow.ready("canary"),
             shadow=self.canary_and_shadow.ready("shadow"),
@@ -334,21 +265,16 @@ class Serving:
         return InboxNews(
             lambda: self.inbox_handle.index,
             bound=bound,
-            announce=self.webhooks.announce,
+            announce=self._tell,
             recent_s=RECENT_S,
         )
 
     def _new_writer(self, limits: CollectLimits, *, sweeps: bool) -> InboxWriter:
-        """Make the writer of the inbox, whose process gives way to all others. Only a server that
+        """Make the writer of the inbox. Only a server that
         collects sweeps the inbox: its operator has said for how many days pictures stay."""
-        process = DecodeProcess(
-            seconds=self.settings.fixed.decode_seconds,
-            max_pixels=self.settings.max_pixels,
-            niceness=_WRITER_NICENESS,
-        )
         return InboxWriter(
             self.inbox_handle,
-            process=process,
+            process=self.shared.reencoder,
             channel=self.settings.channel,
             limits=limits,
             sweeps=sweeps,
@@ -359,31 +285,11 @@ class Serving:
         command = worker_command_of(self.settings)
         return TrainerChild(command, environment=worker_environment(os.environ, secrets=SECRETS))
 
-    def _pass_bytes(self, spec: NetworkSpec) -> int:
-        """Bytes of the machine's own memory that passes over the largest batches take."""
-        if self.engine.device != "cpu":
-            return 0
-        return pass_bytes(
-            spec,
-            batch=self.settings.max_batch,
-            backend=self.engine.backend,
-            workers=self.engine.workers,
-        )
-
     def _admit(self, manifest: Manifest) -> None:
         """Refuse a version before any byte of it is read."""
         if self.keys.trust is not None:
             self.open_store().keys.check_version(manifest)
-        self._memory.check(manifest)
-
-    def _ran(self, tickets: Sequence[ImageTicket], began_ns: int, ended_ns: int) -> None:
-        """Count a batch for the Open Inference Protocol, for Prometheus and for traces."""
-        self.statistics.ran(tickets, began_ns, ended_ns)
-        waits_ns = [began_ns - ticket.arrived_ns for ticket in tickets]
-        self.metrics.computed(waits_ns=waits_ns, run_ns=ended_ns - began_ns)
-        for ticket in tickets:
-            if ticket.item.watch is not None:
-                ticket.item.watch.ran(ticket.arrived_ns, began_ns, ended_ns)
+        self.shared.admit(manifest, model=self.name)
 
     def _looked(self) -> None:
         """Note that the head is served, and load what is tried beside it."""
@@ -392,14 +298,16 @@ class Serving:
         self.canary_and_shadow.load(self.open_store)
 
     def _swapped(self, version: int) -> None:
-        self.metrics.swapped(version)
+        self.counts.swapped(version)
         # A fallback was not promoted just now, and its faults are not the head's.
         if self.reloader.record is not None and not self.reloader.fallback:
             self._guard.serving(self.reloader.record)
 
     def _returned(self, record: ChannelRecord, rule: str) -> None:
         self.metrics.guard_returns.inc()
-        self.audit.note(f"guard {rule}", who=record.actor, to=record.target, reason=record.reason)
+        model = {} if self.name is None else {"model": self.name}
+        moved = {"who": record.actor, "to": record.target, "reason": record.reason}
+        self.audit.note(f"guard {rule}", **model, **moved)
         self.reloader.poll()
 
     def _not_loaded(self) -> NotLoaded | None:
@@ -425,7 +333,8 @@ class Serving:
     def withdraw(self) -> None:
         """Serve nothing until the model is loaded again or the channel is moved through us."""
         self.reloader.withdraw()
-        self.metrics.served_version.set(0)
+        if self.name is None:
+            self.metrics.served_version.set(0)
 
     def follow(self, moved: ChannelMove) -> None:
         """Take up the version that a new record of the channel names."""

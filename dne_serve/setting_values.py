@@ -326,3 +326,31 @@ def _split(text: str) -> SplitResult:
     except ValueError:
         raise ValueError("its host or port is not valid") from None  # the reason repeats the URL
     return parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsPlace:
+    """The value of `--models`: where the models are, and the file of their limits."""
+
+    location: str
+    limits: Path | None = None
+
+
+def parse_models(text: str) -> ModelsPlace:
+    """Parse `DIR` or `s3://bucket/prefix`, perhaps with `,limits=FILE` after it."""
+    location, *others = [part.strip() for part in text.split(",")]
+    limits = None
+    for other in others:
+        name, _, value = other.partition("=")
+        if name != "limits" or not value:
+            raise ValueError(f"{other!r} is not known here: write DIR or DIR,limits=FILE")
+        limits = Path(value)
+    if not location:
+        raise ValueError("it names no directory or bucket")
+    return ModelsPlace(location=location, limits=limits)
+
+
+def check_models(text: str | None) -> str | None:
+    if text is not None:
+        parse_models(text)
+    return text

@@ -22,6 +22,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from dne_serve.setting_values import (
     check_endpoint,
+    check_models,
     check_webhook,
     parse_canary,
     parse_collect,
@@ -45,6 +46,8 @@ def _not_stats(name: str) -> str:
     return name
 
 
+NO_MODEL = "dne"
+"""The name of the model of a server with one store. With many it is the name of none."""
 ModelName = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"), AfterValidator(_not_stats)
 ]
@@ -76,6 +79,8 @@ class FixedLimits:
     """Requests, or images, before the guard judges their share."""
     max_connections: int = 1000
     """Open connections; the slowest makes room for a new one."""
+    max_models: int = 4000
+    """Models in memory. Each takes about a hundred kilobytes beside its classifier."""
     max_resident: int = 4
     """Versions in memory besides the served one. They share their experts."""
 
@@ -96,9 +101,15 @@ class Settings(BaseSettings):
     )
 
     store: str = Field("./models", description="directory or s3://bucket/prefix of the store")
+    models: Annotated[str | None, AfterValidator(check_models)] = Field(
+        None,
+        description="instead of one store, a directory or s3://bucket/prefix of many: every store "
+        "in it is a model, named by its folder, below /models/NAME; --model-name is the one that "
+        "routes without a name ask; DIR,limits=FILE gives each model its limits",
+    )
     channel: ChannelName = Field("production", description="the channel whose head is served")
     model_name: ModelName = Field(
-        "dne", description="name of the model for Open Inference Protocol clients"
+        NO_MODEL, description="name of the model for Open Inference Protocol clients"
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
@@ -166,9 +177,6 @@ class Settings(BaseSettings):
     )
     token_file: Path | None = Field(
         None, description="file of hashed tokens with their scopes; read again when it changes"
-    )
-    rate_limit: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
-        None, description="requests a second that a token may make (default: as many as it likes)"
     )
     allow_open: bool = Field(
         False, description="listen on an address that others reach although there is no token"
@@ -273,6 +281,16 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _many_models_share_one_server(self) -> Self:
+        alone = [name for name in ("canary", "with_trainer") if getattr(self, name)]
+        if self.models is not None and alone:
+            raise ValueError(
+                f"{alone[0]} is for one store: serve the model that needs it with --store, or run "
+                "`dne-train worker` beside its store"
+            )
+        return self
+
     @field_validator(*PARSERS)
     @classmethod
     def _can_be_parsed(cls, value: str, info: ValidationInfo) -> str:
@@ -328,6 +346,7 @@ MOVED = {
     "max_resident": "the limit is fixed; max_model_bytes limits the memory",
     "log_format": "write json into log_level, as in info,json",
     "otlp_sample": "write ,sample=0.1 after the URL of otlp_endpoint",
+    "rate_limit": "write rate=100 behind each token of the token file",
     "shadow": "write shadow=8 into canary",
     "webhook_inbox": "write inbox=50 into webhook",
     "webhook_secret_file": "write secret-file=PATH into webhook",
@@ -343,6 +362,10 @@ SECRETS = frozenset(
 
 def load_settings(**given: Any) -> Settings:
     """Take `given`, else the environment, else the defaults. WrongUsage names the wrong one."""
+    if "store" in given and given.get("models") is not None:
+        raise WrongUsage("give --store or --models, not both: one store, or a folder of many")
+    if "store" in given:
+        given.setdefault("models", None)  # an argument wins over the environment
     for name, instead in MOVED.items():
         if name in given or os.environ.get(f"DNE_{name.upper()}"):
             raise WrongUsage(f"the setting {name} does not exist any more: {instead}")

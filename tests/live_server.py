@@ -21,6 +21,7 @@ from PIL import Image
 from dne_serve.app import create_app
 from dne_serve.engines.base import Engine
 from dne_serve.engines.torch_engine import TorchEngine
+from dne_serve.models import Models
 from dne_serve.rollout.engine_switch import Auto
 from dne_serve.server import Serving
 from dne_serve.settings import FixedLimits, Settings
@@ -50,6 +51,7 @@ class Live:
     url: str
     http: httpx.Client
     serving: Serving
+    models: Models
 
     def predict(self, *images: bytes, query: str = "", names: str = "{}.png") -> httpx.Response:
         files = [("files", (names.format(i), image)) for i, image in enumerate(images)]
@@ -65,6 +67,10 @@ class Live:
         lines = self.http.get("/metrics").text.splitlines()
         return next((float(one.split()[-1]) for one in lines if one.startswith(f"{line} ")), 0.0)
 
+    def serving_of(self, name: str) -> Serving:
+        """A model in memory, where there are many."""
+        return next(one for one in self.models.loaded if one.name == name)
+
     @contextmanager
     def engine_held(self) -> Iterator[None]:
         """Inside, the engine thread is busy: whatever comes waits in the queue."""
@@ -74,7 +80,7 @@ class Live:
             busy.set()
             gate.wait(LONG_S)
 
-        held = self.serving.batcher.call(hold)
+        held = self.models.shared.batcher.call(hold)
         busy.wait(LONG_S)
         try:
             yield
@@ -112,9 +118,11 @@ def live_server(
         try:
             wait_for(lambda: server.started)
             with httpx.Client(base_url=url, timeout=30) as http:
-                yield Live(url=url, http=http, serving=app.state.serving)
+                yield Live(
+                    url=url, http=http, serving=app.state.models.only, models=app.state.models
+                )
         finally:
-            app.state.serving.drain()  # as the server of the command does: live views end
+            app.state.models.drain()  # as the server of the command does: live views end
             server.should_exit = True
             thread.join()
 

@@ -32,7 +32,7 @@ from benchmarks.engine.turns import in_turns
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from dne_serve.engines.base import Query, Resident, finish, joined
 from dne_serve.engines.torch_engine import TorchEngine
-from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedLimits, LoadedVersions
+from dne_serve.rollout.loaded_versions import EngineRoom, ImageBatcher, LoadedLimits, LoadedVersions
 from model_store.inference.forward import FoldedNetwork
 from model_store.network.flops import folded_flops
 from model_store.records.manifest import ShardRef, delta_of, total_bytes
@@ -177,7 +177,7 @@ def measure_versions(*, rounds: int) -> Measured:
     batcher.start()
     try:
         switched = switch_s(
-            LoadedVersions(engine, batcher=batcher, limits=LoadedLimits()), residents
+            LoadedVersions(EngineRoom(engine, batcher=batcher), limits=LoadedLimits()), residents
         )
     finally:
         batcher.stop()

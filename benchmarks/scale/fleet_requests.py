@@ -20,7 +20,7 @@ from unittest import mock
 
 from dne_serve.engines.torch_engine import TorchEngine
 from dne_serve.rollout.channel import SameStore
-from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedLimits, LoadedVersions
+from dne_serve.rollout.loaded_versions import EngineRoom, ImageBatcher, LoadedLimits, LoadedVersions
 from dne_serve.rollout.reloader import NEXT_POLLS, Reloader
 from model_store.backends.base import Entry, ObjectMissing
 from model_store.layout import TMP, record_name, shard_of
@@ -159,7 +159,7 @@ def loading() -> Iterator[LoadedVersions]:
     batcher = ImageBatcher(engine.run, max_batch=1, max_queue=1)
     batcher.start()
     try:
-        yield LoadedVersions(engine, batcher=batcher, limits=LoadedLimits())
+        yield LoadedVersions(EngineRoom(engine, batcher=batcher), limits=LoadedLimits())
     finally:
         batcher.stop()
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 from benchmarks.serving.load import Seen, Traffic
 from benchmarks.serving.servers import Running, Server, running
-from dne_client.demo.data import write_demo_data
+from dne_client.demo.story import write_demo_data
 
 CONNECTIONS = (1, 8, 32)
 IMAGE_SIZE = 32

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import re
 import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any
 
 FAILED = 0
 """The status of a request whose connection broke before its answer."""
+MODEL = b"{model}"
 VERSION = re.compile(rb'"version":\s*(\d+)')
 
 
@@ -30,6 +33,7 @@ class Request:
     """The bytes of one image, as a server wants them."""
 
     path: str
+    """Where `{model}` stands, requests name one model after the other."""
     kind: str
     body: bytes
 
@@ -104,6 +108,7 @@ class Traffic:
         connections: int,
         seconds: float,
         rate: float | None = None,
+        models: Sequence[str] = (),
     ) -> None:
         self._trace = folder / f"trace-{time.monotonic_ns()}"
         body = self._trace.with_suffix(".body")
@@ -112,6 +117,7 @@ class Traffic:
             *(sys.executable, "-m", "benchmarks.serving.load", str(body), str(self._trace)),
             *("--port", port, "--connections", connections, "--seconds", seconds),
             *(() if rate is None else ("--rate", rate)),
+            *(() if not models else ("--models", ",".join(models))),
         ]
         self._process = subprocess.Popen([str(part) for part in command])
 
@@ -126,7 +132,8 @@ class Traffic:
 
 class _Client:
     def __init__(self, options: argparse.Namespace) -> None:
-        self.request = options.request.read_bytes()
+        self._request: bytes = options.request.read_bytes()
+        self._models = itertools.cycle(options.models.encode().split(b","))
         self.port, self.most, self.rate = options.port, options.connections, options.rate
         self.seconds = options.seconds
         self.running = True
@@ -135,6 +142,11 @@ class _Client:
         self.opened = self.open = 0
         self.unsent = 0
         self.under_way = 0
+
+    @property
+    def request(self) -> bytes:
+        """The next request: for the next model, where models are named."""
+        return self._request.replace(MODEL, next(self._models), 1)
 
     async def run(self) -> None:
         if self.rate is None:
@@ -231,6 +243,7 @@ def main() -> None:
     parser.add_argument("--connections", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--rate", type=float, help="requests a second, whatever the answers do")
+    parser.add_argument("--models", default="", help="names for the path, one after the other")
     options = parser.parse_args()
     client = _Client(options)
     import uvloop

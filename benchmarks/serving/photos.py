@@ -237,12 +237,12 @@ def _name_nodes(path: Path, named: Path) -> list[str]:
     return stacked
 
 
-def enlarged(archive: Path, folder: Path) -> Path:
+def enlarged(archive: Path, folder: Path, *, count: int = CLASSES) -> Path:
     """Write some classes of CIFAR-100 as photos."""
     with zipfile.ZipFile(archive) as images:
         names = [one for one in images.namelist() if one.startswith("train/") and "." in one]
         classes = sorted({name.split("/")[1] for name in names})
-        for label in random.Random(0).sample(classes, CLASSES):
+        for label in random.Random(0).sample(classes, count):
             (folder / label).mkdir(parents=True)
             of_class = sorted(name for name in names if name.split("/")[1] == label)
             for number, name in enumerate(of_class[:IMAGES]):

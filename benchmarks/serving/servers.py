@@ -48,13 +48,16 @@ class Server:
     files: Mapping[str, str] = field(default_factory=dict)
     """What it wants to find in its working folder."""
     variables: Mapping[str, str] = field(default_factory=dict)
+    path: str = ""
+    """Where it is asked, if that is not the usual place of its software."""
 
     @property
     def is_ours(self) -> bool:
         return not self.packages
 
     def request(self, image: bytes) -> Request:
-        return REQUESTS.get(self.software or self.name, _multipart)(image)
+        made = REQUESTS.get(self.software or self.name, _multipart)(image)
+        return replace(made, path=self.path) if self.path else made
 
 
 def _multipart(image: bytes, *, field_name: str = "files") -> Request:

@@ -12,8 +12,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dne_serve.access.permission import MIN_TOKEN, Permission, Token, digest_of, find, is_loopback
-from dne_serve.errors import RateExceeded, TokenMissing, TokenRefused
+from dne_serve.access.permission import (
+    ANY_MODEL,
+    MIN_TOKEN,
+    Permission,
+    Token,
+    digest_of,
+    find,
+    is_loopback,
+)
+from dne_serve.errors import RateExceeded, TokenMissing, TokenRefused, no_model
 from dne_serve.settings import Settings
 from model_store.errors import WrongUsage
 
@@ -98,17 +106,15 @@ class Authorizer:
         self,
         tokens: Callable[[], Sequence[Token]],
         *,
-        rate: float | None = None,
         is_local: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_local`: the server listens for programs of this machine. `label` is then open to
         requests that come directly from them, until there is a token."""
         self._tokens = tokens
-        self._rate = rate
         self._clock = clock
         self._failures = FailedAuthThrottle(clock)
-        self._spent: dict[bytes, _Allowance] = {}
+        self._spent: dict[bytes, Rate] = {}
         self._session: Token | None = None
         self._closed = {Permission.ADMIN}
         if not is_local:
@@ -136,15 +142,19 @@ class Authorizer:
         tokens = self._tokens()
         if needed is Permission.LABEL and tokens:  # who may only predict sees no pictures
             self._closed.add(needed)
-        if any(needed in token.permissions for token in tokens):
+        if any(token.names(needed) for token in tokens):
             self._closed.add(needed)
         return needed in self._closed or (needed is Permission.LABEL and not is_direct)
 
-    def why_closed(self, needed: Permission, *, is_direct: bool = True) -> str | None:
-        """Return why no client is permitted, whatever it sends; None where a client can be."""
+    def why_closed(
+        self, needed: Permission, *, is_direct: bool = True, model: str | None = None
+    ) -> str | None:
+        """Return why no client is permitted, whatever it sends; None where a client can be. With a
+        `model`, tokens for other models do not count."""
         is_closed = self.is_closed(needed, is_direct=is_direct)
         known = self._known(is_direct=is_direct)
-        if not is_closed or any(token.opens(needed) for token in known):
+        asked = ANY_MODEL if model is None else model
+        if not is_closed or any(token.opens(needed, model=asked) for token in known):
             return None
         return f"this server has no token with the scope {needed.value!r}"
 
@@ -155,8 +165,10 @@ class Authorizer:
         needs: Permission,
         address: str = "",
         is_direct: bool = True,
+        model: str | None = None,
     ) -> Token | None:
-        """Return the token that permits the request, or None where no token is needed."""
+        """Return the token that permits the request, or None where no token is needed. Raise
+        NotOffered for a `model` that the token may not see, whether it is there or not."""
         if not self.is_closed(needs, is_direct=is_direct):
             return None
         hopeless = self.why_closed(needs, is_direct=is_direct)
@@ -167,7 +179,9 @@ class Authorizer:
         if scheme.lower() != "bearer" or not given.strip():
             raise TokenMissing("an Authorization header with a Bearer token is needed")
         token = self._find(tokens, digest_of(given.strip()), address=address)
-        if not token.opens(needs):
+        if model is not None and not token.sees(model):
+            raise no_model(model)
+        if not token.opens(needs, model=model):
             raise TokenRefused(f"that token does not have the scope {needs.value!r}")
         self._spend(token)
         return token
@@ -182,26 +196,36 @@ class Authorizer:
         return token
 
     def _spend(self, token: Token) -> None:
-        rate = token.rate if token.rate is not None else self._rate
-        if rate is None:
+        if token.rate is None:
             return
+        before = self._spent.get(token.digest)
+        if before is None or before.rate != token.rate:
+            before = Rate(token.rate, whose="this token may ask", clock=self._clock)
+            self._spent[token.digest] = before
+        before.spend()
+
+
+class Rate:
+    """Requests that may be made in a second: at most those of one second at once."""
+
+    def __init__(
+        self, rate: float, *, whose: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.rate = rate
+        self._whose = whose
+        self._clock = clock
+        self._left, self._at = max(rate, 1.0), clock()
+
+    def spend(self) -> None:
+        """Count a request, or raise RateExceeded."""
         now = self._clock()
-        before = self._spent.get(token.digest) or _Allowance(left=max(rate, 1.0), at=now)
-        left = min(max(rate, 1.0), before.left + rate * (now - before.at))
+        left = min(max(self.rate, 1.0), self._left + self.rate * (now - self._at))
         if left < 1:
             raise RateExceeded(
-                f"this token may ask {rate:g} times a second",
-                retry_after_s=math.ceil((1 - left) / rate),
+                f"{self._whose} {self.rate:g} times a second",
+                retry_after_s=math.ceil((1 - left) / self.rate),
             )
-        self._spent[token.digest] = _Allowance(left=left - 1, at=now)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Allowance:
-    """Requests that a token had left at a moment: at most those of one second."""
-
-    left: float
-    at: float
+        self._left, self._at = left - 1, now
 
 
 log = logging.getLogger("dne_serve")
@@ -223,9 +247,10 @@ def check_exposure(settings: Settings, *, tokens: Sequence[Token]) -> None:
             f"everyone who reaches {settings.host or 'this machine'} could use this server: make a "
             "token (--new-token), or allow it with --allow-open"
         )
-    closed = {permission for token in tokens for permission in token.permissions}
     still_open = [
-        named.value for named in (Permission.PREDICT, Permission.READ) if named not in closed
+        named.value
+        for named in (Permission.PREDICT, Permission.READ)
+        if not any(token.names(named) for token in tokens)
     ]
     if still_open:
         log.warning(

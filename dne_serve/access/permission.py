@@ -3,7 +3,8 @@
 A route needs one of five permissions. `predict` and `read` are open until some token names them;
 `label` is open to programs of the same machine until there is any token, and closed otherwise;
 `admin` is closed. A token with `admin` opens the other routes too, and closes none but those of
-`label`.
+`label`. A permission may name a model, or models by the beginning of their names: `predict@acme`,
+`admin@acme-*`. Its token does not see other models.
 """
 
 from __future__ import annotations
@@ -43,6 +44,23 @@ class Permission(StrEnum):
     ADMIN = "admin"
 
 
+ANY_MODEL = "*"
+"""In place of a model's name: a route that is about the models that a token sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A permission for some models: one by its name, or those whose names begin so."""
+
+    permission: Permission
+    models: str
+
+    def covers(self, model: str) -> bool:
+        if model == ANY_MODEL or self.models == model:
+            return True
+        return self.models.endswith("*") and model.startswith(self.models[:-1])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
     """Digest of a token and what it permits. The log calls its holder by `name`; several tokens
@@ -52,10 +70,28 @@ class Token:
     permissions: frozenset[Permission]
     digest: bytes
     rate: float | None = None
-    """Requests a second; None leaves the server's own limit."""
+    """Requests a second; None for any number."""
+    grants: tuple[Grant, ...] = ()
+    """Permissions for some models only. `permissions` are for the whole server."""
 
-    def opens(self, needed: Permission) -> bool:
-        return needed in self.permissions or Permission.ADMIN in self.permissions
+    def opens(self, needed: Permission, *, model: str | None = None) -> bool:
+        """Return whether the token has a permission for a model; without one, for the server."""
+        if needed in self.permissions or Permission.ADMIN in self.permissions:
+            return True
+        return model is not None and any(
+            grant.permission in (needed, Permission.ADMIN) and grant.covers(model)
+            for grant in self.grants
+        )
+
+    def sees(self, model: str) -> bool:
+        """Return whether the token may know of a model; ANY_MODEL: of one."""
+        return bool(self.permissions) or any(grant.covers(model) for grant in self.grants)
+
+    def names(self, permission: Permission) -> bool:
+        """Return whether the token has this very permission, for whatever model."""
+        return permission in self.permissions or any(
+            grant.permission is permission for grant in self.grants
+        )
 
 
 def digest_of(token: str) -> bytes:
@@ -108,6 +144,7 @@ _UNNAMED = ""
 _GRANTED = (Permission.PREDICT, Permission.READ, Permission.LABEL, Permission.ADMIN)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_MODELS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,98}(?:[A-Za-z0-9._-]|\*)?")
 RATE = re.compile(r"rate=([0-9]{1,6}(?:\.[0-9]{1,3})?)")
 _LOOK_EVERY_S = 1.0
 
@@ -142,9 +179,11 @@ def parse_line(line: str) -> Token:
     parsed = DIGEST.fullmatch(digest)
     if parsed is None:
         raise WrongUsage("a token file holds the digest of a token: sha256: and 64 hex digits")
+    permissions, grants = _permissions(scopes)
     return Token(
         name=name,
-        permissions=_permissions(scopes),
+        permissions=permissions,
+        grants=grants,
         digest=bytes.fromhex(parsed[1]),
         rate=_rate(words[3]) if len(words) == 4 else None,
     )
@@ -161,12 +200,17 @@ def parse_lines(text: str, *, source: str) -> list[Token]:
     return tokens
 
 
-def _permissions(text: str) -> frozenset[Permission]:
+def _permissions(text: str) -> tuple[frozenset[Permission], tuple[Grant, ...]]:
+    """Parse scopes such as `read,predict@acme,admin@acme-*`."""
     granted = {permission.value: permission for permission in _GRANTED}
-    names = text.split(",")
-    if unknown := [name for name in names if name not in granted]:
+    parts = [entry.partition("@") for entry in text.split(",")]
+    if unknown := [name for name, _, _ in parts if name not in granted]:
         raise WrongUsage(f"{unknown[0]!r} is not one of the scopes {', '.join(granted)}")
-    return frozenset(granted[name] for name in names)
+    for _, at, models in parts:
+        if at and not _MODELS.fullmatch(models):
+            raise WrongUsage(f"{models[:100]!r} is not a model: write predict@acme or admin@acme-*")
+    whole = frozenset(granted[name] for name, at, _ in parts if not at)
+    return whole, tuple(Grant(granted[name], models) for name, at, models in parts if at)
 
 
 def _rate(word: str) -> float:

@@ -9,6 +9,8 @@ import { listVersions } from "./versions.js";
 const REFRESH_MS = 2000;
 const LIST_EVERY = 5; // refreshes: a version that nobody promoted changes nothing else
 
+const model = location.pathname.match(/\/models\/([^/]+)\/$/)?.[1]; // of a server with many
+
 let lastSeen = "";
 let ticks = 0;
 let failures = 0; // tries in a row that did not reach the server
@@ -59,6 +61,12 @@ async function keepFresh() {
   setTimeout(keepFresh, failures ? pause(failures) : REFRESH_MS);
 }
 
+if (model) {
+  $("title").textContent = model;
+  document.title = `${model} · dne-serve`;
+  $("all-models").hidden = false;
+  document.querySelector("nav a[href=metrics]").hidden = true; // they are of the whole server
+}
 for (const event of ["token", "moved"]) document.addEventListener(event, () => refresh({ list: true }));
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) refresh({ list: true });

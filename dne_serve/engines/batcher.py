@@ -2,6 +2,10 @@
 
 A free worker takes its share of the queue at once, up to the largest batch. While all workers are
 busy, the queue fills: a lone ticket pays no delay, and a crowd gets large batches.
+
+Tickets wait in flows. Flows have turns, one ticket each, within a batch and between batches: a flow
+with many tickets delays the others by one ticket a turn, which is deficit round robin where all
+tickets cost the same.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,6 +22,8 @@ from typing import Any, Generic, TypeVar
 
 from dne_serve.errors import QueueFull, Stopped
 
+_MIXED_S = 1.0
+"""Time after which a flow that is asked alone fills batches by itself."""
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -30,8 +36,23 @@ class Ticket(Generic[Key, Item, Answer]):
 
     key: Key
     item: Item
+    flow: Flow[Key, Item, Answer] | None = None
     arrived_ns: int = field(default_factory=time.perf_counter_ns)
     answer: Future[Answer] = field(default_factory=Future)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Flow(Generic[Key, Item, Answer]):
+    """Tickets that wait behind each other: those of one model. Only the batcher changes it."""
+
+    most: int | None = None
+    """Tickets that may wait, queued or reserved; None leaves the limit of the whole queue."""
+    burst: int | None = None
+    """Tickets that go in one batch while other flows are in use: who comes next waits for less."""
+    on_ran: Callable[[Sequence[Ticket[Key, Item, Answer]], int, int], None] | None = None
+    """Called with its tickets of each batch, and with the beginning and the end of the batch."""
+    tickets: deque[Ticket[Key, Item, Answer]] = field(default_factory=deque)
+    reserved: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,7 +108,13 @@ class Batcher(Generic[Key, Item, Answer]):
         self._max_queue = max_queue
         self._on_batch = on_batch
         self._on_ran = on_ran
-        self._tickets: deque[Ticket[Key, Item, Answer]] = deque()
+        self._own_flow: Flow[Key, Item, Answer] = Flow()
+        self._turns: deque[Flow[Key, Item, Answer]] = deque()
+        """The flows with tickets, in the order of their turns."""
+        self._queued = 0
+        self._last_flow = self._own_flow
+        self._mixed_s = -math.inf
+        """When another flow than the one before got tickets."""
         self._calls: deque[Call] = deque()
         self._changed = threading.Condition()
         self._stopping = False
@@ -113,22 +140,38 @@ class Batcher(Generic[Key, Item, Answer]):
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
-        while self._tickets:
-            _fail(self._tickets.popleft().answer, Stopped("the server is stopping"))
+        for flow in self._turns:
+            while flow.tickets:
+                _fail(flow.tickets.popleft().answer, Stopped("the server is stopping"))
+        self._turns, self._queued = deque(), 0
         while self._calls:
             _fail(self._calls.popleft().done, Stopped("the server is stopping"))
 
     @property
     def depth(self) -> int:
-        return len(self._tickets)
+        return self._queued
 
-    def submit(self, key: Key, *, items: Sequence[Item]) -> list[Future[Answer]]:
+    def submit(
+        self,
+        key: Key,
+        *,
+        items: Sequence[Item],
+        flow: Flow[Key, Item, Answer] | None = None,
+    ) -> list[Future[Answer]]:
         """Queue all of `items` or, with QueueFull, none. Answers come in the order of `items`."""
-        tickets: list[Ticket[Key, Item, Answer]] = [Ticket(key=key, item=item) for item in items]
+        flow = flow or self._own_flow
+        tickets: list[Ticket[Key, Item, Answer]] = [
+            Ticket(key=key, item=item, flow=flow) for item in items
+        ]
         with self._changed:
             self._refuse_when_stopping()
-            self._check_room(len(tickets), reserved=0)
-            self._tickets.extend(tickets)
+            self._check_room(len(tickets), flow, with_reserved=False)
+            if tickets and not flow.tickets:
+                self._turns.append(flow)
+            if flow is not self._last_flow:
+                self._last_flow, self._mixed_s = flow, time.monotonic()
+            flow.tickets.extend(tickets)
+            self._queued += len(tickets)
             self._changed.notify_all()  # some workers may not take any
         return [ticket.answer for ticket in tickets]
 
@@ -137,20 +180,28 @@ class Batcher(Generic[Key, Item, Answer]):
         """Return the number of places that are reserved."""
         return self._reserved
 
-    def reserve(self, count: int) -> QueuePlaces:
+    def reserve(self, count: int, *, flow: Flow[Key, Item, Answer] | None = None) -> QueuePlaces:
         """Reserve places for items that are not ready yet, or raise QueueFull. Reserved places
         count against other reservations, and not against items that are ready."""
+        flow = flow or self._own_flow
         with self._changed:
-            self._check_room(count, reserved=self._reserved)
+            self._check_room(count, flow, with_reserved=True)
             self._reserved += count
-        return QueuePlaces(count, give_back=self._unreserve)
+            flow.reserved += count
+        return QueuePlaces(count, give_back=partial(self._unreserve, flow))
 
-    def _unreserve(self, count: int) -> None:
+    def _unreserve(self, flow: Flow[Key, Item, Answer], count: int) -> None:
         with self._changed:
             self._reserved -= count
+            flow.reserved -= count
 
-    def _check_room(self, count: int, *, reserved: int) -> None:
-        if len(self._tickets) + reserved + count > self._max_queue:
+    def _check_room(
+        self, count: int, flow: Flow[Key, Item, Answer], *, with_reserved: bool
+    ) -> None:
+        reserved, own = (self._reserved, flow.reserved) if with_reserved else (0, 0)
+        if flow.most is not None and len(flow.tickets) + own + count > flow.most:
+            raise QueueFull(f"more than {flow.most} images of this model wait; try again soon")
+        if self._queued + reserved + count > self._max_queue:
             raise QueueFull(f"more than {self._max_queue} images are waiting; try again soon")
 
     def call(self, work: Callable[[], Result], *, workers: int | None = None) -> Future[Result]:
@@ -188,7 +239,7 @@ class Batcher(Generic[Key, Item, Answer]):
     def _has_work(self, number: int) -> bool:
         if self._calls and not number:
             return True
-        return bool(self._tickets) and not self._held and number < self._workers
+        return bool(self._queued) and not self._held and number < self._workers
 
     def _answer_call(self, call: Call) -> None:
         if call.workers is None:
@@ -205,22 +256,37 @@ class Batcher(Generic[Key, Item, Answer]):
             self._changed.notify_all()
 
     def _take(self) -> tuple[Key, list[Ticket[Key, Item, Answer]]]:
-        """Take the oldest ticket and those that can join it, oldest first, and the key of all. The
-        others keep their place. No worker takes more than its share of all tickets, queued or under
-        way: the other workers are free soon, and nobody waits long for one large batch."""
-        key = self._tickets[0].key
-        all_of_it = len(self._tickets) + self._under_way
-        most = min(math.ceil(all_of_it / self._workers), self._max_batch)
+        """Take the oldest ticket of the flow whose turn it is, then those that can join it, one of
+        each flow in turn and oldest first, and the key of all. The others keep their place. No
+        worker takes more than its share of all tickets, queued or under way: the other workers are
+        free soon, and nobody waits long for one large batch."""
+        key = self._turns[0].tickets[0].key
+        most = min(math.ceil((self._queued + self._under_way) / self._workers), self._max_batch)
         batch: list[Ticket[Key, Item, Answer]] = []
-        others: deque[Ticket[Key, Item, Answer]] = deque()
-        for ticket in self._tickets:
-            joined = None if len(batch) == most else self._join(key, ticket.key)
-            if joined is None:
-                others.append(ticket)
-            elif ticket.answer.set_running_or_notify_cancel():
-                batch.append(ticket)
-                key = joined
-        self._tickets = others
+        passed_over: list[deque[Ticket[Key, Item, Answer]]] = [deque() for _ in self._turns]
+        looking = deque(zip(self._turns, passed_over, strict=True))
+        is_mixed = time.monotonic() - self._mixed_s < _MIXED_S
+        taken: Counter[Flow[Key, Item, Answer]] = Counter()
+        while looking and len(batch) < most:
+            flow, others = looking.popleft()
+            if is_mixed and flow.burst is not None and taken[flow] >= flow.burst:
+                continue
+            taken[flow] += 1
+            while flow.tickets:
+                ticket = flow.tickets.popleft()
+                joined = self._join(key, ticket.key)
+                if joined is None:
+                    others.append(ticket)
+                elif ticket.answer.set_running_or_notify_cancel():
+                    batch.append(ticket)
+                    key = joined
+                    looking.append((flow, others))
+                    break
+        for flow, others in zip(self._turns, passed_over, strict=True):
+            flow.tickets.extendleft(reversed(others))
+        self._turns.rotate(-1)
+        self._turns = deque(flow for flow in self._turns if flow.tickets)
+        self._queued = sum(len(flow.tickets) for flow in self._turns)
         self._under_way += len(batch)
         return key, batch
 
@@ -251,7 +317,15 @@ class Batcher(Generic[Key, Item, Answer]):
         answers = list(self._run(key, [ticket.item for ticket in batch]))
         if len(answers) != len(batch):
             raise RuntimeError(f"{len(batch)} items gave {len(answers)} answers")
-        self._on_ran(batch, began_ns, time.perf_counter_ns())
+        ended_ns = time.perf_counter_ns()
+        self._on_ran(batch, began_ns, ended_ns)
+        by_flow: dict[Flow[Key, Item, Answer], list[Ticket[Key, Item, Answer]]] = {}
+        for ticket in batch:
+            if ticket.flow is not None and ticket.flow.on_ran is not None:
+                by_flow.setdefault(ticket.flow, []).append(ticket)
+        for flow, tickets in by_flow.items():
+            if flow.on_ran is not None:
+                flow.on_ran(tickets, began_ns, ended_ns)
         return answers
 
 

@@ -83,8 +83,10 @@ class BankedVersion:
 
     def logits(self, passed: Tensor, rows: Sequence[int]) -> Floats:
         with torch.inference_mode():
-            token = passed if len(rows) == len(passed) else passed[list(rows)]
-            return self.device.fetch(self.network.classify(token))
+            logits = self.network.classify(
+                passed
+            )  # of all rows: the last bits depend on their number
+            return self.device.fetch(logits if len(rows) == len(passed) else logits[list(rows)])
 
     def log_odds(self, passed: Tensor, rows: Sequence[int]) -> Floats | None:
         if self.doubt is None:

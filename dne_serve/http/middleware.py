@@ -33,9 +33,11 @@ from dne_serve.http.bodies import (
 )
 from dne_serve.http.problems import NOTE, Note, problem_of
 from dne_serve.log_lines import FACTS
+from dne_serve.models import SERVING
+from dne_serve.observe.events import CURRENT, RequestTrace
 from dne_serve.observe.metrics import ServerMetrics
-from dne_serve.observe.traces import CURRENT, RequestTrace
 from dne_serve.observe.tracing import Tracer
+from dne_serve.server import Serving
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked every few seconds by machines
@@ -175,11 +177,14 @@ class Observed:
         metrics: ServerMetrics,
         tracer: Tracer | None = None,
         drains: Callable[[], bool] = lambda: False,
+        only: Serving | None = None,
     ) -> None:
+        """`only` is the model of a server that has one, for which all requests count."""
         self._app = app
         self._metrics = metrics
         self._tracer = tracer
         self._drains = drains
+        self._only = only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -235,6 +240,9 @@ class Observed:
         self._metrics.under_way.dec()
         method, route = _request(scope)
         self._metrics.requested(method, route, status=status, seconds=ended - began)
+        serving: Serving | None = scope.get(SERVING, self._only)
+        if serving is not None:
+            serving.counts.requested(route, status=status, seconds=ended - began)
         if self._tracer is not None and trace is not None:
             known = None if route == _UNMATCHED else route
             self._tracer.end(
@@ -273,17 +281,24 @@ def _tell(
     if note.cause and not note.is_fault:
         said += f" because of {note.cause!r:.{_MAX_CAUSE}}"
     level = logging.DEBUG if status < 400 or route in QUIET else logging.INFO
+    named = _model(scope).get("model")
     log.log(
         logging.ERROR if note.is_fault else level,
         "%s %s %s %.1f ms%s",
         method,
-        route,
+        route if named is None else f"{route} of model {named}",
         status,
         1000 * seconds,
         said,
         exc_info=note.cause if note.is_fault else None,
-        extra={FACTS: _facts(method, route, status, seconds, note, ids)},
+        extra={FACTS: _facts(method, route, status, seconds, note, {**ids, **_model(scope)})},
     )
+
+
+def _model(scope: Scope) -> dict[str, object]:
+    """Name the model that was asked, where there are many. A name without a model is not one."""
+    serving: Serving | None = scope.get(SERVING)
+    return {} if serving is None or serving.name is None else {"model": serving.name}
 
 
 def _facts(

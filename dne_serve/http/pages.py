@@ -21,6 +21,7 @@ from dne_serve.errors import NotOffered
 from dne_serve.http.openapi import document, problems
 from dne_serve.http.problems import problem_of
 from dne_serve.http.scoped_route import OpenFiles, Parts, needing
+from dne_serve.models import MODEL, Models
 from model_store.errors import DneError, ImageRejected, ShardForgotten
 from model_store.records.quality import MAX_SHOWN
 from model_store.records.sealing import MAX_VERSION
@@ -49,12 +50,13 @@ class Files(StaticFiles):
         return answer
 
 
-def install(app: FastAPI) -> None:
+def install(app: FastAPI, models: Models) -> None:
     pages = APIRouter(route_class=needing(Permission.OPEN))
 
     @pages.get("/", include_in_schema=False)
-    async def console() -> FileResponse:
-        return FileResponse(CONSOLE / "index.html", headers=HEADERS)
+    async def console(request: Request) -> FileResponse:
+        lists = models.are_many and MODEL not in request.scope
+        return FileResponse(CONSOLE / ("models.html" if lists else "index.html"), headers=HEADERS)
 
     @pages.get("/label", include_in_schema=False)
     async def label() -> FileResponse:

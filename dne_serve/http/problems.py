@@ -55,6 +55,7 @@ ANSWERS: dict[type[DneError], Handling] = {
     errors.NotReady: Handling(503, retry=True),
     errors.TooOld: Handling(503, retry=True),
     errors.NotKept: Handling(503, retry=True),
+    errors.ModelsUnread: Handling(503, retry=True, logged=True),
     errors.NotMoved: Handling(503, logged=True),
     errors.NotServed: Handling(503, logged=True),
     errors.NoRoom: Handling(503),

@@ -24,6 +24,7 @@ from dne_serve.http.schemas import (
     EmbeddingsAnswer,
     EmbeddingSpace,
     HealthAnswer,
+    ModelsReadyAnswer,
     Move,
     MovedAnswer,
     PredictAnswer,
@@ -36,11 +37,13 @@ from dne_serve.http.schemas import (
 from dne_serve.http.scoped_route import (
     FACTS,
     TOKEN,
+    Every,
     Parts,
     ScopedRoute,
     actor_of,
     json_only,
     needing,
+    of_either,
     taking,
 )
 from dne_serve.http.uploads import FIELD, read_uploads
@@ -48,7 +51,8 @@ from dne_serve.inference.answers import MAX_TOP_K, SCORE_WORK, prediction_json, 
 from dne_serve.inference.nearest import MAX_WHY
 from dne_serve.inference.predictor import AT_LEAST_PARAMETER, at_least_of
 from dne_serve.inference.store_threads import ARRIVED
-from dne_serve.observe.live import ActivityAnswer, Listener, Stream
+from dne_serve.models import SERVING, Models
+from dne_serve.observe.live import ActivityAnswer, Listener
 from dne_serve.rollout.canary import Chosen
 from dne_serve.rollout.channel import ChannelMove
 from dne_serve.server import DRAINS, Serving
@@ -128,7 +132,7 @@ class Direct(ScopedRoute):
         if scope["query_string"]:
             await super()._answer(scope, receive, send)
             return
-        response = await self.endpoint(Request(scope, receive, send), scope["app"].state.serving)
+        response = await self.endpoint(Request(scope, receive, send), scope[SERVING])
         await response(scope, receive, send)
 
 
@@ -249,7 +253,7 @@ def _space_of(resident: Resident) -> dict[str, Any]:
 
 # A coroutine: the authorizer is used on the event loop only.
 async def why_no_moves(serving: Parts) -> str | None:
-    closed = serving.authorizer.why_closed(Permission.ADMIN)
+    closed = serving.authorizer.why_closed(Permission.ADMIN, model=serving.name)
     if closed is None and not serving.keys.can_write:
         return "this server requires signatures and has no key to sign with"
     return closed
@@ -351,13 +355,22 @@ async def healthz() -> HealthAnswer:
     return HealthAnswer(status="ok")
 
 
-@health.get("/readyz", response_model=ReadyAnswer, responses=problems(503))
-async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
+@health.get(
+    "/readyz",
+    response_model=ReadyAnswer | ModelsReadyAnswer,
+    responses=problems(401, 403, 404, 503),
+)
+@of_either
+async def readyz(request: Request, models: Every) -> ReadyAnswer | ModelsReadyAnswer | JSONResponse:
     """Say whether a version is served, and the server takes new clients. `error` says why the
-    version is not the channel's head."""
-    served, record = serving.loaded.served, serving.reloader.record
-    if serving.drains:
+    version is not the channel's head. A server with many models is ready when it can list them,
+    and its default is served."""
+    if models.shared.drains:
         return problem(503, detail=DRAINS, kind="draining", headers={"Retry-After": "1"})
+    serving: Serving | None = request.scope.get(SERVING, models.only)
+    if serving is None:
+        return _ready_models(models)
+    served, record = serving.loaded.served, serving.reloader.record
     if served is None:
         detail = serving.error or f"channel {serving.settings.channel} names no version yet"
         return problem(503, detail=detail, kind="not-ready", headers={"Retry-After": "1"})
@@ -380,15 +393,24 @@ async def readyz(serving: Parts) -> ReadyAnswer | JSONResponse:
     )
 
 
+def _ready_models(models: Models) -> ModelsReadyAnswer | JSONResponse:
+    if models.error is not None:
+        return problem(503, detail=models.error, kind="not-ready", headers={"Retry-After": "1"})
+    engine = models.shared.engine
+    return ModelsReadyAnswer(
+        loaded=len(models.loaded),
+        default=models.default,
+        backend=engine.backend,
+        engine=engine.choice,
+        measuring=models.shared.measures,
+        device=engine.device,
+    )
+
+
 @reading.get("/metrics", response_class=Response)
-async def metrics(serving: Parts) -> Response:
+async def metrics(models: Every) -> Response:
     """Return the metrics in the format of Prometheus."""
-    return Response(serving.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-
-def new_stream(serving: Serving) -> Stream:
-    """Make the stream of a server. It ends when the server leaves its load balancer."""
-    return Stream(lambda: serving.activity().model_dump(), ends=lambda: serving.drains)
+    return Response(models.shared.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 @reading.get("/live", response_model=ActivityAnswer, responses=LIVE_ANSWERS)
@@ -398,7 +420,7 @@ async def look(request: Request, serving: Parts) -> Response:
     if EVENTS not in request.headers.get("accept", ""):
         answer = serving.activity().model_dump_json()
         return Response(answer, media_type=JSON, headers=LIVE_HEADERS)
-    stream: Stream = request.app.state.live
+    stream = serving.stream
     token: Token | None = request.scope.get(TOKEN)
     client = token.name if token and token.name else actor_of(request)
     listener = Listener(client=client, has_token=token is not None)

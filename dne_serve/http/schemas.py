@@ -263,6 +263,18 @@ class ReadyAnswer(BaseModel):
     error: str | None
 
 
+class ModelsReadyAnswer(BaseModel):
+    """State of a server with many models. `loaded` counts those in memory; `default` is the model
+    that routes without a name ask."""
+
+    loaded: int
+    default: str | None
+    backend: str
+    engine: str
+    measuring: bool
+    device: str
+
+
 class ProblemAnswer(BaseModel):
     """A problem document of RFC 9457."""
 

@@ -25,8 +25,8 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount
 from starlette.types import Message, Receive, Scope, Send
 
-from dne_serve.access.permission import Permission, Token, is_direct
-from dne_serve.errors import TypeNotAccepted
+from dne_serve.access.permission import ANY_MODEL, Permission, Token, is_direct
+from dne_serve.errors import NotOffered, TypeNotAccepted
 from dne_serve.http.bodies import (
     AT_ONCE_BYTES,
     RESERVATION,
@@ -38,7 +38,10 @@ from dne_serve.http.bodies import (
 from dne_serve.http.openapi import BEARER, problems
 from dne_serve.http.problems import answer_to
 from dne_serve.inference.store_threads import CLIENT_GONE, IS_GONE
+from dne_serve.models import MODEL, SERVING, Models
+from dne_serve.observe.events import CURRENT
 from dne_serve.server import Serving
+from dne_serve.shared import Shared
 
 TOKEN = "dne.token"
 """Key of an ASGI scope: the token that opened the route."""
@@ -46,7 +49,8 @@ FACTS = "dne.audit"
 """Key of an ASGI scope: facts of a change for the audit log (`to`, `reason`, `record`)."""
 READING = frozenset({"GET", "HEAD"})
 TAKES, ONLY_READS = "dne_takes", "dne_only_reads"
-"""Attributes of an endpoint that `taking` and `only_reading` set."""
+OF_EITHER, BY_TOKEN = "dne_of_either", "dne_by_token"
+"""Attributes of an endpoint that the decorators below set."""
 WITH_TOKEN: dict[str, list[str]] = {BEARER: []}
 SECURITY: dict[Permission, list[dict[str, list[str]]]] = {
     Permission.PREDICT: [{}, WITH_TOKEN],
@@ -58,11 +62,28 @@ SECURITY: dict[Permission, list[dict[str, list[str]]]] = {
 
 # A coroutine although it waits for nothing: a plain function would cost a trip to the thread pool.
 async def _serving_of(request: Request) -> Serving:
-    serving: Serving = request.app.state.serving
+    serving: Serving = request.scope[SERVING]
     return serving
 
 
+async def _models_of(request: Request) -> Models:
+    models: Models = request.app.state.models
+    return models
+
+
 Parts = Annotated[Serving, Depends(_serving_of)]
+"""The model that a request is for. A route with a parameter `serving` is one of a model."""
+Every = Annotated[Models, Depends(_models_of)]
+"""All models. A route with `models` and without `serving` is one of the server."""
+
+
+def seen_by(scope: Scope, models: Models) -> list[str]:
+    """List the names of models that the token of a request may know. Blocks."""
+    token: Token | None = scope.get(TOKEN)
+    names = models.names()
+    if token is None or not models.are_many:
+        return names
+    return [name for name in names if token.sees(name)]
 
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
@@ -76,6 +97,16 @@ def taking(kind: BodyKind) -> Callable[[Endpoint], Endpoint]:
 def only_reading(endpoint: Endpoint) -> Endpoint:
     """Mark an endpoint of the scope `label` that takes a body, and changes nothing by it."""
     return _with(endpoint, name=ONLY_READS, value=True)
+
+
+def of_either(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint that answers for the server, and below `/models/NAME` for that model."""
+    return _with(endpoint, name=OF_EITHER, value=True)
+
+
+def by_token(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint of the server that tells each token of the models that it may see."""
+    return _with(endpoint, name=BY_TOKEN, value=True)
 
 
 def _with(endpoint: Endpoint, *, name: str, value: object) -> Endpoint:
@@ -96,6 +127,10 @@ class ScopedRoute(APIRoute):
         self.takes: BodyKind = getattr(endpoint, TAKES, SMALL_BODY)
         methods = frozenset(options.get("methods") or {"GET"})
         self.changes = _changes(endpoint, needs=self.needs, methods=methods)
+        parameters = inspect.signature(endpoint).parameters
+        self.of_model = "serving" in parameters or "{model}" in path
+        self.of_either, self.by_token = hasattr(endpoint, OF_EITHER), hasattr(endpoint, BY_TOKEN)
+        self.of_server = "models" in parameters and not self.of_model and not self.of_either
         if self.needs is not Permission.OPEN:
             extra = {"security": SECURITY[self.needs], **(options.get("openapi_extra") or {})}
             answers = {**problems(401, 403, 429), **(options.get("responses") or {})}
@@ -133,21 +168,40 @@ class ScopedRoute(APIRoute):
             await self._admit(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Judge the token and the announced length before any byte of the body is read."""
-        self._judge(scope)
+        """Judge the token and the announced length before any byte of the body is read, and find
+        the model after that."""
+        models: Models = scope["app"].state.models
+        name = self._model_in(scope, models)
+        self._judge(scope, models, name)
         CLIENT_GONE.set(scope.get(IS_GONE, _never))
-        serving: Serving = scope["app"].state.serving
         reservation: Reservation = scope[RESERVATION]
-        reservation.limit(self.takes.most_bytes(serving.settings.max_body_bytes))
+        reservation.limit(self.takes.most_bytes(models.settings.max_body_bytes))
+        if self.of_model or name is not None:
+            scope[SERVING] = await models.get(name)
+            trace = CURRENT.get()
+            if trace is not None:
+                trace.model = name
         await self._answer(scope, receive, send)
 
-    def _judge(self, scope: Scope) -> None:
-        serving: Serving = scope["app"].state.serving
-        scope[TOKEN] = serving.authorizer.judge(
+    def _model_in(self, scope: Scope, models: Models) -> str | None:
+        """Return the name of the model that the route answers for."""
+        if self.of_model:
+            return models.name_in(scope)
+        if self.of_server and MODEL in scope:
+            raise NotOffered(f"{self.path} is about the whole server: ask it without /models/NAME")
+        return scope.get(MODEL) if self.of_either else None
+
+    def _judge(self, scope: Scope, models: Models, name: str | None) -> None:
+        # What is open about a server would tell everybody which models there are.
+        opens = self.needs is Permission.OPEN and name is not None
+        needs = Permission.READ if opens else self.needs
+        lists = models.are_many and self.by_token
+        scope[TOKEN] = models.shared.authorizer.judge(
             self._authorization(scope),
-            needs=self.needs,
+            needs=needs,
             address=_address(scope) or "",
-            is_direct=self.needs not in (Permission.LABEL, Permission.ADMIN) or is_direct(scope),
+            is_direct=needs not in (Permission.LABEL, Permission.ADMIN) or is_direct(scope),
+            model=ANY_MODEL if lists else name,
         )
 
     def _authorization(self, scope: Scope) -> str | None:
@@ -220,19 +274,19 @@ def _changes(endpoint: Callable[..., Any], *, needs: Permission, methods: Set[st
 def _on_store_threads(
     endpoint: Callable[..., Any], *, needs: Permission, changes: bool
 ) -> Callable[..., Any]:
-    """Make a plain function that takes `serving` a coroutine on the server's store threads: the
-    framework would run it on the threads that all share. Moves, labels and reads do not wait behind
-    each other. The JSON is written on the same thread."""
+    """Make a plain function that takes `serving` or `models` a coroutine on the store threads of
+    the server: the framework would run it on the threads that all share. Moves, labels and reads do
+    not wait behind each other. The JSON is written on the same thread."""
     parameters = inspect.signature(endpoint).parameters
-    if inspect.iscoroutinefunction(endpoint) or "serving" not in parameters:
+    if inspect.iscoroutinefunction(endpoint) or not {"serving", "models"} & parameters.keys():
         return endpoint
 
     @functools.wraps(endpoint)
     async def run(**given: Any) -> Any:
-        serving: Serving = given["serving"]
-        threads = serving.readers
+        shared: Shared = given["serving"].shared if "serving" in given else given["models"].shared
+        threads = shared.readers
         if changes:
-            threads = serving.movers if needs is Permission.ADMIN else serving.labellers
+            threads = shared.movers if needs is Permission.ADMIN else shared.labellers
         return await threads.run(lambda: _written(endpoint(**given)))
 
     return run
@@ -280,11 +334,14 @@ async def audited(scope: Scope, send: Send, *, route: str) -> AsyncIterator[Send
         status = status or answer_to(error).status
         raise
     finally:
-        serving: Serving = scope["app"].state.serving
+        models: Models = scope["app"].state.models
+        audit, serving = models.shared.audit, scope.get(SERVING)
+        if serving is not None and serving.name is not None:
+            facts = {"model": serving.name, **facts}
         token: Token | None = scope.get(TOKEN)
         # Where no token is needed, anybody can send any number of requests that come to nothing.
         is_done = TOKEN in scope and status is not None and status < 400
-        note = serving.audit.note if token or is_done else serving.audit.note_refused
+        note = audit.note if token or is_done else audit.note_refused
         note(
             f"{scope['method']} {route}",
             who=token.name if token else None,

@@ -15,8 +15,15 @@ import numpy as np
 
 from dne_serve.errors import DecoderUnavailable
 from dne_serve.inference import decode_worker
-from dne_serve.inference.decode_worker import ANSWERED, ASKED, PIXELS, READY, REENCODE, TOO_LARGE
-from dne_serve.inference.reencoding import Reencoded
+from dne_serve.inference.decode_worker import (
+    ANSWERED,
+    ASKED,
+    PIXELS,
+    READY,
+    REENCODE,
+    TOO_LARGE,
+    Reencoded,
+)
 from model_store.errors import DneError, ImageRejected, ImageTooLarge
 from model_store.host.children import StderrTail, ending, last_words
 from model_store.preprocess import Pixels

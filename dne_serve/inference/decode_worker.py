@@ -2,10 +2,14 @@
 
 The process may be killed at any time, is limited in memory and processor time, and has none of the
 server's secrets. `decode_process.py` starts it.
+
+Pictures for the inbox are written anew: upright, at most 512 pixels long, without metadata. Nothing
+of the uploaded file is passed on but its pixels: no EXIF, no comments, no bytes after the end.
 """
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import resource
@@ -14,12 +18,13 @@ import struct
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from dne_serve.inference.reencoding import reencode
 from model_store.errors import ImageRejected, ImageTooLarge
-from model_store.preprocess import read_pixels
+from model_store.preprocess import dhash, read_picture, read_pixels
+from model_store.records.inbox import MAX_SIDE, MediaType
 from model_store.records.manifest import Preprocessing
 
 ASKED = struct.Struct(">II")
@@ -33,6 +38,54 @@ READY = b"R"
 """Written once, so that the time to start is not taken from the first image."""
 BASE_BYTES = 1 << 30
 BYTES_A_PIXEL = 24
+
+
+_LOSSLESS_PIXELS = 128 * 128
+"""A smaller picture is kept as PNG: JPEG would change it visibly and hardly make it smaller."""
+QUALITY = 90
+HEAD = struct.Struct(">HHQB")
+"""Width, height, dHash and type; the file follows."""
+TYPES: tuple[MediaType, ...] = ("image/jpeg", "image/png")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reencoded:
+    """A picture as the inbox keeps it."""
+
+    data: bytes
+    type: MediaType
+    width: int
+    height: int
+    dhash: int
+
+    def pack(self) -> bytes:
+        """Write it as one piece, to pass it between processes."""
+        head = HEAD.pack(self.width, self.height, self.dhash, TYPES.index(self.type))
+        return head + self.data
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Reencoded:
+        width, height, dhash, kind = HEAD.unpack_from(payload)
+        data = payload[HEAD.size :]
+        return cls(data=data, type=TYPES[kind], width=width, height=height, dhash=dhash)
+
+
+def reencode(data: bytes, *, max_pixels: int) -> Reencoded:
+    """Decode an image file and encode its pixels. Raise ImageRejected for a bad file."""
+    picture = read_picture(data, max_side=MAX_SIDE, max_pixels=max_pixels)
+    lossless = picture.width * picture.height <= _LOSSLESS_PIXELS
+    written = io.BytesIO()
+    if lossless:
+        picture.save(written, format="PNG", compress_level=6)
+    else:
+        picture.save(written, format="JPEG", quality=QUALITY)
+    return Reencoded(
+        data=written.getvalue(),
+        type="image/png" if lossless else "image/jpeg",
+        width=picture.width,
+        height=picture.height,
+        dhash=dhash(picture),
+    )
 
 
 def main(arguments: list[str]) -> None:

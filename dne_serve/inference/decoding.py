@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,6 +52,48 @@ class EncodedImage:
         return await decoder.read(self.data, preprocessing)
 
 
+class FairTurns:
+    """So many turns at a time for all. While none is free, those who wait are served in turn: one
+    that waits often delays each of the others by one turn. Used on the event loop."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def turn(self, who: Hashable) -> AsyncIterator[None]:
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(who)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, who: Hashable) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(who, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._pass_on()  # it was given at the same moment
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            who = next(iter(self._waiting))
+            turns = self._waiting.pop(who)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[who] = turns  # at the end
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
+
 class Decoder:
     """Threads for cheap images, and two lanes of processes for the others."""
 
@@ -60,6 +104,8 @@ class Decoder:
         quarter, so that neither keeps small ones out. Each lane has room for `max_images`, the
         largest request."""
         self._small = ThreadPoolExecutor(threads, "decode")
+        self.lanes = 3 * threads
+        """Images that are decoded at a time at most, in threads and in processes."""
 
         def processes(niceness: int) -> list[DecodeProcess]:
             return [

@@ -11,15 +11,15 @@ from typing import Any
 
 from fastapi import Request
 
+from dne_serve.access.auth import Rate
 from dne_serve.engines.base import Answer, Answers, Query, Resident, joined
 from dne_serve.engines.scored import Scored
 from dne_serve.errors import Malformed, NotReady, TooOld
-from dne_serve.inference.decoding import Decoder, Picture
+from dne_serve.inference.decoding import Decoder, FairTurns, Picture
 from dne_serve.inference.store_threads import Deadline, Loads
-from dne_serve.observe.events import Answered, Compared, Events, Times
-from dne_serve.observe.traces import CURRENT
+from dne_serve.observe.events import CURRENT, Answered, Compared, Events, Times
 from dne_serve.rollout.canary import CanaryAndShadow, Chosen
-from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedVersions
+from dne_serve.rollout.loaded_versions import ImageBatcher, ImageFlow, LoadedVersions
 from model_store.errors import DneError, ImageRejected
 from model_store.preprocess import Pixels
 from model_store.records.sealing import MAX_VERSION
@@ -62,15 +62,23 @@ class Predictor:
         loaded: LoadedVersions,
         canary_and_shadow: CanaryAndShadow,
         batcher: ImageBatcher,
+        flow: ImageFlow,
         decoder: Decoder,
         events: Events,
         max_wait_s: float,
         wants_tokens: bool = False,
+        turns: FairTurns | None = None,
+        rate: float | None = None,
     ) -> None:
+        """With `turns`, the model decodes in turn with others. `rate` is the requests in a second
+        that it takes."""
+        self._turns = turns
+        self._rate = None if rate is None else Rate(rate, whose="this model may be asked")
         self._open_store = open_store
         self._loaded = loaded
         self._canary_and_shadow = canary_and_shadow
         self._batcher = batcher
+        self._flow = flow
         self._decoder = decoder
         self._events = events
         self._max_wait_s = max_wait_s
@@ -108,9 +116,11 @@ class Predictor:
         self._loads.stop()
 
     def expect_room(self) -> None:
-        """Raise QueueFull if the queue has no place for a single image. Call it before a body is
-        read, so that a refusal costs little."""
-        self._batcher.reserve(1).release()
+        """Raise QueueFull if the queue has no place for a single image, or RateExceeded. Call it
+        before a body is read, so that a refusal costs little."""
+        if self._rate is not None:
+            self._rate.spend()
+        self._batcher.reserve(1, flow=self._flow).release()
 
     async def score(
         self,
@@ -204,7 +214,7 @@ class Predictor:
             Query(pixels=image, residents=residents, wants_token=wants, watch=watch)
             for image in pixels
         ]
-        return self._batcher.submit(widest, items=queries)
+        return self._batcher.submit(widest, items=queries, flow=self._flow)
 
     async def _ask_apart(
         self,
@@ -247,11 +257,14 @@ class Predictor:
     async def _decode(self, resident: Resident, pictures: Sequence[Picture]) -> list[Pixels]:
         """Decode all images, or raise the first error. An image has a place in the queue until it
         is decoded, so that slow images do not hold the places of fast ones."""
-        places = self._batcher.reserve(len(pictures))
+        places = self._batcher.reserve(len(pictures), flow=self._flow)
 
         async def read(picture: Picture) -> Pixels:
             try:
-                return await picture.read(self._decoder, resident.manifest.preprocessing)
+                if self._turns is None:
+                    return await picture.read(self._decoder, resident.manifest.preprocessing)
+                async with self._turns.turn(self._flow):
+                    return await picture.read(self._decoder, resident.manifest.preprocessing)
             finally:
                 places.release_one()
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from dne_serve.engines.base import Resident
 from dne_serve.errors import Stopped, StoreBusy, WaitedTooLong
 
 MAX_LOADS = 8
@@ -29,6 +28,8 @@ CLIENT_GONE: ContextVar[Callable[[], bool]] = ContextVar("client_gone", default=
 _CHECK: ContextVar[Callable[[], None]] = ContextVar("check", default=lambda: None)
 
 Result = TypeVar("Result")
+Key = TypeVar("Key")
+Loaded = TypeVar("Loaded")
 
 
 def check_wanted() -> None:
@@ -113,35 +114,43 @@ def _stopped() -> Stopped:
     return Stopped("the server stops before the request is done; ask another one")
 
 
-class Loads:
-    """Loads of versions that requests name. Requests for the same version share one load. A load
-    goes on when no request waits any more."""
+class Loads(Generic[Key, Loaded]):
+    """Loads of versions, or models, that requests name. Requests for the same one share one load. A
+    load goes on when no request waits any more."""
 
-    def __init__(self, load: Callable[[int], Resident]) -> None:
+    def __init__(
+        self,
+        load: Callable[[Key], Loaded],
+        *,
+        threads: int = 1,
+        most: int = MAX_LOADS,
+        what: str = "versions",
+    ) -> None:
         self._load = load
-        self._executor = ThreadPoolExecutor(1, "load")
-        self._loading: dict[int, Future[Resident]] = {}
+        self._most, self._what = most, what
+        self._executor = ThreadPoolExecutor(threads, "load")
+        self._loading: dict[Key, Future[Loaded]] = {}
 
-    async def get(self, version: int, *, deadline: Deadline | None = None) -> Resident:
-        """Await the version, or raise WaitedTooLong at the deadline."""
-        loading = self._loading.get(version) or self._begin(version)
+    async def get(self, key: Key, *, deadline: Deadline | None = None) -> Loaded:
+        """Await what the key names, or raise WaitedTooLong at the deadline."""
+        loading = self._loading.get(key) or self._begin(key)
         work = _outcome(loading)
         return await (work if deadline is None else deadline.result(work))
 
     def stop(self) -> None:
         self._executor.shutdown(wait=True, cancel_futures=True)
 
-    def _begin(self, version: int) -> Future[Resident]:
-        if len(self._loading) >= MAX_LOADS:
-            raise StoreBusy(f"{MAX_LOADS} versions wait to be loaded already; try again soon")
-        loading = self._executor.submit(contextvars.copy_context().run, self._load, version)
-        self._loading[version] = loading
-        loading.add_done_callback(lambda done: self._forget(version, done))
+    def _begin(self, key: Key) -> Future[Loaded]:
+        if len(self._loading) >= self._most:
+            raise StoreBusy(f"{self._most} {self._what} wait to be loaded already; try again soon")
+        loading = self._executor.submit(contextvars.copy_context().run, self._load, key)
+        self._loading[key] = loading
+        loading.add_done_callback(lambda done: self._forget(key, done))
         return loading
 
-    def _forget(self, version: int, done: Future[Resident]) -> None:
-        if self._loading.get(version) is done:
-            del self._loading[version]
+    def _forget(self, key: Key, done: Future[Loaded]) -> None:
+        if self._loading.get(key) is done:
+            del self._loading[key]
 
 
 async def _outcome(work: Future[Result]) -> Result:

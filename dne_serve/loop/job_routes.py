@@ -47,7 +47,7 @@ def list_jobs(
 ) -> JobsAnswer:
     """List the newest jobs of the served channel, and count the labels that wait. There are none
     before there is a store."""
-    refused = serving.authorizer.why_closed(Permission.ADMIN)
+    refused = serving.authorizer.why_closed(Permission.ADMIN, model=serving.name)
     try:
         store = serving.open_store()
     except StoreNotFound:

@@ -31,7 +31,7 @@ from dne_serve.engines.base import Floats, Resident
 from dne_serve.engines.scored import Scored
 from dne_serve.errors import NotKept, Refused, Stopped
 from dne_serve.inference.answers import Listed, best_of
-from dne_serve.inference.reencoding import Reencoded
+from dne_serve.inference.decode_worker import Reencoded
 from dne_serve.loop.inbox_handle import InboxHandle, Retention
 from dne_serve.setting_values import CollectLimits, CollectRule
 from model_store.errors import (

@@ -16,7 +16,7 @@ import time
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 
@@ -48,6 +48,7 @@ _EMPTY = 0.5
 """Added to the count of every bin, so that an empty one has a logarithm."""
 KEPT = 4096
 """Requests whose times are remembered."""
+MINUTES = 30
 _RATE_S = 10.0
 """The time over which the rate is taken."""
 _TAIL_S = 60.0
@@ -205,30 +206,31 @@ class Pace:
 
 
 class Latencies:
-    """The last KEPT predictions of all versions. Used on the event loop only."""
+    """The last predictions of all versions. Used on the event loop only."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, kept: int = KEPT, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ended = array("d", bytes(8 * KEPT))
-        self._took = array("d", bytes(8 * KEPT))
-        self._failed = array("B", bytes(KEPT))
+        self._kept = kept
+        self._ended = array("d", bytes(8 * kept))
+        self._took = array("d", bytes(8 * kept))
+        self._failed = array("B", bytes(kept))
         self._added = 0
 
     def add(self, seconds: float, *, failed: bool) -> None:
-        at = self._added % KEPT
+        at = self._added % self._kept
         self._ended[at] = self._clock()
         self._took[at] = seconds
         self._failed[at] = failed
         self._added += 1
 
     def pace(self) -> Pace:
-        """Sum up the last seconds. If more than KEPT requests came in this time, the rate is the
-        rate of the requests that are kept."""
-        count = min(self._added, KEPT)
+        """Sum up the last seconds. If more requests came in this time than are kept, the rate is
+        the rate of those that are kept."""
+        count = min(self._added, self._kept)
         ages = self._clock() - np.frombuffer(self._ended, count=count)
         if not count or ages.min() > _TAIL_S:
             return Pace(requests_per_second=0.0)
-        span = min(_RATE_S, float(ages.max())) if count == KEPT else _RATE_S
+        span = min(_RATE_S, float(ages.max())) if count == self._kept else _RATE_S
         failed = np.frombuffer(self._failed, dtype=np.bool_, count=count)[ages <= _TAIL_S]
         took_ms = 1000 * np.frombuffer(self._took, count=count)[ages <= _TAIL_S][~failed]
         p50, p99 = np.quantile(took_ms, (0.5, 0.99)).tolist() if len(took_ms) else (None, None)
@@ -238,6 +240,32 @@ class Latencies:
             p99_ms=p99,
             failed=float(failed.mean()),
         )
+
+
+class Minutes:
+    """Requests of each of the last MINUTES minutes. Used on the event loop only."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._counts = array("L", bytes(array("L").itemsize * MINUTES))
+        self._minute = int(clock() // 60)
+
+    def add(self) -> None:
+        self._turn()
+        self._counts[self._minute % MINUTES] += 1
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the counts, the oldest minute first."""
+        self._turn()
+        at = self._minute % MINUTES + 1
+        return (*self._counts[at:], *self._counts[:at])
+
+    def _turn(self) -> None:
+        """Forget the minutes that are over for so long."""
+        now = int(self._clock() // 60)
+        for minute in range(self._minute + 1, min(now, self._minute + MINUTES) + 1):
+            self._counts[minute % MINUTES] = 0
+        self._minute = now
 
 
 MAX_VERSIONS = 8
@@ -307,7 +335,7 @@ class Recently:
         )
 
 
-class AnswerCounts(Collector):
+class AnswerCounts:
     """Counts of the versions that answered last, safe to use from any thread."""
 
     def __init__(self) -> None:
@@ -338,35 +366,18 @@ class AnswerCounts(Collector):
             row = self._by_version.get(version)
             return None if row is None else Recently.of(row)
 
-    def collect(self) -> Iterator[Metric]:
-        """Make the metrics for a scrape."""
-        images = CounterMetricFamily(
-            "dne_class_images",
-            "Images by version and best class; the classes after the first hundred are one.",
-            labels=("version", "label"),
-        )
-        unknown = CounterMetricFamily(
-            "dne_unknown_images", "Images like no class of the version.", labels=("version",)
-        )
-        scores = HistogramMetricFamily(
-            "dne_score", "Calibrated probabilities of the best classes.", labels=("version",)
-        )
-        drift = GaugeMetricFamily(
-            "dne_drift_psi",
-            "Population stability index of the last answers against the held-out images: of the "
-            "mix of classes, or of scores.",
-            labels=("version", "of"),
-        )
+    def add_to(self, families: Families, labels: tuple[str, ...]) -> None:
+        """Add what a scrape shows, with these labels before those of each family."""
         with self._lock:
             for version, row in sorted(self._by_version.items()):
+                own = (*labels, str(version))
                 for label, count in zip(row.labels, row.images, strict=True):
-                    images.add_metric((str(version), label), count)
-                unknown.add_metric((str(version),), row.unknown)
-                scores.add_metric((str(version),), row.buckets(), row.score_sum)
+                    families.images.add_metric((*own, label), count)
+                families.unknown.add_metric(own, row.unknown)
+                families.scores.add_metric(own, row.buckets(), row.score_sum)
                 for name, index in asdict(row.drift).items():
                     if index is not None:
-                        drift.add_metric((str(version), name), index)
-        yield from (images, unknown, scores, drift)
+                        families.drift.add_metric((*own, name), index)
 
     def _row(self, resident: Resident) -> VersionCounts:
         row = self._by_version.get(resident.version)
@@ -376,3 +387,43 @@ class AnswerCounts(Collector):
                 self._by_version.popitem(last=False)
         self._by_version.move_to_end(resident.version)
         return row
+
+
+class Families:
+    """The metrics of answers, without values."""
+
+    def __init__(self, labels: tuple[str, ...]) -> None:
+        own = (*labels, "version")
+        self.images = CounterMetricFamily(
+            "dne_class_images",
+            "Images by version and best class; the classes after the first hundred are one.",
+            labels=(*own, "label"),
+        )
+        self.unknown = CounterMetricFamily(
+            "dne_unknown_images", "Images like no class of the version.", labels=own
+        )
+        self.scores = HistogramMetricFamily(
+            "dne_score", "Calibrated probabilities of the best classes.", labels=own
+        )
+        self.drift = GaugeMetricFamily(
+            "dne_drift_psi",
+            "Population stability index of the last answers against the held-out images: of the "
+            "mix of classes, or of scores.",
+            labels=(*own, "of"),
+        )
+
+
+class AnswerFamilies(Collector):
+    """Makes the metrics of the answers of all models for a scrape."""
+
+    def __init__(
+        self, counts: Callable[[], Iterable[tuple[str, AnswerCounts]]], *, by_model: bool
+    ) -> None:
+        self._counts = counts
+        self._by_model = by_model
+
+    def collect(self) -> Iterator[Metric]:
+        families = Families(("model",) if self._by_model else ())
+        for model, counts in self._counts():
+            counts.add_to(families, (model,) if self._by_model else ())
+        yield from (families.images, families.unknown, families.scores, families.drift)

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 
 from dne_serve.errors import TooManyListeners
 from dne_serve.observe.answer_counts import OTHER, Recently
-from dne_serve.observe.metrics import Agreement, ServerMetrics
+from dne_serve.observe.metrics import Agreement, ModelCounts
 
 MOST_CLASSES = 8
 _LONGEST_NAME = 60
@@ -97,7 +97,7 @@ class ActivityAnswer(BaseModel):
 
 
 def snapshot(
-    metrics: ServerMetrics,
+    counts: ModelCounts,
     *,
     version: int | None,
     channel: str,
@@ -107,8 +107,8 @@ def snapshot(
     shadow: int | None,
 ) -> ActivityAnswer:
     """Sum up the server at this moment, from its metrics and from what no metric keeps."""
-    recently = None if version is None else metrics.answers.look(version)
-    pace, last = metrics.latencies.pace(), metrics.last_swap
+    recently = None if version is None else counts.answers.look(version)
+    pace, last = counts.latencies.pace(), counts.last_swap
     return ActivityAnswer(
         version=version,
         channel=channel,
@@ -120,8 +120,8 @@ def snapshot(
         queue_limit=queue_limit,
         answers=_classes(recently) if recently else None,
         swap=last and Swap(version=last.version, time=round(last.time, 1), count=last.count),
-        canary=_beside(canary, metrics.canary),
-        shadow=_beside(shadow, metrics.shadow),
+        canary=_beside(canary, counts.canary),
+        shadow=_beside(shadow, counts.shadow),
     )
 
 
@@ -159,10 +159,12 @@ class Listener:
     """The name of a token, or an address."""
     has_token: bool
     is_over: bool = False
+    stream: Stream | None = None
 
 
 class Stream:
-    """The listeners of one server. Used on the event loop only."""
+    """The live view of one model, with places that all models of a server share. Used on the event
+    loop only."""
 
     def __init__(
         self,
@@ -171,12 +173,14 @@ class Stream:
         ends: Callable[[], bool],
         every_s: float = EVERY_S,
         most: int = MOST_LISTENERS,
+        listeners: list[Listener] | None = None,
     ) -> None:
+        """`listeners` are those of all models."""
         self._sum_up = sum_up
         self._ends = ends
         self._every_s = every_s
         self._most = most
-        self._listeners: list[Listener] = []
+        self._listeners: list[Listener] = [] if listeners is None else listeners
         self._next: asyncio.Future[Facts | None] | None = None
         self._ticking: asyncio.Task[None] | None = None
 
@@ -206,6 +210,7 @@ class Stream:
         oldest = self._to_remove_for(new)
         if oldest is not None:
             self._leave(oldest)
+        new.stream = self
         self._listeners.append(new)
 
     def _leave(self, listener: Listener) -> None:
@@ -236,7 +241,7 @@ class Stream:
 
     async def _tick(self) -> None:
         """Send the facts to all listeners, and None at the end. Each of them sees a failure."""
-        while self._listeners:
+        while any(listener.stream is self for listener in self._listeners):
             for _ in range(max(round(self._every_s / LOOK_S), 1)):
                 await asyncio.sleep(min(LOOK_S, self._every_s))
                 if self._ends():

@@ -1,6 +1,7 @@
 """Define the metrics for Prometheus, and the statistics of the Open Inference Protocol.
 
-Labels are few and fixed: clients cannot add series.
+Labels are few and fixed: clients cannot add series. The label `model` names the first MAX_MODELS
+models that were asked, and the others together.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from prometheus_client import (
 
 from dne_serve.engines.base import Query, Resident
 from dne_serve.engines.batcher import Ticket
-from dne_serve.observe.answer_counts import AnswerCounts, Latencies
+from dne_serve.observe.answer_counts import (
+    KEPT,
+    OTHER,
+    AnswerCounts,
+    AnswerFamilies,
+    Latencies,
+    Minutes,
+)
 from dne_serve.observe.events import Answered, Compared
 from model_store import __version__
 
@@ -54,24 +62,26 @@ class Agreement:
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+MAX_MODELS = 100
+_KEPT_OF_MANY = 256
+"""Requests of a model whose times are remembered, where there are many models."""
 
 
 class ServerMetrics:
     """The metrics of one server, in a registry of its own: two servers in one process share no
     counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, by_model: bool = False) -> None:
+        """With `by_model` there are series of each model too."""
         disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` doubles the series
         self.registry = new = CollectorRegistry()
         counter, gauge = partial(Counter, registry=new), partial(Gauge, registry=new)
         times = partial(Histogram, buckets=SECONDS, registry=new)
         ProcessCollector(registry=new)
         self.build = Info("dne_build", "The software, and what computes the network.", registry=new)
-        self.answers = AnswerCounts()
-        self.latencies = Latencies()
-        self.canary, self.shadow = Agreement(), Agreement()
-        self.last_swap: _LastSwap | None = None
-        new.register(self.answers)
+        self._named: dict[str, AnswerCounts] = {}
+        self._by_model = by_model
+        new.register(AnswerFamilies(lambda: list(self._named.items()), by_model=by_model))
         self.requests = counter("dne_requests", "Requests answered.", ("method", "route", "status"))
         self.under_way = gauge("dne_requests_under_way", "Requests that wait for their answer.")
         self.seconds = times("dne_request_seconds", "From request to answer.", ("route",))
@@ -148,6 +158,29 @@ class ServerMetrics:
             ("reason",),
         )
 
+        if by_model:
+            self.models_loaded = gauge("dne_models_loaded", "Models in memory.")
+            self.model_requests = counter(
+                "dne_model_requests", "Requests of a model answered.", ("model", "status")
+            )
+            self.model_seconds = times(
+                "dne_model_request_seconds", "From a model's request to its answer.", ("model",)
+            )
+            self.model_images = counter(
+                "dne_model_images", "Images that a model has answered.", ("model",)
+            )
+
+    def counts_of(self, model: str) -> ModelCounts:
+        """Make the counts of a model, when it is loaded."""
+        return ModelCounts(self, model, kept=_KEPT_OF_MANY if self._by_model else KEPT)
+
+    def name_of(self, model: str, answers: AnswerCounts) -> str:
+        """Return the value of the label `model`."""
+        if model in self._named or len(self._named) < MAX_MODELS:
+            self._named[model] = answers
+            return model
+        return OTHER
+
     def settled(self, outcome: str) -> None:
         """Count a picture that was offered to the inbox."""
         if outcome == "kept":
@@ -188,26 +221,17 @@ class ServerMetrics:
         """Count a request. `route` is the template of its path."""
         self.requests.labels(method, route, str(status)).inc()
         self.seconds.labels(route).observe(seconds)
-        if route == "/predict" or route.endswith("/infer"):
-            self.latencies.add(seconds, failed=status >= 500)
 
     def answered(self, event: Answered) -> None:
         """Time the decoding of a request, and count its images by the version that answered."""
         if event.decoding is not None:
             self.decode_seconds.observe(event.decoding.ns / 1e9)
-        if event.error is not None or not event.is_traffic:
-            return
-        self.answered_images.labels(event.by).inc(event.images)
-        if event.by == "canary":
-            self.canary.answered += event.images
+        if event.error is None and event.is_traffic:
+            self.answered_images.labels(event.by).inc(event.images)
 
     def compared(self, event: Compared) -> None:
         """Count the images that two versions were asked for."""
-        is_canary = event.by == "canary"
-        agreement = self.canary if is_canary else self.shadow
-        agreement.same += event.same
-        agreement.other += event.other
-        counter = self.canary_images if is_canary else self.shadow_images
+        counter = self.canary_images if event.by == "canary" else self.shadow_images
         counter.labels("same").inc(event.same)
         counter.labels("other").inc(event.other)
 
@@ -220,12 +244,55 @@ class ServerMetrics:
     def swapped(self, version: int) -> None:
         self.swaps.inc()
         self.swapped_at.set_to_current_time()
-        count = self.last_swap.count if self.last_swap else 0
-        self.last_swap = _LastSwap(version=version, count=count + 1)
-        self.served_version.set(version)
+        if not self._by_model:
+            self.served_version.set(version)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class ModelCounts:
+    """The counts of one model: its answers, its latencies, its canary and its last swap."""
+
+    def __init__(self, metrics: ServerMetrics, model: str, *, kept: int = KEPT) -> None:
+        self._metrics = metrics
+        self.answers = AnswerCounts()
+        self.latencies = Latencies(kept)
+        self.minutes = Minutes()
+        self.canary, self.shadow = Agreement(), Agreement()
+        self.last_swap: _LastSwap | None = None
+        self._name = metrics.name_of(model, self.answers)
+
+    def requested(self, route: str, *, status: int, seconds: float) -> None:
+        self.minutes.add()
+        if route == "/predict" or route.endswith("/infer"):
+            self.latencies.add(seconds, failed=status >= 500)
+        if self._metrics._by_model:
+            self._metrics.model_requests.labels(self._name, str(status)).inc()
+            self._metrics.model_seconds.labels(self._name).observe(seconds)
+
+    def answered(self, event: Answered) -> None:
+        """Count the images of a request, unless it failed or was not ordinary traffic."""
+        self._metrics.answered(event)
+        self.answers.answered(event)
+        if event.error is not None or not event.is_traffic:
+            return
+        if event.by == "canary":
+            self.canary.answered += event.images
+        if self._metrics._by_model:
+            self._metrics.model_images.labels(self._name).inc(event.images)
+
+    def compared(self, event: Compared) -> None:
+        """Count the images that two versions were asked for."""
+        self._metrics.compared(event)
+        agreement = self.canary if event.by == "canary" else self.shadow
+        agreement.same += event.same
+        agreement.other += event.other
+
+    def swapped(self, version: int) -> None:
+        self._metrics.swapped(version)
+        count = self.last_swap.count if self.last_swap else 0
+        self.last_swap = _LastSwap(version=version, count=count + 1)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from requests.adapters import BaseAdapter
 
-from dne_serve.observe.traces import OnOutcome, Span, Trace
+from dne_serve.observe.events import OnOutcome, Span, Trace
 from dne_serve.setting_values import WebhookUrl
 from dne_serve.webhooks.outbox import NotPosted, Poster
 from model_store import __version__

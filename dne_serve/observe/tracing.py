@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dne_serve.observe.events import Times
-from dne_serve.observe.traces import (
+from dne_serve.observe.events import (
     OTHER_METHOD,
     OnOutcome,
     RequestEnd,
     RequestTrace,
     SwapTraces,
+    Times,
     Trace,
 )
 from dne_serve.setting_values import parse_endpoint
@@ -84,7 +84,10 @@ class Tracer:
         self._sender = sender
         self._below = round(sample * ALL)
         self._flush_s = flush_s
-        self.swaps = SwapTraces(sender.put)
+
+    def swaps(self, model: str | None) -> SwapTraces:
+        """Make the traces of a model's swaps."""
+        return SwapTraces(self._sender.put, model=model)
 
     def start(self) -> None:
         self._sender.start()

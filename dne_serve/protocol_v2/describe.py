@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from dne_serve.errors import NotInMemory, NotReady, public_message
+from dne_serve.models import ModelState
 from dne_serve.observe.metrics import Duration
 from dne_serve.protocol_v2.answers import OUTPUTS
 from dne_serve.protocol_v2.images import ANY, INPUTS
@@ -25,6 +26,7 @@ from dne_serve.protocol_v2.schemas import (
     TensorAnswer,
 )
 from dne_serve.server import DRAINS, Serving
+from dne_serve.settings import Settings
 from model_store import __version__
 from model_store.errors import DneError
 from model_store.records.manifest import Manifest
@@ -139,6 +141,24 @@ def index(serving: Serving, *, only_ready: bool) -> list[IndexRow]:
     return [row for row in rows if row.state == "READY" or not only_ready]
 
 
+MAX_MODELS = 1000
+"""Models in the index, in alphabetical order. `GET /models` lists all, in pages."""
+
+
+def index_of(states: Sequence[ModelState], *, only_ready: bool) -> list[IndexRow]:
+    """List models by their served versions."""
+    rows = [
+        IndexRow(
+            name=state.name,
+            version="" if state.version is None else str(state.version),
+            state="READY" if state.loaded and state.version is not None else "UNAVAILABLE",
+            reason=state.error or ("" if state.loaded else "it is loaded by its first request"),
+        )
+        for state in states
+    ]
+    return [row for row in rows if row.state == "READY" or not only_ready]
+
+
 def _row(serving: Serving, store: Store, version: int) -> IndexRow:
     reason = ""
     try:
@@ -183,6 +203,13 @@ def _check_not_failed(serving: Serving, version: int) -> None:
         raise NotReady(public_message(failure.error))
 
 
+def every_statistics(serving: Serving) -> list[ModelStatistics]:
+    """Count the answers of each version of a model."""
+    served = serving.loaded.served
+    versions = {*serving.statistics.versions, *([served.version] if served else [])}
+    return [statistics(serving, version) for version in sorted(versions)]
+
+
 def statistics(serving: Serving, version: int) -> ModelStatistics:
     counts = serving.statistics.of(version)
     nothing = DurationAnswer(count=0, ns=0)
@@ -214,13 +241,13 @@ def statistics(serving: Serving, version: int) -> ModelStatistics:
     )
 
 
-def log(serving: Serving) -> LogAnswer:
-    verbosity = _LEVELS.index(serving.settings.log_level)
+def log(settings: Settings) -> LogAnswer:
+    verbosity = _LEVELS.index(settings.log_level)
     return LogAnswer(
         log_info=verbosity <= _LEVELS.index("info"),
         log_warnings=verbosity <= _LEVELS.index("warning"),
         log_errors=True,
-        log_verbose_level=int(serving.settings.log_level == "debug"),
+        log_verbose_level=int(settings.log_level == "debug"),
     )
 
 

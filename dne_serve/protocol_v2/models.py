@@ -13,8 +13,8 @@ from typing import Any
 from fastapi import Request
 
 from dne_serve.access.permission import Permission
-from dne_serve.errors import Malformed, NotOffered
-from dne_serve.http.scoped_route import Parts, actor_of
+from dne_serve.errors import Malformed, NotOffered, NotReady
+from dne_serve.http.scoped_route import Every, Parts, actor_of, by_token, seen_by
 from dne_serve.protocol_v2 import describe
 from dne_serve.protocol_v2.infer import Parsed, parse
 from dne_serve.protocol_v2.openapi import (
@@ -41,6 +41,7 @@ from dne_serve.protocol_v2.schemas import (
     StatisticsAnswer,
     TraceAnswer,
 )
+from dne_serve.server import DRAINS
 
 health = router(Permission.OPEN)
 read = router(Permission.READ)
@@ -53,9 +54,12 @@ async def live() -> LiveAnswer:
 
 
 @health.get("/health/ready", responses=refusals(503))
-async def ready(serving: Parts) -> ServerReadyAnswer:
-    """Say whether a version is served."""
-    describe.check_ready(serving, None)
+async def ready(models: Every) -> ServerReadyAnswer:
+    """Say whether a version is served; with many models, whether they can be listed."""
+    if models.only is not None:
+        describe.check_ready(models.only, None)
+    if models.shared.drains or models.error is not None:
+        raise NotReady(DRAINS if models.shared.drains else models.error or "")
     return ServerReadyAnswer(ready=True)
 
 
@@ -85,14 +89,24 @@ async def server_metadata() -> ServerAnswer:
 
 # Before the routes with a name in this place: no model is called "stats".
 @read.get("/models/stats")
+@by_token
+def all_statistics(request: Request, models: Every) -> StatisticsAnswer:
+    """Count the answers of each version since the server started, over all routes; with many
+    models, of those in memory."""
+    seen = None if models.only is not None else set(seen_by(request.scope, models))
+    rows = [
+        row
+        for serving in models.loaded
+        if seen is None or serving.name in seen
+        for row in describe.every_statistics(serving)
+    ]
+    return StatisticsAnswer(model_stats=rows)
+
+
 @read.get("/models/{model}/stats", dependencies=[ThisModel], responses=refusals(404))
-async def all_statistics(serving: Parts) -> StatisticsAnswer:
+async def model_statistics(serving: Parts) -> StatisticsAnswer:
     """Count the answers of each version since the server started, over all routes."""
-    served = serving.loaded.served
-    versions = {*serving.statistics.versions, *([served.version] if served else [])}
-    return StatisticsAnswer(
-        model_stats=[describe.statistics(serving, version) for version in sorted(versions)]
-    )
+    return StatisticsAnswer(model_stats=describe.every_statistics(serving))
 
 
 @read.get("/models/{model}", dependencies=[ThisModel], responses=refusals(404, 503))
@@ -145,10 +159,19 @@ admin = router(Permission.ADMIN)
 
 
 @repository.post("/repository/index", openapi_extra=INDEX_BODY, responses=refusals(400, 503))
-async def repository_index(request: Request, serving: Parts) -> list[IndexRow]:
-    """List the newest versions in the store, and whether each can be asked for."""
+@by_token
+async def repository_index(request: Request, models: Every) -> list[IndexRow]:
+    """List the newest versions in the store, and whether each can be asked for; with many models,
+    the served version of each. A model that is not in memory is loaded by its first request."""
     asked = await _read(request, IndexRequest)
-    return await serving.readers.run(lambda: describe.index(serving, only_ready=asked.ready))
+
+    def index() -> list[IndexRow]:
+        if models.only is not None:
+            return describe.index(models.only, only_ready=asked.ready)
+        states = models.states(seen_by(request.scope, models)[: describe.MAX_MODELS])
+        return describe.index_of(states, only_ready=asked.ready)
+
+    return await models.shared.readers.run(index)
 
 
 @admin.post(
@@ -248,9 +271,9 @@ async def set_trace() -> None:
 
 
 @unoffered.get("/logging")
-async def log_setting(serving: Parts) -> LogAnswer:
+async def log_setting(models: Every) -> LogAnswer:
     """Describe the level of the log."""
-    return describe.log(serving)
+    return describe.log(models.settings)
 
 
 @unoffered.post("/logging", status_code=400, responses=refusals(400))

@@ -59,11 +59,12 @@ class ScheduledCutover:
         self._waiting: tuple[Waiting, ...] = ()
         self._turn = threading.Condition()
         self._over = False
+        self._runs = False
         self._thread = threading.Thread(target=self._loop, name="settling", daemon=True)
 
     def start(self) -> None:
-        if self._settle_s:
-            self._thread.start()
+        """Switch from now on. The thread begins with the first version that waits."""
+        self._runs = True
 
     def stop(self) -> None:
         with self._turn:
@@ -97,6 +98,8 @@ class ScheduledCutover:
                 waiting = Waiting(record=record, resident=resident, due=self._clock() + wait_s)
                 earlier = (old for old in self._waiting if old.record.number < record.number)
                 self._keep((*earlier, waiting)[-MAX_WAITING:])
+                if self._runs and self._thread.ident is None:
+                    self._thread.start()
                 self._turn.notify_all()
                 log.info("version %s waits %.2f s for its moment", resident.version, wait_s)
                 return

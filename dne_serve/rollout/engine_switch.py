@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from dne_serve.engines.candidates import Candidate, Measurement, Request, remembered
 from dne_serve.engines.choose import MeasuredEngines, Measuring, Wanted, make_candidate, request_for
 from dne_serve.errors import public_message
-from dne_serve.rollout.loaded_versions import LoadedVersions
+from dne_serve.rollout.loaded_versions import EngineRoom
 from dne_serve.rollout.memory import available_bytes, pass_bytes
 from model_store.records.manifest import Manifest
-from model_store.store.store import Store
 
 LOOK_S = 0.5
 """Seconds between two looks at the served version."""
@@ -43,6 +42,14 @@ class Auto:
     candidate: Candidate
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A served version, by which engines are measured, and the location of its store."""
+
+    manifest: Manifest
+    location: str
+
+
 class EngineSwitch:
     """A thread that measures and switches."""
 
@@ -50,13 +57,12 @@ class EngineSwitch:
         self,
         auto: Auto,
         *,
-        location: str,
-        loaded: LoadedVersions,
-        open_store: Callable[[], Store],
+        room: EngineRoom,
+        subject: Callable[[], Subject | None],
         on_switch: Callable[[], None] = lambda: None,
     ) -> None:
         self._wanted, self._candidate = auto.wanted, auto.candidate
-        self._location, self._loaded, self._open_store = location, loaded, open_store
+        self._room, self._subject = room, subject
         self._on_switch = on_switch
         self._settled: Request | None = None
         self._again_at: float | None = None
@@ -80,18 +86,18 @@ class EngineSwitch:
 
     def _loop(self) -> None:
         while not self._stop.wait(LOOK_S):
-            served = self._loaded.served
-            if served is None:
+            subject = self._subject()
+            if subject is None:
                 continue
             try:
-                self.look(served.manifest)
+                self.look(subject)
             except Exception as error:  # the engine that serves goes on
                 log.error("engines could not be measured: %s", error, exc_info=error)
                 self._later(f"not measured: {public_message(error)}")
 
-    def look(self, served: Manifest) -> None:
+    def look(self, subject: Subject) -> None:
         """Choose the engine for a version, unless that is done."""
-        request = request_for(self._wanted, served)
+        request = request_for(self._wanted, subject.manifest)
         is_due = self._again_at is not None and time.monotonic() >= self._again_at
         if request == self._settled and not is_due:
             return
@@ -102,17 +108,17 @@ class EngineSwitch:
             self._take(request.candidates[0], "nothing else is allowed here")
         elif (kept := remembered(request)) is not None:
             self._take(kept, EARLIER)
-        elif not fits(served, max_batch=self._wanted.max_batch):
+        elif not fits(subject.manifest, max_batch=self._wanted.max_batch):
             self._later("not measured, as there is too little free memory for it")
         else:
-            self._measure(request, served)
+            self._measure(request, subject)
 
-    def _measure(self, request: Request, served: Manifest) -> None:
+    def _measure(self, request: Request, subject: Subject) -> None:
         measured = self._run(
             Measurement(
-                store=self._location,
-                version=served.version,
-                digest=served.digest,
+                store=subject.location,
+                version=subject.manifest.version,
+                digest=subject.manifest.digest,
                 request=request,
                 niceness=NICENESS,
             )
@@ -139,14 +145,14 @@ class EngineSwitch:
             engine = make_candidate(
                 one, threads=self._wanted.threads, max_batch=self._wanted.max_batch
             )
-            self._loaded.switch(engine, shards=self._open_store())
+            self._room.switch(engine)
             self._candidate = one
         self._tell(why)
         self._on_switch()
 
     def _tell(self, why: str) -> None:
-        self._loaded.engine.choice = f"{self._candidate.name}: {why}"
-        log.info("engine %s", self._loaded.engine.choice)
+        self._room.engine.choice = f"{self._candidate.name}: {why}"
+        log.info("engine %s", self._room.engine.choice)
 
     def _later(self, why: str | None) -> None:
         if why is not None:

@@ -12,10 +12,18 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
-from dne_serve.engines.base import Answers, Engine, Query, Resident, Result, Steps
-from dne_serve.engines.batcher import Batcher, Ticket
+from dne_serve.engines.base import (
+    Answers,
+    Engine,
+    Query,
+    ReadShard,
+    Resident,
+    Result,
+    Steps,
+)
+from dne_serve.engines.batcher import Batcher, Flow, Ticket
 from dne_serve.errors import NoRoom
 from dne_serve.rollout.memory import give_back
 from model_store.records.manifest import Manifest, total_bytes
@@ -23,6 +31,7 @@ from model_store.store.store import Store
 
 ImageBatcher = Batcher[Resident, Query, Answers]
 ImageTicket = Ticket[Resident, Query, Answers]
+ImageFlow = Flow[Resident, Query, Answers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,56 +79,124 @@ class _Table:
         limits: LoadedLimits,
         now: float,
         coming: Sequence[Manifest] = (),
+        others: Sequence[Manifest] = (),
     ) -> bool:
-        """Remove versions that the limits do not allow beside those coming, least recently used
-        first."""
+        """Remove versions that the limits do not allow beside those coming and those of other
+        models, least recently used first."""
         stay = {resident.manifest.digest for resident in needed}
         spare = [digest for digest in self.entries if digest not in stay]
         gone = False
         for place, digest in enumerate(spare):
             idle = now - self.entries[digest].used_at > limits.idle_s
             too_many = len(spare) - place + len(coming) > limits.spare
-            if idle or too_many or self._too_large(limits, coming):
+            if idle or too_many or self._too_large(limits, (*coming, *others)):
                 del self.entries[digest]
                 gone = True
         return gone
 
-    def _too_large(self, limits: LoadedLimits, coming: Sequence[Manifest]) -> bool:
-        held = bytes_of([*(resident.manifest for resident in self.residents()), *coming])
-        return limits.max_bytes is not None and held > limits.max_bytes
+    def _too_large(self, limits: LoadedLimits, beside: Sequence[Manifest]) -> bool:
+        if limits.max_bytes is None:
+            return False
+        own = (resident.manifest for resident in self.residents())
+        return bytes_of([*own, *beside]) > limits.max_bytes
+
+
+class EngineRoom:
+    """The engine and all versions in its memory, whichever model they are of. They share experts,
+    and are loaded one at a time: bytes on the caller's thread, tensors on a worker of the batcher,
+    in steps between its batches."""
+
+    def __init__(self, engine: Engine, *, batcher: ImageBatcher) -> None:
+        self.engine = engine
+        self.loading = threading.Lock()
+        """Held for as long as a load takes."""
+        self._batcher = batcher
+        self._reads: WeakKeyDictionary[Resident, ReadShard] = WeakKeyDictionary()
+        self._holders: WeakSet[LoadedVersions] = WeakSet()
+
+    @property
+    def holders(self) -> list[LoadedVersions]:
+        """List the versions of each model."""
+        return list(self._holders)
+
+    @property
+    def manifests(self) -> list[Manifest]:
+        return [manifest for holder in self.holders for manifest in holder.manifests]
+
+    @property
+    def bytes(self) -> int:
+        """Count the bytes of experts and classifiers in memory, shared ones once."""
+        return bytes_of(self.manifests)
+
+    def join(self, holder: LoadedVersions) -> None:
+        """Count the versions of a model too."""
+        self._holders.add(holder)
+
+    def leave(self, holder: LoadedVersions) -> None:
+        """Count the versions of a model no more."""
+        self._holders.discard(holder)
+
+    def build(self, manifest: Manifest, *, shards: Store) -> Resident:
+        """Load a version. Call with `loading` held, as for `free`."""
+        fetched = self.engine.fetch(manifest, read=shards.read_shard)
+        resident = self._in_steps(self.engine.load(fetched))
+        self._reads[resident] = shards.read_shard
+        return resident
+
+    def free(self) -> None:
+        """Free the experts that no version uses any more."""
+        kept = [resident for holder in self.holders for resident in holder.residents]
+        self._in_steps(self.engine.retain(kept))
+
+    def switch(self, engine: Engine) -> None:
+        """Compute all versions by another engine, from between two batches on. Blocks for as long
+        as loading them takes; the old engine answers meanwhile, and stays if this fails."""
+        with self.loading:
+            made = []
+            # Also those that only a request under way has kept.
+            for resident, read in list(self._reads.items()):
+                fetched = engine.fetch(resident.manifest, read=read)
+                made.append((resident, self._in_steps(engine.load(fetched)).model))
+
+            def swap() -> None:
+                for resident, model in made:
+                    resident.model = model
+                self.engine = engine
+
+            self._batcher.call(swap, workers=engine.workers).result()
+        give_back()
+
+    def _in_steps(self, steps: Steps[Result]) -> Result:
+        """Run the steps on a worker, which answers batches between two of them."""
+        while True:
+            done = self._batcher.call(lambda: _step(steps)).result()
+            if done is not None:
+                return done.result
 
 
 class LoadedVersions:
-    """The versions in memory, loaded one at a time: bytes on the caller's thread, tensors on a
-    worker of the batcher, in steps between its batches."""
+    """The versions of one model in memory."""
 
     def __init__(
         self,
-        engine: Engine,
+        room: EngineRoom,
         *,
-        batcher: ImageBatcher,
         limits: LoadedLimits,
         admit: Callable[[Manifest], object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Call `admit` before any byte of a version is read. It raises to refuse the version."""
-        self._engine = engine
+        self._room = room
         self._admit = admit
-        self._batcher = batcher
         self._limits = limits
         self._clock = clock
         self._served: Resident | None = None
         self._beside: tuple[Resident, ...] = ()
         self._held: tuple[Resident, ...] = ()
         self._residents = _Table()
-        self._alive: WeakSet[Resident] = WeakSet()
         self._left = False  # something has left, and requests under way may have kept it since
         self._table = threading.Lock()  # held for moments: the event loop takes it too
-        self._loading = threading.Lock()  # held for as long as a load takes
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
+        room.join(self)
 
     @property
     def served(self) -> Resident | None:
@@ -130,16 +207,13 @@ class LoadedVersions:
         return len(self._residents.entries)
 
     @property
-    def bytes(self) -> int:
-        """Count the bytes of experts and classifiers in memory, shared ones once."""
+    def residents(self) -> list[Resident]:
         with self._table:
-            residents = self._residents.residents()
-        return bytes_of(resident.manifest for resident in residents)
+            return self._residents.residents()
 
     @property
     def manifests(self) -> list[Manifest]:
-        with self._table:
-            return [resident.manifest for resident in self._residents.residents()]
+        return [resident.manifest for resident in self.residents]
 
     def find(self, digest: str) -> Resident | None:
         """Return the version if it is in memory, without waiting for a load under way."""
@@ -157,7 +231,7 @@ class LoadedVersions:
         """Return the version, loaded if it is not in memory. Blocks; never call it on the event
         loop. Raise NoRoom if it does not fit beside the versions that stay. A version that is
         `needed` is loaded all the same, and others leave."""
-        with self._loading:
+        with self._room.loading:
             resident = self.find(manifest.digest)
             if resident is None:
                 if self._admit is not None:
@@ -165,44 +239,30 @@ class LoadedVersions:
                 if not needed:
                     self._refuse_without_room(manifest)
                 self._sweep(coming=[manifest])  # others leave before it takes memory
-                fetched = self._engine.fetch(manifest, read=shards.read_shard)
-                resident = self._in_steps(self._engine.load(fetched))
-                self._alive.add(resident)
+                resident = self._room.build(manifest, shards=shards)
                 self._put(resident)
             return resident
-
-    def switch(self, engine: Engine, *, shards: Store) -> None:
-        """Compute all versions by another engine, from between two batches on. Blocks for as long
-        as loading them takes; the old engine answers meanwhile, and stays if this fails."""
-        with self._loading:
-            made = []
-            for resident in list(self._alive):  # also those that only a request under way has kept
-                fetched = engine.fetch(resident.manifest, read=shards.read_shard)
-                made.append((resident, self._in_steps(engine.load(fetched)).model))
-
-            def swap() -> None:
-                for resident, model in made:
-                    resident.model = model
-                self._engine = engine
-
-            self._batcher.call(swap, workers=engine.workers).result()
-        give_back()
 
     def serve(self, resident: Resident) -> None:
         """Answer requests that name no version by this one."""
         self._served = resident
         if self.find(resident.manifest.digest) is resident:
             return  # without waiting for a load under way
-        with self._loading:
+        with self._room.loading:
             self._put(resident)
 
     def clear(self) -> None:
         """Let go of every version. Requests under way keep theirs."""
+        self._served = None  # at once, also during a load
+        with self._room.loading:
+            self.drop()
+
+    def drop(self) -> None:
+        """Let go of every version. Call while nothing is loaded."""
         self._served, self._beside, self._held = None, (), ()
-        with self._loading:
-            with self._table:
-                self._residents.entries.clear()
-            self._in_steps(self._engine.retain([]))
+        with self._table:
+            self._residents.entries.clear()
+        self._room.free()
 
     def stand_beside(self, residents: Iterable[Resident]) -> None:
         """Keep these as the served one is kept, until others take their place."""
@@ -214,31 +274,43 @@ class LoadedVersions:
 
     def sweep(self) -> None:
         """Let go of versions that were idle for a while. Blocks."""
-        if self._loading.acquire(blocking=False):  # a load under way sweeps by itself
+        if self._room.loading.acquire(blocking=False):  # a load under way sweeps by itself
             try:
                 self._sweep()
             finally:
-                self._loading.release()
+                self._room.loading.release()
 
     def _put(self, resident: Resident) -> None:
-        """Add a version. Call with `_loading` held: no expert may leave between fetch and use."""
+        """Add a version. Call while nothing else is loaded: no expert may leave between fetch and
+        use."""
         with self._table:
             self._residents.put(resident, now=self._clock())
         self._sweep()
 
     def _sweep(self, *, coming: Sequence[Manifest] = ()) -> None:
+        others = self._others()
         with self._table:
-            needed = self._needed()
             left = self._residents.leave(
-                needed=needed, limits=self._limits, now=self._clock(), coming=coming
+                needed=self.needed,
+                limits=self._limits,
+                now=self._clock(),
+                coming=coming,
+                others=others,
             )
-            kept = self._residents.residents()
         if left or self._left:
-            self._in_steps(self._engine.retain(kept))
+            self._room.free()
             give_back()
         self._left = left
 
-    def _needed(self) -> list[Resident]:
+    def _others(self) -> list[Manifest]:
+        """List the versions of other models, where bytes are limited."""
+        if self._limits.max_bytes is None:
+            return []
+        others = (holder for holder in self._room.holders if holder is not self)
+        return [manifest for holder in others for manifest in holder.manifests]
+
+    @property
+    def needed(self) -> list[Resident]:
         """List the versions that stay whatever the limits say."""
         return [*([self._served] if self._served else []), *self._beside, *self._held]
 
@@ -246,20 +318,14 @@ class LoadedVersions:
         limit = self._limits.max_bytes
         if limit is None:
             return
-        stay = [resident.manifest for resident in self._needed()]
+        needed = (one for holder in self._room.holders for one in holder.needed)
+        stay = [resident.manifest for resident in needed]
         wanted = bytes_of([*stay, manifest])
         if wanted > limit:
             raise NoRoom(
                 f"version {manifest.version} does not fit: beside what is served it would take "
                 f"{wanted} bytes of the {limit} that are allowed"
             )
-
-    def _in_steps(self, steps: Steps[Result]) -> Result:
-        """Run the steps on a worker, which answers batches between two of them."""
-        while True:
-            done = self._batcher.call(lambda: _step(steps)).result()
-            if done is not None:
-                return done.result
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,8 @@ class MemoryCheck:
         there = {ref.sha256 for manifest in residents for ref in manifest.model_shards}
         new = {ref.sha256: ref.bytes for ref in manifest.model_shards if ref.sha256 not in there}
         weights, available = COPIES * sum(new.values()), self._available()
-        held = max((self._pass_bytes(manifest.spec) for manifest in residents), default=0)
+        specs = {manifest.spec for manifest in residents}  # many versions have the same
+        held = max((self._pass_bytes(spec) for spec in specs), default=0)
         passing = max(0, self._pass_bytes(manifest.spec) - held)
         if available is not None and weights + passing > available:
             raise NotEnoughMemory(

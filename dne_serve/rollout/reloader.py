@@ -18,8 +18,7 @@ from dataclasses import dataclass
 
 from dne_serve.engines.base import Resident
 from dne_serve.errors import public_message
-from dne_serve.observe.events import Times
-from dne_serve.observe.traces import SwapTraces
+from dne_serve.observe.events import SwapTraces, Times
 from dne_serve.rollout.channel import (
     check_onward,
     earlier_records,
@@ -68,13 +67,16 @@ class Reloader:
         on_swap: Callable[[int], None] = lambda version: None,
         on_failed_load: Callable[[], None] = lambda: None,
         traces: SwapTraces | None = None,
+        model: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Call `beside` after each look at the channel, to load the canary and the shadow."""
+        """Call `beside` after each look at the channel, to load the canary and the shadow. The log
+        names the `model`, where there are many."""
         self._open_store = open_store
         self._loaded = loaded
         self._channel = channel
+        self._told = channel if model is None else f"{channel} of model {model}"
         self._poll_s = poll_s
         self._beside = beside
         self._on_swap = on_swap
@@ -101,14 +103,22 @@ class Reloader:
         self.withdrawn = False
         """Whether nothing is served on purpose, whatever the channel names."""
 
-    def start(self) -> None:
-        self._thread.start()
+    def start(self, *, polls: bool = True) -> None:
+        """Follow the channel on a thread of its own; without `polls`, whenever `look` is called."""
+        if polls:
+            self._thread.start()
         self.cutover.start()
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self.cutover.stop()
+
+    def look(self) -> None:
+        """Follow the channel once, and look after the versions in memory."""
+        self.poll()
+        self._care()
 
     def poll(self) -> None:
         """Look at the channel once. An error ends up in `failure`."""
@@ -119,7 +129,7 @@ class Reloader:
                 if not self._poll_next():
                     self._follow(asked=False)
             except Exception as error:  # a loop that ends would leave the server deaf for ever
-                log.debug("cannot follow channel %s", self._channel, exc_info=error)
+                log.debug("cannot follow channel %s", self._told, exc_info=error)
 
     def follow(self, *, in_memory: Resident | None = None) -> ChannelRecord | None:
         """Take up the version that the channel names, or raise the error that prevents it.
@@ -138,10 +148,9 @@ class Reloader:
             self._loaded.clear()
 
     def _loop(self) -> None:
-        _step_back()
+        step_back()
         while not self._stop.is_set():
-            self.poll()
-            self._care()
+            self.look()
             self._stop.wait(self._poll_s * self._jitter.uniform(LEAST_WAIT, 1))
 
     def _care(self) -> None:
@@ -193,7 +202,7 @@ class Reloader:
                 self._fall_back(store, failure)
             raise
         if self.failure is not None and self.record is not None:
-            log.info("channel %s is followed again", self._channel)
+            log.info("channel %s is followed again", self._told)
         self.failure, self.fallback = None, False
         self._followed, self._next_polls_left = store, NEXT_POLLS
 
@@ -248,7 +257,7 @@ class Reloader:
             if self._traces is not None:
                 self._traces.swapped(record, _since(began_ns))
             log.info(
-                "serving version %s (%s, record %s)", resident.version, self._channel, record.number
+                "serving version %s (%s, record %s)", resident.version, self._told, record.number
             )
 
     def _fall_back(self, store: Store, failure: _Failure) -> None:
@@ -271,7 +280,7 @@ class Reloader:
                 log.warning("version %s is served until the head can be", record.target)
                 return
         except Exception as error:  # the loop must not end, and what failed first is what counts
-            log.log(level, "the past of channel %s cannot be read: %s", self._channel, error)
+            log.log(level, "the past of channel %s cannot be read: %s", self._told, error)
 
     def _remember(self, head: ChannelRecord | None, error: Exception) -> _Failure:
         last = self.failure
@@ -283,7 +292,7 @@ class Reloader:
         if head is not None:
             self._on_failed_load()
         if not last or not again or str(last.error) != str(error):
-            _say(self._channel, head, error)
+            _say(self._told, head, error)
         return failure
 
 
@@ -299,10 +308,12 @@ def _say(channel: str, head: ChannelRecord | None, error: Exception) -> None:
     elif head is None:
         log.warning("cannot read channel %s: %s", channel, error, exc_info=unforeseen)
     else:
-        log.error("cannot load version %s: %s", head.target, error, exc_info=unforeseen)
+        log.error(
+            "cannot load version %s (%s): %s", head.target, channel, error, exc_info=unforeseen
+        )
 
 
-def _step_back() -> None:
+def step_back() -> None:
     """Let the loading thread give way to those that answer. On Linux each thread has a priority."""
     if sys.platform != "linux":
         return

@@ -270,7 +270,8 @@ class ChannelNews:
     def stop(self) -> None:
         """Look once more, and do not wait for a store that hangs."""
         self._stopping.set()
-        self._thread.join(_LAST_LOOK_S)
+        if self._thread.ident is not None:
+            self._thread.join(_LAST_LOOK_S)
 
     def look(self) -> None:
         """Post what is new. After a fault of the store, wait and try again."""

@@ -7,6 +7,7 @@ written. So every answer but success is followed by reading the object, and its 
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -63,13 +64,9 @@ class ObjectStorage:
     """Objects below one prefix of a bucket. Safe to use from several threads."""
 
     def __init__(self, location: str, *, retry: RetryConfig = RETRY) -> None:
-        if not _LOCATION.fullmatch(location) or "/." in location:
-            raise WrongUsage(
-                f"{location} is not the location of a store: "
-                "a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
-            )
-        self._small = _connect(location, timeout=_SMALL_TIMEOUT, retry=retry)
-        self._large = _connect(location, timeout=_LARGE_TIMEOUT, retry=retry)
+        bucket, self._prefix = _split(location)
+        self._small = _connected(bucket, timeout=_SMALL_TIMEOUT, retry=retry)
+        self._large = _connected(bucket, timeout=_LARGE_TIMEOUT, retry=retry)
         self._proved = False
 
     def create(self, name: str, data: bytes) -> bool:
@@ -80,7 +77,7 @@ class ObjectStorage:
         for pause_s in _CONFLICT_PAUSES_S:
             time.sleep(pause_s)
             try:
-                obstore.put(self._for(len(data)), name, data, mode="create")
+                obstore.put(self._for(len(data)), self._prefix + name, data, mode="create")
                 return True
             except _FAILURES as error:
                 failure = error
@@ -98,7 +95,7 @@ class ObjectStorage:
         check_object_name(name)
         with _explained(f"{name} could not be read"):
             try:
-                answer = obstore.get(self._for(max_bytes), name)
+                answer = obstore.get(self._for(max_bytes), self._prefix + name)
                 size = answer.meta["size"]
                 if size > max_bytes:
                     raise ObjectRefused(name, f"it has {size} bytes instead of at most {max_bytes}")
@@ -108,17 +105,20 @@ class ObjectStorage:
 
     def list(self, folder: str, *, after: str = "") -> Sequence[Entry]:
         check_object_name(folder)
+        offset = self._prefix + after if after else None
         with _explained(f"{folder} could not be listed"):
-            listed = obstore.list(self._small, prefix=folder, offset=after or None).collect()
-        return tuple(
+            listed = obstore.list(
+                self._small, prefix=self._prefix + folder, offset=offset
+            ).collect()
+        entries = (
             Entry(
-                name=meta["path"],
+                name=meta["path"].removeprefix(self._prefix),
                 bytes=meta["size"],
                 modified_s=meta["last_modified"].timestamp(),
             )
             for meta in listed
-            if _is_object_name(meta["path"]) and meta["path"] > after
         )
+        return tuple(one for one in entries if _is_object_name(one.name) and one.name > after)
 
     def list_names(self, folder: str) -> Sequence[str]:
         return tuple(entry.name for entry in self.list(folder))
@@ -126,7 +126,7 @@ class ObjectStorage:
     def delete(self, name: str) -> None:
         check_object_name(name)
         try:
-            obstore.delete(self._small, name)
+            obstore.delete(self._small, self._prefix + name)
         except FileNotFoundError:
             return
         except _FAILURES as error:
@@ -156,7 +156,7 @@ class ObjectStorage:
             return
         try:
             held = self.read(STORE, max_bytes=SMALL_BYTES)
-            obstore.put(self._small, STORE, held, mode="create")
+            obstore.put(self._small, self._prefix + STORE, held, mode="create")
         except ObjectMissing:
             return
         except _TAKEN:
@@ -165,6 +165,48 @@ class ObjectStorage:
         except (*_FAILURES, StoreError) as error:
             raise WriteFailed(f"nothing could be written: {_sentence(error)}") from error
         raise StoreUnsupported("the backend overwrites objects, so it cannot hold a store")
+
+
+def folders_below(location: str) -> list[str]:
+    """List the names of the folders right below a location of a bucket."""
+    bucket, prefix = _split(location)
+    connected = _connected(bucket, timeout=_SMALL_TIMEOUT, retry=RETRY)
+    with _explained(f"{location} could not be listed"):
+        found = obstore.list_with_delimiter(connected, prefix=prefix or None)["common_prefixes"]
+    return [folder.removeprefix(prefix).rstrip("/") for folder in found]
+
+
+def _split(location: str) -> tuple[str, str]:
+    """Split a location into its bucket and the prefix of its names, which ends with a slash unless
+    it is empty. Raise WrongUsage for a location of another form."""
+    if not _LOCATION.fullmatch(location) or "/." in location:
+        raise WrongUsage(
+            f"{location} is not the location of a store: "
+            "a directory, s3://bucket/prefix, gs://bucket/prefix or az://container/prefix"
+        )
+    scheme, _, path = location.partition("://")
+    bucket, _, prefix = path.strip("/").partition("/")
+    return f"{scheme}://{bucket}", f"{prefix}/" if prefix else ""
+
+
+_connecting = threading.Lock()
+_connections: dict[tuple[object, ...], ObjectStore] = {}
+"""Clients by bucket and settings. One takes 100 kB and 6 ms, and a server may read a thousand
+stores in one bucket."""
+_MOST_CONNECTIONS = 16
+_CLOUDS = ("AWS_", "AZURE_", "GOOGLE_")
+
+
+def _connected(bucket: str, *, timeout: timedelta, retry: RetryConfig) -> ObjectStore:
+    """Return the client of a bucket, made anew if the environment has changed."""
+    settings = tuple(sorted(item for item in environ.items() if item[0].startswith(_CLOUDS)))
+    key = (bucket, timeout, repr(retry), settings)
+    with _connecting:
+        if key not in _connections:
+            if len(_connections) >= _MOST_CONNECTIONS:
+                _connections.pop(next(iter(_connections)))
+            _connections[key] = _connect(bucket, timeout=timeout, retry=retry)
+        return _connections[key]
 
 
 def _connect(location: str, *, timeout: timedelta, retry: RetryConfig) -> ObjectStore:

@@ -12,7 +12,7 @@ from PIL import Image
 
 from dne_client import __main__ as command
 from dne_client.demo import story
-from dne_client.demo.data import DIGIT_TASKS, DemoData, images_in, write_demo_data
+from dne_client.demo.story import DIGIT_TASKS, DemoData, images_in, write_demo_data
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedLimits, LoadedVersions
+from dne_serve.rollout.loaded_versions import EngineRoom, ImageBatcher, LoadedLimits, LoadedVersions
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.fake_engine import Clock, FakeEngine
@@ -79,7 +79,7 @@ def batcher(engine: FakeEngine) -> Iterator[ImageBatcher]:
 @pytest.fixture
 def loaded(engine: FakeEngine, batcher: ImageBatcher, clock: Clock) -> LoadedVersions:
     return LoadedVersions(
-        engine, batcher=batcher, limits=LoadedLimits(spare=2, idle_s=60), clock=clock
+        EngineRoom(engine, batcher=batcher), limits=LoadedLimits(spare=2, idle_s=60), clock=clock
     )
 
 

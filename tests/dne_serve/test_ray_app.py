@@ -40,7 +40,7 @@ def while_running(replica: Replica, check: Callable[[], Awaitable[None]]) -> Non
 
 def test_a_replica_is_healthy_once_it_serves_a_version(store: Store, letters: Manifest) -> None:
     replica = replica_of(store.location)
-    serving = replica.__serve_build_asgi_app__().state.serving
+    serving = replica.__serve_build_asgi_app__().state.models.only
 
     async def check() -> None:
         await replica.check_health()
@@ -83,7 +83,7 @@ def test_a_replica_without_a_version_says_so_and_ends_its_start(
 
 def test_a_replica_whose_engine_hangs_is_not_healthy(store: Store, letters: Manifest) -> None:
     replica = replica_of(store.location)
-    serving = replica.__serve_build_asgi_app__().state.serving
+    serving = replica.__serve_build_asgi_app__().state.models.only
 
     async def check() -> None:
         await replica.check_health()
@@ -103,7 +103,7 @@ def test_a_replica_whose_engine_hangs_is_not_healthy(store: Store, letters: Mani
 
 def test_a_store_that_vanishes_leaves_a_replica_healthy(store: Store, letters: Manifest) -> None:
     replica = replica_of(store.location)
-    serving = replica.__serve_build_asgi_app__().state.serving
+    serving = replica.__serve_build_asgi_app__().state.models.only
 
     async def check() -> None:
         await replica.check_health()
@@ -120,7 +120,7 @@ def test_a_replica_has_as_many_threads_as_ray_gives_it_cores(
     for variable, given, expected in (("1", {}, 1), ("2", {"threads": 1}, 1), ("", {}, None)):
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
         application = replica_of(store.location, **given).__serve_build_asgi_app__()
-        assert application.state.serving.settings.threads == expected
+        assert application.state.models.only.settings.threads == expected
 
 
 def test_a_replica_does_not_start_open_unless_it_is_meant(store: Store) -> None:

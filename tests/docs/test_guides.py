@@ -46,6 +46,9 @@ STORIES = {
     "report": Story(begins=2, ends=(*ANIMALS, *VEHICLES), files=("report-2/report.html",)),
     "rolling-back": Story(begins=3, ends=(*ANIMALS, *VEHICLES, *PLANTS)),
     "production": Story(begins=2, ends=(*ANIMALS, *VEHICLES), files=("tokens", "backup")),
+    "many-models": Story(
+        begins=2, ends=(*ANIMALS, *VEHICLES), files=("company", "limits", "tokens")
+    ),
     "calling": Story(begins=2, ends=(*ANIMALS, *VEHICLES), files=("openapi.json", "answers.jsonl")),
     "coming-from": Story(ends=(*ANIMALS, *VEHICLES), files=("from-roboflow", "from-teachable")),
 }

@@ -147,7 +147,7 @@ def test_no_request_fails_while_engines_switch(tmp_path: Path) -> None:
         for number in range(SWITCHES):
             one = candidates[number % len(candidates)]
             engine = make_candidate(one, threads=2, max_batch=4)
-            live.serving.loaded.switch(engine, shards=store)
+            live.serving.shared.room.switch(engine)
             assert live.serving.engine is engine
             traffic.wait_for_more(3)
         traffic.stop.set()

@@ -1,4 +1,5 @@
-"""LitServe with its batching, one worker."""
+"""LitServe with its batching, one worker a model. With BENCH_MODELS each model has an API and a
+path of its own, as LitServe's documentation has it."""
 
 from __future__ import annotations
 
@@ -32,8 +33,10 @@ class Api(ls.LitAPI):
 
 
 if __name__ == "__main__":
-    api = Api(max_batch_size=MAX_BATCH, batch_timeout=0.002)
-    server = ls.LitServer(api, accelerator="cpu", workers_per_device=1)
+    count = int(os.environ.get("BENCH_MODELS", "0"))
+    options = {"max_batch_size": MAX_BATCH, "batch_timeout": 0.002}
+    many = [Api(**options, api_path=f"/models/m{place:04}/predict") for place in range(count)]
+    server = ls.LitServer(many or Api(**options), accelerator="cpu", workers_per_device=1)
     server.run(
         host="127.0.0.1",
         port=int(os.environ["BENCH_PORT"]),

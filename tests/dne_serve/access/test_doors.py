@@ -43,6 +43,7 @@ SCOPES = {
     "/inbox/{item}/alike": Permission.LABEL,
     "/versions/{version}/kept": Permission.LABEL,
     "/metrics": Permission.READ,
+    "/models": Permission.READ,
     "/rollback": Permission.ADMIN,
     "/promote": Permission.ADMIN,
     "/resume": Permission.ADMIN,
@@ -244,9 +245,9 @@ def test_a_method_that_is_not_offered_is_405_with_all_that_are(guarded: Live) ->
 def test_too_many_requests_are_429_with_retry_after(
     tmp_path: Path, tokens: dict[str, NewToken]
 ) -> None:
-    (tmp_path / "tokens").write_text(tokens["read"].line)
+    (tmp_path / "tokens").write_text(f"{tokens['read'].line} rate=1")
     token_file = tmp_path / "tokens"
-    with live_server(tmp_path / "absent", token_file=token_file, rate_limit=1) as live:
+    with live_server(tmp_path / "absent", token_file=token_file) as live:
         header = {"Authorization": f"Bearer {tokens['read'].secret}"}
         answers = [live.http.get("/metrics", headers=header) for _ in range(5)]
         assert answers[0].status_code == 200

@@ -111,6 +111,7 @@ def test_every_route_is_documented_with_its_problems(document: dict[str, Any]) -
         "/healthz",
         "/readyz",
         "/metrics",
+        "/models",
     }
     assert paths["/predict"]["post"]["responses"].keys() == {
         "200", "400", "401", "403", "404", "406", "408", "413", "415", "422", "429", "503",

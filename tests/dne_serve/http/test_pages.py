@@ -77,7 +77,7 @@ def test_the_pages_are_part_of_the_package() -> None:
     assert {path.name for path in pages.CONSOLE.iterdir()} == {
         "index.html", "style.css", "console.js", "ask.js", "elements.js", "moves.js", "predict.js",
         "versions.js", "live.js", "compare.js", "offline.js", "docs.html", "docs.css", "docs.js",
-        "schema.js", "try.js", "icon.svg",
+        "models.html", "models.css", "models.js", "schema.js", "try.js", "icon.svg",
         "label.html", "label.css", "label.js", "label_examples.js",
         "label_items.js", "label_names.js", "label_tiles.js",
         "learn.js", "report.html", "report.css", "report.js", "report_parts.js",

@@ -63,7 +63,7 @@ def test_images_are_answered_while_a_few_packed_bytes_would_take_minutes(narrow:
 
 def test_an_image_that_is_done_does_not_hold_the_place_of_another(narrow: Live) -> None:
     assert narrow.predict(TINY_TIFF).status_code == 200
-    [process] = narrow.serving._decoder.odd.processes.queue
+    [process] = narrow.serving.shared.decoder.odd.processes.queue
     held = pid_of(process)
     os.kill(held, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as other:

@@ -24,7 +24,7 @@ from dne_serve.inference.store_threads import (
     StoreThreads,
     check_wanted,
 )
-from dne_serve.server import STORE_READS
+from dne_serve.shared import STORE_READS
 from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_digits, publish_letters
 from tests.dne_serve.wire.test_limits import connect

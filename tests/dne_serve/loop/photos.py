@@ -7,7 +7,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from dne_serve.inference.reencoding import Reencoded, reencode
+from dne_serve.inference.decode_worker import Reencoded, reencode
 
 PLACE = "a camera in a garden"
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from dne_serve.inference.decode_process import DecodeProcess
-from dne_serve.inference.reencoding import Reencoded, reencode
+from dne_serve.inference.decode_worker import Reencoded, reencode
 from dne_serve.loop.writer import NEAR_BITS, WaitingHashes
 from model_store.errors import ImageRejected, ImageTooLarge
 from model_store.preprocess import dhash

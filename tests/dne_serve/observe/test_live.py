@@ -254,7 +254,7 @@ def test_listeners_do_not_delay_the_end_of_a_server(
     settings = Settings(store=store.location)
     app = create_app(settings, engine=TorchEngine(device="cpu", threads=1))
     server = DrainingServer(
-        server_config(app, settings), drain_s=drain_s, on_drain=app.state.serving.drain
+        server_config(app, settings), drain_s=drain_s, on_drain=app.state.models.drain
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -11,16 +11,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from dne_serve.engines import scored
 from dne_serve.engines.base import Floats
 from dne_serve.engines.scored import Probabilities, softmax
-from dne_serve.observe.answer_counts import MAX_LABELS, MAX_VERSIONS, AnswerCounts
+from dne_serve.observe.answer_counts import MAX_LABELS, MAX_VERSIONS, AnswerCounts, AnswerFamilies
 from model_store import __version__
 from model_store.store.store import Store
 from tests.dne_serve.observe.made_up import answered, failed, logits, resident
 from tests.live_server import Live, png
 
 
+def families_of(counts: AnswerCounts) -> AnswerFamilies:
+    return AnswerFamilies(lambda: [("", counts)], by_model=False)
+
+
 def registry_of(counts: AnswerCounts) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(counts)
+    registry.register(families_of(counts))
     return registry
 
 
@@ -73,7 +77,7 @@ def test_a_request_that_failed_or_is_not_traffic_has_no_answers_to_count() -> No
     counts = AnswerCounts()
     counts.answered(failed(resident(), RuntimeError("no engine"), images=2))
     counts.answered(answered(resident(), logits(1, 0, 0), is_traffic=False))
-    images, *_ = counts.collect()
+    images, *_ = families_of(counts).collect()
     assert images.samples == []
 
 
@@ -85,7 +89,7 @@ def test_classes_beyond_the_first_hundred_share_a_series() -> None:
         one = row.copy()
         one[index] = 9
         counts.answered(answered(many, one))
-    images, *_ = counts.collect()
+    images, *_ = families_of(counts).collect()
     assert len(images.samples) == MAX_LABELS + 1
     assert {one.labels["label"]: one.value for one in images.samples if one.value} == {
         "class 0": 1,
@@ -98,7 +102,7 @@ def test_clients_that_ask_for_many_versions_add_no_more_series_than_eight_versio
     for version in range(1, 40):
         counts.answered(answered(resident(100), logits(1, 0, 0)))  # the served one
         counts.answered(answered(resident(version), logits(1, 0, 0)))
-    images, unknown, *_ = counts.collect()
+    images, unknown, *_ = families_of(counts).collect()
     assert len(unknown.samples) == MAX_VERSIONS
     assert len(images.samples) == MAX_VERSIONS * 3
     ask = registry_of(counts).get_sample_value

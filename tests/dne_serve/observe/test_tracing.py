@@ -16,9 +16,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from dne_serve.log_lines import JsonLine
 from dne_serve.observe import otlp
+from dne_serve.observe.events import Span as MadeSpan
 from dne_serve.observe.events import Times
 from dne_serve.observe.otlp import OtlpSender
-from dne_serve.observe.traces import Span as MadeSpan
 from dne_serve.observe.tracing import check_extra
 from dne_serve.setting_values import parse_url
 from dne_serve.settings import load_settings
@@ -349,7 +349,7 @@ def test_without_an_endpoint_nothing_that_writes_traces_is_imported() -> None:
         "import sys; from dne_serve.app import create_app; from dne_serve.settings import Settings;"
         "from dne_serve.engines.torch_engine import TorchEngine;"
         "app = create_app(Settings(), engine=TorchEngine(device='cpu', threads=1));"
-        "assert app.state.serving.tracer is None;"
+        "assert app.state.models.shared.tracer is None;"
         "written_with = ('opentelemetry.proto', 'opentelemetry.sdk', 'dne_serve.observe.otlp');"
         "print([name for name in sys.modules if name.startswith(written_with)])"
     )

@@ -130,7 +130,7 @@ def test_a_version_that_would_not_fit_into_memory_is_not_promoted(
     live: Live, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     large = publish_tiny(store, tasks=[("odd", ["x"])], seed=9)
-    monkeypatch.setattr(live.serving._memory, "_available", lambda: 1000)
+    monkeypatch.setattr(live.serving.shared.memory, "_available", lambda: 1000)
     assert_problem(live.admin("/promote", to=large.version), 503, says="not moved: version 3 needs")
     assert [record.target for record in store.history("production")] == [1, 2]
 

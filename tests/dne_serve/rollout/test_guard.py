@@ -329,7 +329,7 @@ def test_processes_that_cannot_decode_are_no_fault_of_the_version(
 
 def killed_while_it_decodes(live: Live) -> httpx.Response:
     """The answer for a large image whose process is killed, as when memory runs out."""
-    processes = live.serving._decoder.large.processes.queue
+    processes = live.serving.shared.decoder.large.processes.queue
     [pid] = [one._process.pid for one in processes if one._process is not None]
     os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor(1) as other:

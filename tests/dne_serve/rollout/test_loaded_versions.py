@@ -15,7 +15,13 @@ from dne_serve.engines.base import (
     Steps,
 )
 from dne_serve.errors import NoRoom
-from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedLimits, LoadedVersions, bytes_of
+from dne_serve.rollout.loaded_versions import (
+    EngineRoom,
+    ImageBatcher,
+    LoadedLimits,
+    LoadedVersions,
+    bytes_of,
+)
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.fake_engine import Clock, FakeEngine
@@ -88,15 +94,15 @@ def test_memory_says_what_is_kept(
     others = [publish_tiny(store, tasks=[("t", [f"c{i}"])], seed=i) for i in range(1, 4)]
     child = publish_tiny(store, tasks=[("u", ["b"])], parent=trunk, seed=9)
     limits = LoadedLimits(spare=9, max_bytes=bytes_of([trunk, *others[:2]]))
-    loaded = LoadedVersions(engine, batcher=batcher, limits=limits, clock=clock)
+    loaded = LoadedVersions(EngineRoom(engine, batcher=batcher), limits=limits, clock=clock)
     loaded.serve(loaded.load(trunk, shards=store))
     for manifest in others:
         loaded.load(manifest, shards=store)
     assert engine.kept == [1, 3, 4]
-    assert loaded.bytes <= bytes_of([trunk, *others[:2]])
+    assert bytes_of(loaded.manifests) <= bytes_of([trunk, *others[:2]])
 
     tight = LoadedLimits(spare=9, max_bytes=bytes_of([trunk]))
-    loaded = LoadedVersions(engine, batcher=batcher, limits=tight, clock=clock)
+    loaded = LoadedVersions(EngineRoom(engine, batcher=batcher), limits=tight, clock=clock)
     loaded.serve(loaded.load(trunk, shards=store, needed=True))
     with pytest.raises(NoRoom, match="version 5 does not fit"):
         loaded.load(child, shards=store)
@@ -118,7 +124,7 @@ def test_who_has_to_leave_for_a_version_leaves_before_it_takes_memory(
     made = [publish_tiny(store, tasks=[("t", [f"c{i}"])], seed=i) for i in range(4)]
     for limits in (LoadedLimits(spare=1), LoadedLimits(spare=9, max_bytes=bytes_of(made[:2]))):
         at_fetch.clear()
-        loaded = LoadedVersions(Watching(), batcher=batcher, limits=limits, clock=clock)
+        loaded = LoadedVersions(EngineRoom(Watching(), batcher=batcher), limits=limits, clock=clock)
         for manifest in made:
             loaded.serve(loaded.load(manifest, shards=store))
         assert at_fetch == [[], [1], [2], [3]]
@@ -136,7 +142,7 @@ def test_experts_that_versions_share_count_once(store: Store) -> None:
 def test_the_engine_answers_between_the_steps_of_a_load(
     store: Store, letters: Manifest, engine: FakeEngine, batcher: ImageBatcher
 ) -> None:
-    loaded = LoadedVersions(engine, batcher=batcher, limits=LoadedLimits())
+    loaded = LoadedVersions(EngineRoom(engine, batcher=batcher), limits=LoadedLimits())
     answered: list[bool] = []
 
     class Slow(FakeEngine):
@@ -150,5 +156,7 @@ def test_the_engine_answers_between_the_steps_of_a_load(
 
     first = loaded.load(letters, shards=store)
     second = publish_tiny(store, tasks=[("digits", ["0"])], parent=letters)
-    LoadedVersions(Slow(), batcher=batcher, limits=LoadedLimits()).load(second, shards=store)
+    LoadedVersions(EngineRoom(Slow(), batcher=batcher), limits=LoadedLimits()).load(
+        second, shards=store
+    )
     assert answered == [True, True, True]

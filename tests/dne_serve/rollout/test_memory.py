@@ -56,7 +56,7 @@ def test_a_pass_counts_where_it_takes_more_than_those_of_versions_in_memory(
 def test_a_load_that_would_not_fit_leaves_the_served_version_alone(
     live: Live, store: Store, digits: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live.serving._memory, "_available", lambda: 1000)
+    monkeypatch.setattr(live.serving.shared.memory, "_available", lambda: 1000)
     promote(store, publish_tiny(store, tasks=[("x", ["x"])], parent=digits, seed=3))
     wait_for(lambda: live.http.get("/readyz").json()["error"] is not None)
     ready = live.http.get("/readyz").json()
@@ -65,7 +65,7 @@ def test_a_load_that_would_not_fit_leaves_the_served_version_alone(
     assert_problem(live.predict(png(), query="?version=3"), 503, says="memory")
     assert live.metric("dne_failed_loads_total") >= 1
     assert live.metric("dne_following") == 0
-    monkeypatch.setattr(live.serving._memory, "_available", lambda: 1 << 40)
+    monkeypatch.setattr(live.serving.shared.memory, "_available", lambda: 1 << 40)
     live.wait_until_serving(3)  # it is tried again
 
 

@@ -68,7 +68,7 @@ def test_small_patches_and_many_heads_take_memory_that_the_weights_do_not_show()
 def test_a_version_whose_batches_would_not_fit_is_refused_with_the_numbers(
     live: Live, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live.serving._memory, "_available", lambda: 100 << 20)
+    monkeypatch.setattr(live.serving.shared.memory, "_available", lambda: 100 << 20)
     odd = publish_tiny(store, tasks=[("a", ["x"]), ("b", ["y"])], spec=ODD, heads=16)
     answer = live.admin("/promote", to=odd.version)
     assert_problem(answer, 503, says="MiB more for a batch of images, and 100.0 MiB are free")

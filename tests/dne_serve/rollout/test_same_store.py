@@ -10,7 +10,7 @@ import pytest
 
 from dne_serve.errors import StoreChanged
 from dne_serve.rollout.channel import SameStore
-from dne_serve.rollout.loaded_versions import ImageBatcher, LoadedLimits, LoadedVersions
+from dne_serve.rollout.loaded_versions import EngineRoom, ImageBatcher, LoadedLimits, LoadedVersions
 from dne_serve.rollout.reloader import NEXT_POLLS, Reloader
 from model_store.backends.base import Objects
 from model_store.records.manifest import Manifest
@@ -111,7 +111,7 @@ def test_a_bucket_that_was_emptied_or_filled_anew_is_told(objects: MemoryObjects
     engine = FakeEngine()
     batcher = ImageBatcher(engine.run, max_batch=4, max_queue=8)
     batcher.start()
-    loaded = LoadedVersions(engine, batcher=batcher, limits=LoadedLimits())
+    loaded = LoadedVersions(EngineRoom(engine, batcher=batcher), limits=LoadedLimits())
     open_store = SameStore("memory")
     reloader = Reloader(open_store, loaded=loaded, channel="production", poll_s=1.0)
 

@@ -80,7 +80,7 @@ def test_no_code_that_answers_or_follows_knows_of_webhooks() -> None:
         if "dne_serve.webhooks" in path.read_text() and ".webhooks" not in module
     }
     posts_traces = "dne_serve.observe.otlp"  # by the same means, on a thread of its own
-    assert knowing == {"dne_serve.server", "dne_serve.cli", posts_traces}
+    assert knowing == {"dne_serve.server", "dne_serve.shared", "dne_serve.cli", posts_traces}
 
 
 def test_a_server_without_webhooks_has_no_thread_for_them(live: Live) -> None:

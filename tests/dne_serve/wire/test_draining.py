@@ -80,13 +80,13 @@ def test_requests_on_open_connections_are_answered_after_the_port_is_closed(
     settings = Settings(store=store.location)
     app = create_app(settings, engine=TorchEngine(device="cpu", threads=1))
     server = DrainingServer(
-        server_config(app, settings), drain_s=0, on_drain=app.state.serving.drain
+        server_config(app, settings), drain_s=0, on_drain=app.state.models.only.drain
     )
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = listener.getsockname()
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        wait_for(lambda: server.started and app.state.serving.loaded.served is not None)
+        wait_for(lambda: server.started and app.state.models.only.loaded.served is not None)
         with httpx.Client(base_url=f"http://127.0.0.1:{address[1]}") as idle:
             assert idle.post("/predict", content=png()).status_code == 200
             late = socket.create_connection(address, timeout=20)
