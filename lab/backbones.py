@@ -22,7 +22,7 @@ from model_store.network.network import HEAD_STD
 from model_store.spec import Attention, ExpertSpec, NetworkSpec, TaskSpec
 from model_store.spec import Backbone as PretrainedBackbone
 from trainer.backbones.pretrained import Pretrained
-from trainer.learning.fit import OptimiserFactory, adamw, parameter_groups
+from trainer.learning.fit import OptimiserFactory, adamw, muon, parameter_groups
 from trainer.learning.learner import Learner, Step
 from trainer.learning.losses import Classification
 
@@ -156,6 +156,7 @@ def geometry(preset: Preset, attention: Attention) -> NetworkSpec:
         image_size=preset.image_size,
         patch_size=preset.patch_size,
         depth=preset.depth,
+        stem=preset.stem,
         attention=attention,
         qkv_bias=attention == "plain",
     )
@@ -188,6 +189,11 @@ def sgd() -> OptimiserFactory:
     return make
 
 
+def learning_of(preset: Preset) -> OptimiserFactory:
+    """Return the optimiser of transformers."""
+    return muon() if preset.optimiser == "muon" else adamw()
+
+
 BackboneName = Literal["resnet", "transformer", "plain-transformer"]
 """`transformer` has gated attention, as the product's network has; `plain-transformer` has not."""
 
@@ -200,7 +206,7 @@ class Kind:
     base: str
     """The text of `Method.base`, but for the loss."""
     rate: Callable[[Preset], float]
-    optimiser: Callable[[], OptimiserFactory]
+    optimiser: Callable[[Preset], OptimiserFactory]
 
     def base_with(self, loss: str) -> str:
         """Name the first task as learnt with this loss: `cross-entropy`, `binary`."""
@@ -212,19 +218,19 @@ KINDS: Mapping[BackboneName, Kind] = {
         make=lambda preset: ResNet18(preset.resnet_width),
         base="resnet-18, {loss}",
         rate=lambda preset: preset.resnet_rate,
-        optimiser=sgd,
+        optimiser=lambda preset: sgd(),
     ),
     "transformer": Kind(
         make=Transformer,
         base="gated transformer, {loss}, decay ours",
         rate=lambda preset: preset.fine_rate if preset.pretrained else preset.rate,
-        optimiser=adamw,
+        optimiser=learning_of,
     ),
     "plain-transformer": Kind(
         make=partial(Transformer, attention="plain"),
         base="transformer, {loss}, decay ours",
         rate=lambda preset: preset.rate,
-        optimiser=adamw,
+        optimiser=learning_of,
     ),
 }
 

@@ -40,7 +40,7 @@ MEAN = (0.5071, 0.4865, 0.4409)
 DEVIATION = (0.2673, 0.2564, 0.2762)
 BASE_SETTINGS = (
     "images", "part", "image_size", "patch_size", "depth", "heads", "resnet_width",
-    "first_epochs", "batch_size", "rate", "resnet_rate", "changes",
+    "first_epochs", "batch_size", "rate", "resnet_rate", "changes", "stem", "optimiser",
 )  # fmt: skip
 """The settings that the first task depends on, besides its classes."""
 

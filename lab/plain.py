@@ -60,7 +60,7 @@ class PlainMethod(Method):
             parameters=self.network.learnable(),
             rate=self.kind.rate(self.preset),
             epochs=self.preset.fine_epochs if self.preset.pretrained else epochs,
-            make_optimiser=self.kind.optimiser(),
+            make_optimiser=self.kind.optimiser(self.preset),
         )
 
     def scores(self, images_BCHW: Tensor) -> Tensor:

@@ -253,6 +253,7 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
 }
 
 PLANS: Mapping[str, tuple[Planned, ...]] = {
+    "converged": CONVERGED,
     "signs": SIGNS,
     "short": SHORT,
 }

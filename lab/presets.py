@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from model_store.errors import WrongUsage
+from model_store.spec import Stem
 
 CIFAR_CLASSES = 100
 """Classes of a preset that takes all of the data set."""
@@ -41,6 +42,10 @@ class Preset:
     """The folder of the archive that holds `train` and `test`."""
     pretrained: str = ""
     """The file of weights, beside the archive, that a vision transformer begins with."""
+    stem: Stem = "patches"
+    """The way in which transformers make patches."""
+    optimiser: Literal["adamw", "muon"] = "adamw"
+    """`muon`: for the matrices and convolutions of transformers, beside AdamW for the rest."""
     loss: Loss = "cross-entropy"
     changes: Changes = "standard"
     exemplars: Literal["herded", "random"] = "herded"
@@ -70,7 +75,7 @@ class Preset:
     @property
     def recipe(self) -> str:
         """Tell in words how networks learn."""
-        start = self.pretrained or "random weights"
+        start = self.pretrained or f"{self.stem}, {self.optimiser}"
         return f"{start}, {self.loss}, {self.changes} changes, {self.exemplars} exemplars"
 
 
@@ -94,6 +99,27 @@ SHORT = Preset(
     resnet_rate=0.1,
 )
 
+
+CONVERGED = replace(
+    SHORT,
+    classes=30,
+    first=10,
+    step=5,
+    images=500,
+    memory=600,
+    table_classes=60,
+    stem="convolutions",
+    optimiser="muon",
+    loss="balanced",
+    changes="light",
+    exemplars="random",
+    patch_size=8,
+    first_epochs=20,
+    epochs=10,
+    tuning_epochs=0,
+    batch_size=64,
+    rate=2e-3,
+)
 
 SIGNS = Preset(
     classes=15,
@@ -149,6 +175,8 @@ PRESETS = {
         epochs=15,
         tuning_epochs=3,
     ),
+    "converged": CONVERGED,
+    "converged-trial": replace(CONVERGED, classes=20, memory=400, part="trial"),
     "signs": SIGNS,
     "signs-trial": replace(SIGNS, classes=13, step=4, memory=104, part="trial"),
     "mini": replace(

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lab.backbones import first_task, give
+from lab.backbones import first_task, give, learning_of
 from lab.batches import over_batches
 from lab.draws import constant, repeated
 from lab.method import AttentionGroups, Lesson, Method, Options
@@ -203,7 +203,9 @@ class Dne(Method):
         return Lineage.of(self.network, experts=older) if older and self.design.folds else None
 
     def _optimiser(self) -> OptimiserFactory:
-        return adamw() if self.options.decay == "ours" else adamw(weight_decay=AUTHORS_DECAY)
+        if self.options.decay == "authors":
+            return adamw(weight_decay=AUTHORS_DECAY)
+        return learning_of(self.preset)
 
     def _weights(self, lesson: Lesson) -> LossWeights:
         if self.options.weights == "sums" or not lesson.old:

@@ -34,7 +34,7 @@ class Replay(PlainMethod):
             rate=TUNING_RATE_SHARE * self.kind.rate(self.preset),
             epochs=self.preset.tuning_epochs,
             draw_epoch=balanced(lesson.images),
-            make_optimiser=self.kind.optimiser(),
+            make_optimiser=self.kind.optimiser(self.preset),
         )
 
 

@@ -105,7 +105,7 @@ def test_a_step_lowers_the_loss(name: BackboneName) -> None:
     network = PlainNetwork(KINDS[name].make(MINI))
     network.heads.grow(2)
     labels = torch.tensor([0, 1])
-    optimiser = KINDS[name].optimiser()(network, network.learnable(), 0.01)
+    optimiser = KINDS[name].optimiser(MINI)(network, network.learnable(), 0.01)
     before = nn.functional.cross_entropy(network(images()), labels)
     before.backward()
     optimiser.step()

@@ -20,6 +20,7 @@ from lab.results import Line
 from model_store.errors import DataRejected
 from tests.lab.killed import go, tiny_cell, tiny_data
 from tests.lab.synthetic import write_zip
+from tests.lab.tiny import TINY, run_cell
 from tests.packaging.project import ROOT
 from tests.trainer.folders import Listening
 from trainer.data.folders import LabelledImages
@@ -182,3 +183,23 @@ def test_results_of_other_data_are_refused_before_anything_is_learnt(
     with pytest.raises(DataRejected, match="data_digest"):
         Run(tiny_cell(), data, out=out, folder=tmp_path, progress=told).go()
     assert told.phases == []
+
+
+@pytest.mark.parametrize("choice", ["dne:network=independent", "lda"])
+def test_networks_with_convolutions_share_their_first_task(choice: str, tmp_path: Path) -> None:
+    learnt = replace(
+        TINY,
+        stem="convolutions",
+        optimiser="muon",
+        loss="balanced",
+        exemplars="random",
+        first_epochs=2,
+        epochs=1,
+        tuning_epochs=0,
+    )
+    first, _ = run_cell("dne", tmp_path, preset=learnt)
+    other, lines = run_cell(choice, tmp_path, preset=learnt)
+    assert lines[0].shared_base
+    assert other.base_path == first.base_path
+    assert lines[-1].classes == 6
+    assert lines[-1].recipe == "convolutions, muon, balanced, standard changes, random exemplars"

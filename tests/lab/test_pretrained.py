@@ -137,8 +137,9 @@ def test_the_loss_is_balanced_from_the_second_task_on(folder: Path) -> None:
     assert plain.classification is cross_entropy
 
 
-def test_presets_of_trials_differ_in_their_part() -> None:
-    table, trial = PRESETS["signs"], PRESETS["signs-trial"]
+@pytest.mark.parametrize("name", ["converged", "signs"])
+def test_presets_of_trials_differ_in_their_part(name: str) -> None:
+    table, trial = PRESETS[name], PRESETS[f"{name}-trial"]
     assert (table.part, trial.part) == ("table", "trial")
     sizes = {"classes", "first", "step", "memory", "part"}
     assert all(

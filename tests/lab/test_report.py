@@ -201,16 +201,17 @@ def test_the_error_of_a_difference_is_that_over_seeds_where_it_is_larger() -> No
 def test_parts_of_one_page_are_told_apart_and_appendices_are_short() -> None:
     learnt = Part(preset="signs", lines=course(*BEST, preset="signs"), plan=PLAN)
     before = Part(preset="short", lines=course(*BEST, preset="short"), plan=PLAN)
-    empty = Part.of("trial", [])
+    empty = Part.of("converged", [])
     page = make_report([empty, learnt, before], folder="x").markdown
     titles = re.findall(r"^## (.*)$", page, flags=re.MULTILINE)
     assert titles[4:] == [
-        "From random weights: `trial`",
+        "From random weights: `converged`",
         "On a pre-trained start: `signs`",
         "Appendix: `short`",
         "Origin",
     ]
     assert "| DNE k = 1 above adapter | > 2 errors | – | 0 | not run |" in page
+    assert "| DNE k = 4 above replay | > 2 errors | – | 0 | not run |" in page
     assert "No cell is finished." in page
     assert page.count("What is missing") == 2
 
