@@ -23,8 +23,7 @@ from model_store.spec import Attention, ExpertSpec, NetworkSpec, TaskSpec
 from model_store.spec import Backbone as PretrainedBackbone
 from trainer.backbones.pretrained import Pretrained
 from trainer.learning.fit import OptimiserFactory, adamw, muon, parameter_groups
-from trainer.learning.learner import Learner, Step
-from trainer.learning.losses import Classification
+from trainer.learning.losses import Classification, Learner, Step
 
 MOMENTUM = 0.9
 SGD_DECAY = 5e-4

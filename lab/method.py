@@ -20,8 +20,7 @@ from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch, evened
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.fit import OptimiserFactory, Schedule, fit
-from trainer.learning.learner import AnyLearner, BatchLoss
-from trainer.learning.losses import Classification, cross_entropy
+from trainer.learning.losses import AnyLearner, BatchLoss, Classification, cross_entropy
 from trainer.learning.plan import Plan
 from trainer.progress import Progress
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lab.backbones import KINDS, BackboneName, Classify, PlainNetwork, Transformer
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
-from trainer.learning.learner import BatchLoss
+from trainer.learning.losses import BatchLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from lab.protocol import Memory, Protocol, make_protocol
 from lab.registry import Choice
 from trainer.data.folders import join
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.learner import AnyLearner, BatchLoss
+from trainer.learning.losses import AnyLearner, BatchLoss
 from trainer.progress import Progress
 
 ROUNDS = 2

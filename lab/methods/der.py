@@ -23,8 +23,7 @@ from lab.joined import JoinedBackbones, learn_first
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
 from trainer.data.sampling import balanced
-from trainer.learning.learner import Step
-from trainer.learning.losses import cross_entropy, expertise
+from trainer.learning.losses import Step, cross_entropy, expertise
 
 TEMPERATURE = 5.0
 

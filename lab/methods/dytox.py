@@ -25,11 +25,11 @@ from lab.variants.design import Design, make_network
 from lab.variants.task_tokens import TaskPart, classify, embeddings, task_head
 from model_store.spec import Attention, ExpertSpec, TaskSpec
 from trainer.data.sampling import balanced
-from trainer.learning.learner import Step
 from trainer.learning.losses import (
     Classification,
     LossWeights,
     Objective,
+    Step,
     classification_named,
     distillation,
 )

@@ -21,8 +21,7 @@ from lab.backbones import PlainNetwork, ResNet18, count_right, sgd
 from lab.joined import learn_first, widened
 from lab.method import Lesson, Method, Options
 from lab.presets import Preset
-from trainer.learning.learner import Step
-from trainer.learning.losses import distillation
+from trainer.learning.losses import Step, distillation
 
 BOOSTING_BETA = 0.96
 COMPRESSION_BETA = 0.97

@@ -23,8 +23,7 @@ from lab.plain import PlainMethod, PlainOptions
 from lab.presets import Preset
 from model_store.errors import WrongUsage
 from trainer.data.folders import LabelledImages
-from trainer.learning.learner import Step
-from trainer.learning.losses import classification_named
+from trainer.learning.losses import Step, classification_named
 
 TEMPERATURE = 2.0
 

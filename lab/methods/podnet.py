@@ -25,7 +25,7 @@ from lab.presets import Preset
 from lab.proxies import PROXIES, ProxyClassifier, kmeans, nca
 from trainer.data.sampling import balanced
 from trainer.learning.fit import normalisation_on
-from trainer.learning.learner import Step
+from trainer.learning.losses import Step
 
 MARGIN = 0.6
 STAGES_WEIGHT = 3.0

@@ -9,8 +9,7 @@ from lab.backbones import PlainNetwork, count_right
 from lab.method import Lesson
 from lab.plain import PlainMethod
 from trainer.data.sampling import balanced, can_be_balanced
-from trainer.learning.learner import Step
-from trainer.learning.losses import cross_entropy
+from trainer.learning.losses import Step, cross_entropy
 from trainer.learning.plan import TUNING_RATE_SHARE
 
 

@@ -24,8 +24,7 @@ from model_store.network.network import Network
 from model_store.preprocess import Normalisation
 from model_store.spec import TaskSpec
 from trainer.data.augment import Augmentation
-from trainer.learning.learner import Step
-from trainer.learning.losses import Objective, distillation
+from trainer.learning.losses import Objective, Step, distillation
 
 TEMPERATURE = 0.2
 EMBEDDING = 64

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainer.evaluation.judged import Judged, fit_temperature, negative_log_likelihood
-from trainer.fitting.discriminant import Discriminant
 from trainer.fitting.logistic import solve
-from trainer.fitting.problem import Linear, Problem, Rotation, variance_of
+from trainer.fitting.problem import Discriminant, Linear, Problem, Rotation, variance_of
 
 Method = Literal["logistic", "lda"]
 

@@ -27,7 +27,7 @@ from torch import Generator, Tensor, nn
 from model_store.errors import DneError, NotPrivate
 from model_store.host.private import private_folder, read_private, replace_file, seal
 from model_store.records.manifest import Scalar
-from trainer.learning.learner import Learner
+from trainer.learning.losses import Learner
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, Ranks
 

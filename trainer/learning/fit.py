@@ -24,7 +24,7 @@ from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
 from trainer.fitting.logistic import skip_the_compiler
 from trainer.learning.checkpoint import Checkpoint, RunState
-from trainer.learning.learner import AnyLearner, BatchLoss, Learner, Step
+from trainer.learning.losses import AnyLearner, BatchLoss, Learner, Step
 from trainer.learning.plan import Plan
 from trainer.progress import Progress
 from trainer.ranks.ranks import ALONE, BatchPart, LossAndRight, Ranks, part_of

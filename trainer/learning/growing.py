@@ -31,8 +31,7 @@ from trainer.fitting.problem import Problem, variance_of
 from trainer.growth.low_rank import change_layers, changes_of, merge_layers
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.fit import GREW, ChooseThreads, adamw, fit
-from trainer.learning.learner import Step
-from trainer.learning.losses import cross_entropy
+from trainer.learning.losses import Step, cross_entropy
 from trainer.learning.plan import LEARNING, Plan, rate_of
 from trainer.learning.student import Student
 from trainer.learning.token_reading import parent_cache_of

@@ -17,7 +17,6 @@ from trainer.data.folders import LabelledImages
 from trainer.data.sampling import DrawEpoch
 from trainer.data.task_data import TaskData
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.configuration import digest_of
 from trainer.learning.fit import ChooseThreads, OptimiserFactory, adamw, fit, muon
 from trainer.learning.growing import grow, growing_plan
 from trainer.learning.heads import HeadFit
@@ -28,6 +27,7 @@ from trainer.learning.plan import (
     LEARNING,
     Plan,
     balanced_epoch,
+    digest_of,
     is_balanced_in_loss,
     learning_epoch,
     log_counts,

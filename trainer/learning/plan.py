@@ -1,14 +1,20 @@
-"""Choose how long and how fast to learn from the number of images, unless the user has said."""
+"""Choose how long and how fast to learn from the number of images, unless the user has said.
+
+Describe a run by everything that decides its weights: equal descriptions are one run.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from model_store import __version__
 from trainer.data.folders import LabelledImages
 from trainer.data.sampling import (
     DrawEpoch,
@@ -18,8 +24,9 @@ from trainer.data.sampling import (
     evened,
 )
 from trainer.data.task_data import TaskData
+from trainer.learning.checkpoint import Configuration
 from trainer.learning.student import Student
-from trainer.request import Effort
+from trainer.request import Effort, Learning
 
 LEARNING, BALANCING, EXTENDING = "learning", "balancing", "extending"
 """The phases of learning by steps."""
@@ -126,3 +133,41 @@ def _epochs(passes: int, images: int, *, least: int) -> int:
 def rate_of(width: int, *, rate: float = RATE) -> float:
     """Choose the learning rate of weights that know nothing yet."""
     return rate * math.sqrt(RATE_WIDTH / width)
+
+
+def configuration_of(
+    student: Student, *, images: LabelledImages, plan: Plan | None, request: Learning
+) -> Configuration:
+    """Describe a run by digests of its start and its images, not by paths: a folder may move."""
+    network = student.network
+    return {
+        "software": __version__,
+        **(asdict(plan) if plan else {}),
+        "loss": request.loss,
+        "augment": request.augment,
+        "flip": request.flip,
+        "seed": request.seed,
+        "aim": student.aim,
+        "classes": len(network.spec.classes),
+        "heads": network.spec.experts[-1].heads,
+        "experts": len(network.spec.experts),
+        "learnt parameters": sum(one.numel() for one in network.learnable()),
+        "images": _digest_of_images(images, student),
+        "start": digest_of(network.state_dict().values()),
+    }
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """Digest weights. Those of a start are the parent's, and an expert's that the seed decides."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _digest_of_images(images: LabelledImages, student: Student) -> str:
+    digest = hashlib.sha256(student.preprocessing.model_dump_json().encode())
+    digest.update("\n".join(images.classes).encode())
+    digest.update(images.labels_N.tobytes())
+    digest.update(b"".join(images.pictures.digests()))
+    return digest.hexdigest()

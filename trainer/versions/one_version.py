@@ -25,9 +25,8 @@ from trainer.data.task_data import TaskData
 from trainer.embeddings.cache import drop_embeddings
 from trainer.evaluation.forecast import Before, Forecast, forecast
 from trainer.learning.checkpoint import Checkpoint
-from trainer.learning.configuration import configuration_of
 from trainer.learning.learn import learn, plan_of
-from trainer.learning.plan import Plan
+from trainer.learning.plan import Plan, configuration_of
 from trainer.learning.student import Learnt, Student
 from trainer.learning.token_reading import parent_cache_of, reduced_tokens_of
 from trainer.progress import Progress

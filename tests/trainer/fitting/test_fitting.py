@@ -13,9 +13,8 @@ from sklearn.covariance import empirical_covariance, shrunk_covariance
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from trainer.fitting.choice import FOLDS, Choice, Method, choose, fit, leave_out, spread, unit_of
-from trainer.fitting.discriminant import Discriminant
 from trainer.fitting.logistic import solve
-from trainer.fitting.problem import Linear, Problem, Rotation, variance_of
+from trainer.fitting.problem import Discriminant, Linear, Problem, Rotation, variance_of
 from trainer.learning.losses import cross_entropy
 
 

@@ -19,8 +19,7 @@ from trainer.data.folders import LabelledImages
 from trainer.data.sampling import balanced, can_be_balanced, evened
 from trainer.learning.checkpoint import Checkpoint
 from trainer.learning.fit import MOST_HALVINGS, fit, normalisation_on, parameter_groups, rate_share
-from trainer.learning.learner import Step
-from trainer.learning.losses import Objective, cross_entropy
+from trainer.learning.losses import Objective, Step, cross_entropy
 from trainer.learning.plan import MAX_EPOCHS, MIN_EPOCHS, Plan, make_plan
 from trainer.request import Effort
 
