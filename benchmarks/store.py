@@ -1,7 +1,8 @@
 """How fast a store in a directory is, beside the least that the same work can cost.
 
 Publishing a delta is compared with a bare loop of the same writes, fsyncs and links; `verify`
-with `sha256sum` on the same files; opening is counted in objects read.
+with `sha256sum` on the same files; opening is counted in objects read, and a thousand stores that
+borrow one backbone in bytes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import itertools
 import math
 import os
+import stat
 import statistics
 import subprocess
 import sys
@@ -28,9 +30,10 @@ from typing import Any
 from benchmarks.figures import Figure, at_least, at_most, print_figures
 from model_store.backends.base import Objects
 from model_store.backends.local import LocalDirectory
-from model_store.layout import shard_name
+from model_store.layout import record_name, shard_name, version_name
 from model_store.records.manifest import Manifest
-from model_store.spec import ExpertSpec, TaskSpec
+from model_store.spec import ExpertSpec, NetworkSpec, TaskSpec
+from model_store.store.shard import shard_ref
 from model_store.store.store import Store
 from tests.model_store import drafts
 from tests.model_store.backends import MemoryObjects, WatchedObjects
@@ -38,6 +41,10 @@ from tests.model_store.backends import MemoryObjects, WatchedObjects
 DELTA_BYTES = 4 << 20
 VERSIONS = 100
 COUNTED = ("write", "fsync", "link")
+BORROWERS = 1000
+VIT_TI = NetworkSpec(
+    image_size=224, patch_size=16, depth=12, head_width=64, mlp_ratio=4, token="in-sequence"
+)
 
 
 def main() -> int:
@@ -45,10 +52,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="end with one object")
     parser.add_argument("--rounds", type=int, default=15, help="how often each thing is timed")
     parser.add_argument("--folder", help="where to measure; a temporary folder by default")
+    parser.add_argument("--only", choices=MEASURES, help="measure one thing")
     options = parser.parse_args()
     figures: list[Figure] = []
     measured: dict[str, float] = {}
-    for measure in (measure_publish, measure_open, measure_verify):
+    for name, measure in MEASURES.items():
+        if options.only not in (None, name):
+            continue
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             found, details = measure(Path(folder), rounds=options.rounds)
         figures += found
@@ -268,6 +278,65 @@ def measure_verify(folder: Path, *, rounds: int) -> tuple[list[Figure], dict[str
     ratio = speeds["dne-store verify"] / speeds["sha256sum"]
     figure = at_least("speed of `dne-store verify N` in that of sha256sum", ratio, 0.7)
     return [figure], {f"MiB/s, {name}": speed for name, speed in speeds.items()}
+
+
+def measure_borrowers(folder: Path, *, rounds: int) -> tuple[list[Figure], dict[str, float]]:
+    """A backbone of the size of a ViT-Ti, and classifiers of ten classes without pictures: what is
+    stored beyond it all is a copy, or overhead."""
+    shared = Store.create(str(folder / "shared"))
+    begun = drafts.prepare(
+        geometry=VIT_TI, heads=3, classes=[f"class {n}" for n in range(10)], images=0
+    )
+    backbone = begun.publish(shared).experts[0]
+    sizes = [(folder / "shared" / shard_name(backbone.sha256)).stat()]
+    for number in range(BORROWERS):
+        store = Store.create(str(folder / f"{number:04}"), alternates=[shared.location])
+        manifest = with_classifier_of_its_own(begun, seed=number).publish(store)
+        store.promote(1, channel="production", actor="a@b", reason="")
+        names = (
+            shard_name(manifest.classifier.sha256),
+            version_name(1),
+            record_name("production", 1),
+        )
+        sizes += [(Path(store.location) / name).stat() for name in names]
+    needed = sum(size.st_size for size in sizes)
+    blocks = sum(size.st_blocks for size in sizes)
+    every = [path.stat() for path in folder.rglob("*")]
+    stored = sum(size.st_size for size in every if stat.S_ISREG(size.st_mode))
+    if Store.open(store.location).verify().problems:
+        sys.exit("a borrower is damaged")
+    figure = at_most(
+        f"bytes of {BORROWERS:,} stores with an alternate, in those of one backbone, their "
+        "classifiers and records",
+        stored / needed,
+        1.1,
+    )
+    return [figure], {
+        f"MiB of {BORROWERS:,} stores with an alternate": stored / (1 << 20),
+        f"MiB of {BORROWERS:,} stores of their own, with a backbone each": (
+            needed + (BORROWERS - 1) * backbone.bytes
+        )
+        / (1 << 20),
+        "blocks with folders, in those of the same files": sum(s.st_blocks for s in every) / blocks,
+    }
+
+
+def with_classifier_of_its_own(begun: drafts.Prepared, *, seed: int) -> drafts.Prepared:
+    """The same version with other weights in its classifier."""
+    draft, expert = begun.draft, begun.draft.experts[0].sha256
+    data = drafts.weights(draft.spec.classifier_tensors(), seed=1 + seed)
+    classifier = shard_ref("classifier", data)
+    changed = draft.model_copy(update={"classifier": classifier, "transaction": uuid.uuid4().hex})
+    shards = {expert: begun.shards[expert], classifier.sha256: data}
+    return drafts.Prepared(changed, shards)
+
+
+MEASURES = {
+    "publish": measure_publish,
+    "open": measure_open,
+    "verify": measure_verify,
+    "borrowers": measure_borrowers,
+}
 
 
 def hash_all(files: Sequence[str]) -> None:

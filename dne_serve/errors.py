@@ -160,6 +160,7 @@ TOLD = frozenset(
 )
 TOLD_INSTEAD: dict[type, str] = {
     errors.StoreNotFound: "there is no store yet",
+    errors.ShardUnreachable: "an expert is in another store that cannot be read; the log says why",
     errors.WriteFailed: "the store refused the write; the server's log says why",
     errors.StoreError: "the store cannot be read; the server's log says why",
 }

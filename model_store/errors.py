@@ -22,6 +22,8 @@ DneError
     │   └── VersionDeleted   there was one, and a tombstone says so
     ├── VersionNeeded        a version that cannot be deleted
     ├── CopyRefused          two stores that were filled separately
+    ├── AlternateRefused     a store that cannot lend experts to another one
+    ├── StillBorrows         a store that cannot be released: it may need what it borrows
     ├── ItemNotFound         an item that is not in the inbox
     ├── LabelConflict        someone else labelled the item first
     ├── LabelsFull           an item with as many label records as it may have
@@ -36,7 +38,8 @@ DneError
     │   ├── SignatureRefused a version or record that nobody we trust has signed for this store
     │   └── ChannelBroken    a head after a gap that is not a record, or that no record can follow
     ├── ShardMissing         a manifest names a shard that is not there
-    │   └── ShardForgotten   images that someone asked to forget
+    │   ├── ShardForgotten   images that someone asked to forget
+    │   └── ShardUnreachable an expert that no alternate of the store gives
     ├── KeptTooLarge         the kept images of a class take too much memory to show a few
     ├── ShardCorrupt         bytes that are not what the manifest says
     └── WriteFailed          the backend refused a write (disk full, I/O error)
@@ -44,6 +47,8 @@ DneError
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class DneError(Exception):
@@ -123,6 +128,17 @@ class VersionNeeded(StoreError): ...
 
 
 class CopyRefused(StoreError): ...
+
+
+class AlternateRefused(StoreError): ...
+
+
+class StillBorrows(StoreError):
+    def __init__(self, store: str, location: str, why: str) -> None:
+        super().__init__(
+            f"store {store} at {location} is not released: {why}; make a whole copy of it with "
+            "`dne-store copy`, and delete it first"
+        )
 
 
 class ItemNotFound(StoreError):
@@ -220,6 +236,16 @@ class ShardMissing(StoreError):
 class ShardForgotten(ShardMissing):
     def __init__(self, sha256: str, *, class_name: str) -> None:
         StoreError.__init__(self, f"shard {sha256} was forgotten: it held images of {class_name}")
+        self.sha256 = sha256
+
+
+class ShardUnreachable(ShardMissing):
+    def __init__(self, sha256: str, reasons: Sequence[str]) -> None:
+        StoreError.__init__(
+            self,
+            f"expert {sha256} is borrowed and cannot be read: {'; '.join(reasons)}; where both "
+            "stores are within reach, `dne-store copy --to STORE` makes a whole copy",
+        )
         self.sha256 = sha256
 
 

@@ -14,6 +14,7 @@ RUNS = "runs"
 CONDEMNED = "condemned"
 CLOCK = "clock"
 MENDED = "mended"
+BORROWERS = "borrowers"
 RESERVE = "reserve"
 TMP = "tmp"
 INBOX = "inbox"
@@ -31,6 +32,7 @@ _FORGOTTEN = re.compile(r"forgotten/([0-9a-f]{64})\.json")
 _HEARTBEAT = re.compile(
     rf"jobs/{ITEM_ID}/(beat\.[0-9]{{8}}|doubt\.[0-9]{{8}}\.[0-9]{{8}})\.[0-9a-f]{{8,32}}\.json"
 )
+_BORROWER = re.compile(r"borrowers/([0-9a-f]{32})\.[0-9a-f]{32}\.json")
 _RUN = re.compile(r"runs/([0-9a-f]{32})(?:-([0-9]{1,4}))?\.json")
 
 
@@ -100,6 +102,12 @@ def forgotten_of(name: str) -> str | None:
 def run_of(name: str) -> str | None:
     """Return the transaction in the name of an announcement."""
     match = _RUN.fullmatch(name)
+    return match[1] if match else None
+
+
+def borrower_of(name: str) -> str | None:
+    """Return the id of the store in the name of a borrower's record."""
+    match = _BORROWER.fullmatch(name)
     return match[1] if match else None
 
 

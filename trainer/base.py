@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from model_store.errors import StoreNotFound, WrongUsage
@@ -22,6 +23,8 @@ class Base:
 
     location: str
     keys: Keys
+    alternates: tuple[str, ...]
+    """The stores from which a new store is to borrow."""
     store: Store | None
     """None before the first version: publishing makes the store."""
     head: ChannelRecord | None
@@ -33,7 +36,7 @@ class Base:
 
     def made_store(self) -> Store:
         """Open the store, or make it."""
-        return self.store or Store.create(self.location, keys=self.keys)
+        return self.store or Store.create(self.location, keys=self.keys, alternates=self.alternates)
 
     def store_now(self) -> Store | None:
         """Open the store, which another run may have made meanwhile."""
@@ -85,11 +88,15 @@ def base_of(request: Learning) -> Base:
 
     Refuse a place in which no store can be made before the training, not after it.
     """
+    made = partial(
+        Base, location=request.store, keys=request.keys, alternates=tuple(request.alternates)
+    )
     try:
         store = Store.open(request.store, keys=request.keys)
     except StoreNotFound:
-        check_location(request.store)
-        return Base(location=request.store, keys=request.keys, store=None, head=None, parent=None)
+        check_location(request.store, alternates=request.alternates)
+        return made(store=None, head=None, parent=None)
+    store.check_alternates(request.alternates)
     head = store.head(request.channel)
     newest = store.newest()
     if head is None and newest is not None:
@@ -99,4 +106,4 @@ def base_of(request: Learning) -> Base:
         )
     parent = store.resolve(head) if head else None
     next_version(store)  # refuses, before the training, where no number is left
-    return Base(location=request.store, keys=request.keys, store=store, head=head, parent=parent)
+    return made(store=store, head=head, parent=parent)

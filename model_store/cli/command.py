@@ -78,6 +78,18 @@ def add_store_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_alternate_option(parser: argparse.ArgumentParser, *, after: str = "") -> None:
+    parser.add_argument(
+        "--alternate",
+        dest="alternates",
+        metavar="STORE",
+        action="append",
+        default=[],
+        help="a store from which a new store is to borrow experts, beside it: both in directories, "
+        f"or both in one bucket; may be given several times{after}",
+    )
+
+
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the result as one JSON object on the last line"

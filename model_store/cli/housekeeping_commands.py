@@ -1,4 +1,4 @@
-"""Run `dne-store storage`, `gc` and `copy`."""
+"""Run `dne-store init`, `borrowers`, `storage`, `gc` and `copy`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from model_store.backends.base import Entry
 from model_store.cli.command import (
     EXIT_OK,
     Add,
+    add_alternate_option,
     add_channel_option,
     add_reason_option,
     current_actor,
     print_json,
+    show_result,
 )
 from model_store.errors import WrongUsage
 from model_store.layout import record_name
@@ -26,11 +28,20 @@ from model_store.maintenance.copy import CopyReport, Progress, copy_store
 from model_store.maintenance.gc import GRACE_S, GcReport, collect_garbage, report_storage
 from model_store.maintenance.mend import Mender, MendReport, Stray, mend_channel
 from model_store.records.signing import NO_KEYS, Keys, load_signer, load_trust
+from model_store.store.alternates import Borrowing, list_borrowers, release
 from model_store.store.store import Store
 from model_store.tables import columns, counted, printable, size
 
 
 def add_housekeeping_commands(add: Add) -> None:
+    init = add("init", _make_store, help="make an empty store, unless there is one")
+    add_alternate_option(init, after="; a store that has it already is announced there again")
+    borrowers = add("borrowers", _show_borrowers, help="list the stores that borrow from this one")
+    borrowers.add_argument(
+        "--release",
+        metavar="ID",
+        help="let go of a store that is gone: gc may then delete what only that store needed",
+    )
     add("storage", _show_storage, help="show what each version costs and what could go")
     gc = add("gc", collect, help="find shards that no version names; with --sweep take them away")
     gc.add_argument(
@@ -69,6 +80,38 @@ def add_housekeeping_commands(add: Add) -> None:
     )
 
 
+def _make_store(options: argparse.Namespace) -> int:
+    store = Store.create(options.store, alternates=options.alternates)
+    named = [alternate.location for alternate in store.alternates.named]
+    versions = len(store.versions())
+    facts = {"id": store.id, "versions": versions, "alternates": named}
+    said = f"the store {options.store} is there, with {counted(versions, 'version')}"
+    if named:
+        said += f"; it borrows experts from {', '.join(map(printable, named))}"
+    return show_result(options, facts, said)
+
+
+def _show_borrowers(options: argparse.Namespace) -> int:
+    store = Store.open(options.store)
+    if options.release:
+        gone = release(store.objects, options.release, location=options.store)
+        said = f"store {options.release} is released; it was at {_places(gone)}"
+        return show_result(options, {"released": options.release}, said)
+    found = list_borrowers(store.objects, location=options.store)
+    facts = {"borrowers": [asdict(one) for one in found]}
+    rows = [(one.id, _state(one), printable(one.location)) for one in found]
+    lines = [columns([("id", "state", "location"), *rows])] if rows else []
+    return show_result(options, facts, *lines, f"{counted(len(rows), 'record')} of borrowers")
+
+
+def _places(borrowings: list[Borrowing]) -> str:
+    return ", ".join(printable(one.location) for one in borrowings)
+
+
+def _state(one: Borrowing) -> str:
+    return f"{one.state} ({printable(one.why)})" if one.why else one.state
+
+
 def _show_storage(options: argparse.Namespace) -> int:
     report = report_storage(Store.open(options.store))
     if options.json:
@@ -84,6 +127,8 @@ def _show_storage(options: argparse.Namespace) -> int:
     print(columns([("version", "total", "delta", "shared", "own", "images"), *numbered]))
     print(f"{size(report.stored)} stored, {size(report.unnamed)} named by no version", end="")
     print(f" ({size(report.condemned)} condemned)" if report.condemned else "")
+    if report.borrowed:
+        print(f"{size(report.borrowed)} of experts borrowed from other stores, and not stored here")
     if report.deleted:
         print(f"deleted: {', '.join(map(str, report.deleted))}")
     if report.forgotten:
@@ -111,6 +156,8 @@ def collect(options: argparse.Namespace) -> int:
     ):
         for entry in entries:
             print(f"{what}: {entry.name} {size(entry.bytes)}")
+    if report.lent:
+        print(f"kept for stores that borrow (`dne-store borrowers`): {_sum(report.lent)}")
     print(
         f"{_sum(report.reachable)} needed, {_sum(report.condemned)} {would}condemned, "
         f"{_sum(report.waiting)} waiting, "
@@ -209,6 +256,7 @@ def _gc_as_json(report: GcReport) -> dict[str, object]:
         "deleted": [entry.name for entry in (*report.swept, *report.forgotten)],
         "leftovers": list(report.leftovers),
         "needed_bytes": _bytes(report.reachable),
+        "lent_bytes": _bytes(report.lent),
         "condemned_bytes": _bytes(report.condemned),
         "waiting_bytes": _bytes(report.waiting),
         "deleted_bytes": _bytes((*report.swept, *report.forgotten)),

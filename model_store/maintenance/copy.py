@@ -151,15 +151,21 @@ class _Copy:
             if manifest.version not in self.deleted
         }
         self.forgotten = forgotten_shards(source.objects) | forgotten_shards(target.objects)
-        there = list_shards(target)
-        self.there = set(there)
+        self.there = set(list_shards(target))
         self.vouched = {ref.sha256 for manifest in self.held.values() for ref in manifest.shards}
+        borrowed = {
+            ref.sha256
+            for ref in {ref for manifest in self.wanted.values() for ref in manifest.experts}
+            if ref.sha256 not in self.there and target.borrow(ref)
+        }
+        self.there |= borrowed
+        self.vouched |= borrowed
         self.total = sum(
             {
                 ref.sha256: ref.bytes
                 for manifest in self.wanted.values()
                 for ref in manifest.shards
-                if ref.sha256 not in there and not may_be_missing(ref, self.forgotten)
+                if ref.sha256 not in self.there and not may_be_missing(ref, self.forgotten)
             }.values()
         )
         self._check_same(manifests)

@@ -30,6 +30,7 @@ from model_store.records.gc_marks import (
 )
 from model_store.records.manifest import Manifest, ShardRef, total_bytes
 from model_store.records.tombstone import deleted_versions, forgotten_shards, read_forgotten
+from model_store.store.alternates import borrower_records, experts_among
 from model_store.store.publish import Standing, standing
 from model_store.store.reserve import is_full
 from model_store.store.store import Store, list_shards, read_all_manifests, unless_deleted
@@ -44,6 +45,7 @@ class _GcPlan:
     """The actions of one run. Shards are given as their listing has them."""
 
     reachable: list[Entry] = field(default_factory=list)
+    lent: list[Entry] = field(default_factory=list)
     condemn: dict[str, Entry] = field(default_factory=dict)
     waiting: list[Entry] = field(default_factory=list)
     sweep: list[tuple[Mark, Entry]] = field(default_factory=list)
@@ -56,10 +58,12 @@ class _GcPlan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcReport:
     """The shards that were condemned, that wait for their grace period, and that are gone (or, of a
-    dry run, would be). `unmarked`: condemned shards without room for their marks."""
+    dry run, would be). `unmarked`: condemned shards without room for their marks. `lent`: those of
+    the reachable experts that only borrowers may need."""
 
     dry_run: bool
     reachable: tuple[Entry, ...]
+    lent: tuple[Entry, ...]
     condemned: tuple[Entry, ...]
     unmarked: tuple[Entry, ...]
     waiting: tuple[Entry, ...]
@@ -94,6 +98,7 @@ def collect_garbage(
     return GcReport(
         dry_run=dry_run,
         reachable=tuple(plan.reachable),
+        lent=tuple(plan.lent),
         condemned=tuple(condemned),
         unmarked=tuple(entry for entry in plan.condemn.values() if entry not in condemned),
         waiting=tuple(plan.waiting),
@@ -116,7 +121,15 @@ def _plan_collection(store: Store, *, grace_s: float) -> _GcPlan:
     for run in runs:
         named.update(run.record.shards if run.record else ())
     shards = list_shards(store)
-    plan = _GcPlan(reachable=[entry for sha256, entry in shards.items() if sha256 in named])
+    lent: set[str] = set()
+    # After the marks, as above: a borrower announces itself, then looks for marks.
+    if borrower_records(store.objects):
+        lent.update(experts_among(store.objects, shards.keys() - named))
+    named |= lent
+    plan = _GcPlan(
+        reachable=[entry for sha256, entry in shards.items() if sha256 in named],
+        lent=[shards[sha256] for sha256 in sorted(lent)],
+    )
     listing = _Found(now_s=now_s, grace_s=grace_s, named=named, shards=shards)
     _judge_marks(store, plan, condemned, listing)
     plan.forgotten = _still_there(store, manifests, shards=shards)
@@ -233,11 +246,13 @@ class VersionBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageReport:
-    """The bytes of all shards that are there (`stored`), and the part that no version names."""
+    """The bytes of all shards that are there (`stored`), and the part that no version names.
+    `borrowed`: bytes of experts that only alternates have."""
 
     versions: tuple[VersionBytes, ...]
     stored: int
     unnamed: int
+    borrowed: int
     condemned: int
     forgotten: int
     deleted: tuple[int, ...]
@@ -264,6 +279,16 @@ def report_storage(store: Store) -> StorageReport:
         ),
         stored=sum(there.values()),
         unnamed=sum(size for sha256, size in there.items() if sha256 not in uses),
+        borrowed=total_bytes(
+            tuple(
+                {
+                    ref
+                    for manifest in manifests
+                    for ref in manifest.experts
+                    if ref.sha256 not in there
+                }
+            )
+        ),
         condemned=sum(there.get(sha256, 0) for sha256 in condemned - uses.keys()),
         forgotten=len(store.forgotten()),
         deleted=tuple(n for n in deleted_versions(store.objects) if n not in living),

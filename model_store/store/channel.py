@@ -284,7 +284,7 @@ class Channel:
 
     def _create(self, record: ChannelRecord) -> bool:
         """Create a record, from the reserve on a full disk: a rollback must not wait for room."""
-        with using_reserve(self._versions.objects) as objects:
+        with using_reserve(self._versions.objects, self._versions.alternates.backends) as objects:
             return create_record(objects, self.name_of(record.number), record)
 
     def _retreat(self, record: ChannelRecord) -> NoReturn:

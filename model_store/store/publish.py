@@ -218,7 +218,7 @@ def _inherited(store: VersionReader, draft: Draft) -> frozenset[ShardRef]:
 
 def _write_shards(store: VersionReader, draft: Draft, *, shards: Mapping[str, bytes]) -> None:
     for ref in dict.fromkeys(draft.shards):
-        if ref.sha256 in shards:
+        if ref.sha256 in shards and not store.borrow(ref):
             try:
                 if not store.objects.create(shard_name(ref.sha256), shards[ref.sha256]):
                     _reread(store, ref)  # it was there before: re-hashed, not trusted

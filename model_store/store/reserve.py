@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -22,13 +22,31 @@ RESERVE_BYTES = 256 << 10
 RESERVE_NAME = f"{RESERVE}/room"
 
 
-def hold_back(objects: Objects) -> None:
-    """Make the reserve of a directory unless it is there. Object storage needs none. A reserve
-    that cannot be made is not an error."""
+Others = Callable[[], Iterable[Objects]]
+"""Returns the backends of a store's alternates. Those on its disk share their reserve with it."""
+
+
+def hold_back(objects: Objects, others: Others = tuple) -> None:
+    """Make the reserve of a directory unless it is there, or an alternate on that disk has one.
+    Object storage needs none. A reserve that cannot be made is not an error."""
     if isinstance(objects, LocalDirectory) and not objects.list_names(RESERVE):
+        if any(other.list_names(RESERVE) for other in _beside(objects, others)):
+            return
         with suppress(StoreError):
             # Random: a file system that compresses holds nothing back for zeros.
             objects.create(RESERVE_NAME, os.urandom(RESERVE_BYTES))
+
+
+def _beside(objects: LocalDirectory, others: Others) -> Iterator[LocalDirectory]:
+    """Yield the directories among others that are on the same disk."""
+    for other in others():
+        with suppress(OSError):
+            if isinstance(other, LocalDirectory) and _disk(other) == _disk(objects):
+                yield other
+
+
+def _disk(objects: LocalDirectory) -> int:
+    return os.stat(objects.root).st_dev
 
 
 def free_bytes(objects: Objects) -> int | None:
@@ -53,10 +71,11 @@ def is_full(error: BaseException) -> bool:
 
 
 @contextmanager
-def using_reserve(objects: Objects) -> Iterator[Objects]:
+def using_reserve(objects: Objects, others: Others = tuple) -> Iterator[Objects]:
     """Yield the objects for small records: on a full disk, writes give up the reserve."""
+    held = [objects]
     try:
-        yield cast(Objects, _Reserved(objects))
+        yield cast(Objects, _Reserved(objects, others, held))
     except WriteFailed as error:
         if not is_full(error):
             raise
@@ -65,23 +84,39 @@ def using_reserve(objects: Objects) -> Iterator[Objects]:
             "disk that is not the store's, and run it again"
         ) from error.__cause__
     finally:
-        hold_back(objects)
+        for one in reversed(held):  # the reserve that was given up comes first
+            hold_back(one, others)
 
 
 class _Reserved:
     """Pass everything on. A write that finds the disk full is tried again without the reserve."""
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, others: Others, held: list[Objects]) -> None:
+        """`held`: the directories whose reserves there are to be again; more may be added."""
         self._objects = objects
+        self._others = others
+        self._held = held
 
     def create(self, name: str, data: bytes) -> bool:
         try:
             return self._objects.create(name, data)
         except WriteFailed as error:
-            if not is_full(error) or not self._objects.list_names(RESERVE):
+            holder = self._holder() if is_full(error) else None
+            if holder is None:
                 raise
-        self._objects.delete(RESERVE_NAME)
+        holder.delete(RESERVE_NAME)
         return self._objects.create(name, data)
+
+    def _holder(self) -> Objects | None:
+        """Find a directory on this disk with a reserve: this one, or an alternate."""
+        if self._objects.list_names(RESERVE):
+            return self._objects
+        if isinstance(self._objects, LocalDirectory):
+            for other in _beside(self._objects, self._others):
+                if other.list_names(RESERVE):
+                    self._held.append(other)
+                    return other
+        return None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._objects, name)

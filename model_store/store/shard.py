@@ -103,6 +103,15 @@ def read_layout(data: bytes, *, item_bytes: Mapping[str, int] = ITEM_BYTES) -> d
     return layout
 
 
+def is_expert(data: bytes) -> bool:
+    """Return whether a shard holds an expert, whatever its shapes are."""
+    try:
+        names = read_layout(data)
+    except ValueError:
+        return False
+    return bool(names) and all(name.startswith("experts.") for name in names)
+
+
 def image_bounds(data: bytes, layout: Mapping[str, Stored]) -> list[tuple[int, int]]:
     """Find begin and end of each encoded image. Raise ValueError for other shards."""
     dtypes = {name: (stored.dtype, len(stored.shape)) for name, stored in layout.items()}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from model_store.backends.base import Entry, Objects, keyed
-from model_store.backends.local import LocalDirectory
+from model_store.backends.location import objects_at
 from model_store.errors import (
     RecordInvalid,
     StoreError,
@@ -26,9 +24,10 @@ from model_store.records.manifest import Draft, Manifest, Signs
 from model_store.records.sealing import create_record
 from model_store.records.signing import NO_KEYS, Keys
 from model_store.records.tombstone import deleted_versions, has_deleted_number, read_deleted
+from model_store.store.alternates import Alternate, Alternates, StoreRecord, alternate_at
 from model_store.store.channel import Channel, newest_records
 from model_store.store.reserve import hold_back, using_reserve
-from model_store.store.versions import StoreRecord, VersionReader
+from model_store.store.versions import VersionReader
 
 if TYPE_CHECKING:
     from model_store.records.signing import Trust
@@ -45,22 +44,43 @@ class Store(VersionReader):
 
     @classmethod
     def create(
-        cls, location: str, *, objects: Objects | None = None, keys: Keys = NO_KEYS
+        cls,
+        location: str,
+        *,
+        objects: Objects | None = None,
+        keys: Keys = NO_KEYS,
+        alternates: Sequence[str] = (),
     ) -> Store:
-        """Open the store at `location`, and make it where there is none."""
+        """Open the store at `location`, and make it where there is none. It announces itself in
+        the stores at `alternates`, from which it borrows experts."""
         objects = objects or objects_at(location)
+        lenders = tuple(alternate_at(location, lender) for lender in alternates)
         try:
             store = cls(objects, location=location, keys=keys)
         except StoreNotFound:
-            make_store(objects)
+            _make_store(objects, location=location, alternates=lenders)
             store = cls(objects, location=location, keys=keys)
-        hold_back(objects)
+        else:
+            if lenders:
+                store.alternates.announce()
+        store.check_alternates(alternates)
+        hold_back(objects, store.alternates.backends)
         return store
+
+    def check_alternates(self, locations: Sequence[str]) -> None:
+        """Raise WrongUsage unless the store borrows from all of these: `store.json` stays."""
+        asked = {alternate_at(self.location, lender) for lender in locations}
+        if not asked <= set(self.alternates.named):
+            raise WrongUsage(
+                f"{self.location} is a store already, and the stores that it borrows from are "
+                "named when it is made: make another one with `dne-store init --alternate`, and "
+                f"`dne-store copy --store {self.location} --to` that one"
+            )
 
     @contextmanager
     def using_reserve(self) -> Iterator[Store]:
         """Yield this store for housekeeping: its writes may use the reserve."""
-        with using_reserve(self.objects) as objects:
+        with using_reserve(self.objects, self.alternates.backends) as objects:
             yield Store(objects, location=self.location, keys=self.keys)
 
     def publish(
@@ -175,16 +195,23 @@ def unless_deleted(store: Store, version: int, *, deleted: set[int]) -> Manifest
     return None if has_deleted_number(manifest, tombstone) else manifest
 
 
-def make_store(objects: Objects) -> None:
-    """Make a store, unless another process does so at this moment."""
+def _make_store(objects: Objects, *, location: str, alternates: tuple[Alternate, ...]) -> None:
+    """Make a store, unless another process does so at this moment. It is announced before it is
+    there: a power cut in between leaves a borrower that is `gone`, and can be released."""
     _refuse_versions(objects)
     _probe(objects)
-    create_record(objects, STORE, StoreRecord(id=uuid.uuid4().hex))
+    record = StoreRecord(id=uuid.uuid4().hex, alternates=alternates)
+    announced = Alternates(location, record)
+    announced.announce()
+    if not create_record(objects, STORE, record):
+        announced.withdraw()
 
 
-def check_location(location: str) -> None:
+def check_location(location: str, *, alternates: Sequence[str] = ()) -> None:
     """Show that a store can be made at `location`, where there is none, and leave nothing."""
     _refuse_versions(objects_at(location))
+    for lender in alternates:
+        alternate_at(location, lender)
     if "://" in location:
         _probe(objects_at(location))
         return
@@ -218,37 +245,3 @@ def _probe(objects: Objects) -> None:
         objects.delete(name)
     if not made or remade or not kept:
         raise StoreUnsupported("the backend overwrites objects, so it cannot hold a store")
-
-
-def objects_at(location: str) -> Objects:
-    """Open the backend for the value of `--store`."""
-    if not location:
-        raise WrongUsage("the location of the store is empty")
-    if "://" in location:
-        return _object_storage(location)
-    if _is_something_else(location):
-        raise WrongUsage(f"{location} is not a directory, so it cannot hold a store")
-    return LocalDirectory(Path(location))
-
-
-def _is_something_else(location: str) -> bool:
-    """Return whether the location is taken by anything but a directory."""
-    try:
-        return not stat.S_ISDIR(os.stat(location).st_mode)
-    except FileNotFoundError:
-        return os.path.islink(location)  # one that leads nowhere
-    except OSError as error:
-        raise StoreError(f"{location} could not be read: {error.strerror}") from error
-
-
-def _object_storage(location: str) -> Objects:
-    try:
-        # Here and not above: it takes longer to load than `dne-store list` takes on a directory.
-        from model_store.backends.s3 import ObjectStorage
-    except ModuleNotFoundError as error:
-        if error.name != "obstore":
-            raise
-        raise WrongUsage(
-            f"{location} needs the package obstore: pip install 'dne-serve[s3]'"
-        ) from error
-    return ObjectStorage(location)

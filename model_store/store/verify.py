@@ -25,7 +25,7 @@ from model_store.layout import (
 )
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest, ShardRef
-from model_store.records.sealing import MAX_RECORD_BYTES
+from model_store.records.sealing import MAX_RECORD_BYTES, read_record
 from model_store.records.signing import Trust, check_signature
 from model_store.records.tombstone import (
     DeletedVersion,
@@ -37,6 +37,7 @@ from model_store.records.tombstone import (
     read_forgotten,
 )
 from model_store.spec import Shape
+from model_store.store.alternates import Borrower, borrower_records
 from model_store.store.channel import Channel, newest_records
 from model_store.store.shard import check_shard, expected_tensors, image_bounds, read_layout
 from model_store.store.versions import VersionReader
@@ -111,6 +112,11 @@ class _Walk:
         for name in newest_records(self.store.objects):
             self._check_channel(Channel(self.store, name))
         self._check_free(version_name(max((0, *self.store.versions(), *self.deleted)) + 1))
+        for problem in self.store.alternates.problems():
+            self._note(problem)
+        for name in borrower_records(self.store.objects):
+            with self._noting():
+                read_record(self.store.objects, name, Borrower)
         self._find_unused()
 
     def one_version(self, manifest: Manifest) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 from model_store.backends.base import Entry, ObjectMissing, ObjectRefused, Objects, keyed, parsed
 from model_store.errors import (
@@ -26,10 +25,7 @@ from model_store.layout import (
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Manifest, ShardRef, decode
 from model_store.records.sealing import (
-    FORMAT,
     MAX_VERSION,
-    Record,
-    Transaction,
     read_record,
     read_sealed,
 )
@@ -40,17 +36,9 @@ from model_store.records.tombstone import (
     read_deleted,
     read_forgotten,
 )
+from model_store.store.alternates import MAX_SHARD_BYTES, Alternates, StoreRecord
 from model_store.store.cache import shard_cache
 from model_store.store.shard import check_digest
-
-MAX_SHARD_BYTES = 1 << 34  # twice the largest network that a spec allows, in float32
-
-
-class StoreRecord(Record):
-    """`store.json`: the format and the id of a store."""
-
-    format: Literal[1] = FORMAT
-    id: Transaction
 
 
 class VersionReader:
@@ -61,13 +49,18 @@ class VersionReader:
         self.objects = objects
         self.location = location
         self.cache = shard_cache(location)
-        self.id = self.read_id()
+        record = self._read_record()
+        self.id = record.id
+        self.alternates = Alternates(location, record)
         self.keys = replace(keys, store=self.id)
 
     def read_id(self) -> str:
         """Read the id of the store. Raise StoreNotFound where there is no store."""
+        return self._read_record().id
+
+    def _read_record(self) -> StoreRecord:
         try:
-            return read_record(self.objects, STORE, StoreRecord).id
+            return read_record(self.objects, STORE, StoreRecord)
         except ObjectMissing as error:
             raise StoreNotFound(f"there is no store at {self.location}") from error
 
@@ -129,12 +122,15 @@ class VersionReader:
         return self.cache.read(ref, fetch=self.read_stored_shard)
 
     def read_stored_shard(self, ref: ShardRef) -> bytes:
-        """Read a shard as `read_shard` does, from the store itself and never from a cache."""
+        """Read a shard as `read_shard` does, from the store itself or, for an expert that it has
+        borrowed, from an alternate, and never from a cache."""
         if ref.bytes > MAX_SHARD_BYTES:
             raise ShardCorrupt(ref.sha256, f"it claims more than {MAX_SHARD_BYTES} bytes")
         try:
             data = self.objects.read(shard_name(ref.sha256), max_bytes=ref.bytes)
         except ObjectMissing as error:
+            if ref.kind == "expert" and self.alternates.named:
+                return self.alternates.read(ref)
             tombstone = read_forgotten(self.objects, ref.sha256)
             if tombstone is not None and ref.kind in FORGETTABLE:
                 raise ShardForgotten(ref.sha256, class_name=tombstone.class_name) from error
@@ -143,6 +139,19 @@ class VersionReader:
             raise ShardCorrupt(ref.sha256, error.reason) from error
         check_digest(ref, data)
         return data
+
+    def borrow(self, ref: ShardRef) -> bool:
+        """Return whether a version may name an expert that this store need not hold: an alternate
+        has it, and keeps it from now on."""
+        if ref.kind != "expert" or not self.alternates.named:
+            return False
+        try:
+            self.objects.read(shard_name(ref.sha256), max_bytes=ref.bytes)
+        except ObjectMissing:
+            return self.alternates.lend(ref)
+        except ObjectRefused:
+            pass  # something is in its place, and whoever writes the shard will say so
+        return False
 
     def resolve(self, record: ChannelRecord) -> Manifest:
         """Read the manifest that `record` was written for, and no other of the same number. Raise

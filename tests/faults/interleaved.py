@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Sequence
 
@@ -63,7 +64,7 @@ class JudgedObjects(ClockedObjects):
 class Actor:
     """Runs `work` in a thread that waits for its turn before every object operation."""
 
-    def __init__(self, objects: Objects, work: Callable[[Objects], None]) -> None:
+    def __init__(self, objects: Objects, work: Callable[[Objects], object]) -> None:
         self._objects = objects
         self._go = threading.Semaphore(0)
         self._waits = threading.Semaphore(0)
@@ -71,8 +72,8 @@ class Actor:
         self.ended = False
         self.error: Exception | None = None
         self.next: tuple[str, str] = ("", "")
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self.thread.start()
         self._waits.acquire()
 
     def step(self) -> None:
@@ -85,9 +86,9 @@ class Actor:
         self._killed = True
         while not self.ended:
             self.step()
-        self._thread.join()
+        self.thread.join()
 
-    def _run(self, work: Callable[[Objects], None]) -> None:
+    def _run(self, work: Callable[[Objects], object]) -> None:
         try:
             work(self)
         except StoreError as error:
@@ -104,6 +105,12 @@ class Actor:
         self._go.acquire()
         if self._killed:
             raise Killed
+
+    def at(self, objects: Objects) -> Actor:
+        """The same actor, in the same turns, at another backend."""
+        other = copy.copy(self)
+        other._objects, other._turn = objects, self._turn  # type: ignore[method-assign]
+        return other
 
     # The verbs: an actor is its own backend.
 

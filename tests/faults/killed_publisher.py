@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from model_store.maintenance.forget import delete_version
+from model_store.maintenance.gc import collect_garbage
 from model_store.store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 
@@ -34,10 +36,23 @@ def create_store(location: str) -> None:
     Store.create(f"{location}/fresh")
 
 
+def borrow(location: str) -> None:
+    """The whole life of a borrower beside the store, which deletes the version it borrows from."""
+    shared = Store.open(location)
+    borrower = Store.create(f"{location}-acme", alternates=[location])
+    prepare(images=1).publish(borrower)
+    prepare(images=1, seed=9).publish(shared)
+    shared.promote(2, channel="production", actor="a@b", reason="")
+    delete_version(shared, 1, actor="a@b", reason="")
+    for _ in range(2):
+        collect_garbage(shared, dry_run=False, grace_s=0.0)
+
+
 KINDS: dict[str, Callable[[str], None]] = {
     "publish": publish_child,
     "rollback": roll_back,
     "create": create_store,
+    "borrow": borrow,
 }
 
 

@@ -2,7 +2,8 @@
 
 `stepping_publisher LOCATION COUNT` writes a line before each call that could change the disk
 (its name), and one after each version and each record that it was told is there (as JSON). After
-every line it waits for one: whoever reads may copy the disk meanwhile.
+every line it waits for one: whoever reads may copy the disk meanwhile. In the place of COUNT it
+takes one of the kinds of `killed_publisher`, which tells nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from model_store.store.store import Store
-from tests.faults.killed_publisher import CALLS
+from tests.faults.killed_publisher import CALLS, KINDS
 from tests.model_store.drafts import prepare
 
 
@@ -22,6 +23,9 @@ def main(location: str, count: str) -> None:
     store = Store.open(location)
     for name in CALLS:
         setattr(os, name, _asking(getattr(os, name), name))
+    if count in KINDS:
+        KINDS[count](location)
+        return
     for seed in range(1, int(count) + 1):
         manifest = prepare(parent=store.manifest(seed), images=1, seed=seed).publish(store)
         _ask(json.dumps({"version": manifest.version, "digest": manifest.digest}))

@@ -129,6 +129,25 @@ def test_what_else_takes_away_finds_room_too(
     assert store.verify().ok
 
 
+def test_a_store_that_borrows_uses_the_reserve_of_its_alternate(
+    disk: Path, capsys: Capture
+) -> None:
+    shared = Store.create(str(disk / "shared"))
+    publish_lineage(shared, 1)
+    acme = Store.create(str(disk / "models"), alternates=[shared.location])
+    publish_lineage(acme, 2)
+    assert acme.objects.list_names("reserve") == ()
+    _fill(disk)
+    _run(capsys, acme, "rollback", "--to", "1", "--reason", "x" * 2000)
+    _run(capsys, acme, "forget", "--class", "class-0a")
+    assert acme.verify().ok
+    assert shared.verify().ok
+    (disk / "filler").unlink()
+    _run(capsys, acme, "gc")
+    held = [store.objects.list_names("reserve") for store in (shared, acme)]
+    assert (RESERVE_NAME,) in held
+
+
 def test_a_store_from_before_gets_its_reserve(tmp_path: Path) -> None:
     store = Store.create(str(tmp_path / "models"))
     publish_lineage(store, 1)

@@ -57,18 +57,18 @@ class Acknowledged:
 
 
 @contextmanager
-def _publisher(location: Path, *, publishes: int) -> Iterator[subprocess.Popen[str]]:
+def publisher(location: Path, *, publishes: int | str) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "tests.faults.stepping_publisher", str(location)]
     with subprocess.Popen(
         [*command, str(publishes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as publisher:
+    ) as running:
         try:
-            yield publisher
+            yield running
         finally:
-            publisher.kill()
+            running.kill()
 
 
-def _copy_of(image: Path, cut: Path) -> None:
+def copy_of(image: Path, cut: Path) -> None:
     """The disk as it is at one moment: taken again if the kernel wrote meanwhile."""
     while True:
         before = image.stat().st_mtime_ns
@@ -88,20 +88,20 @@ def _cut_while_publishing(
         store = Store.create(str(disk / "models"))
         (first,) = publish_lineage(store, 1)
         acknowledged = Acknowledged({1: first.digest}, {1: 1})
-        with _publisher(disk / "models", publishes=publishes) as publisher:
-            assert publisher.stdin is not None
-            assert publisher.stdout is not None
-            for line in publisher.stdout:
+        with publisher(disk / "models", publishes=publishes) as running:
+            assert running.stdin is not None
+            assert running.stdout is not None
+            for line in running.stdout:
                 if line.startswith("{"):
                     acknowledged.note(line)
                 if line.startswith("{") or line.strip() in calls:
-                    _copy_of(image, cut)
+                    copy_of(image, cut)
                     with mounted(folder / "cut", options="loop", kind="ext4", source=cut) as after:
                         acknowledged.check(Store.open(str(after / "models")))
                     cuts += 1
-                publisher.stdin.write("\n")
-                publisher.stdin.flush()
-            assert publisher.wait(30) == 0
+                running.stdin.write("\n")
+                running.stdin.flush()
+            assert running.wait(30) == 0
     assert len(acknowledged.digests) == publishes + 1
     assert len(acknowledged.targets) == publishes + 1
     return cuts

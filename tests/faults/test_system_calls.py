@@ -29,7 +29,7 @@ FILE_CALLS = (
 )  # fmt: skip
 
 
-def _attempts(folder: Path, kind: str, effect: str, *syscalls: str) -> list[dict[str, Any]]:
+def attempts_at(folder: Path, kind: str, effect: str, *syscalls: str) -> list[dict[str, Any]]:
     """How every attempt ended, each in a store of its own; all of them were really disturbed."""
     _need_strace()
     folder.mkdir()
@@ -98,12 +98,12 @@ def _check_says_why(attempt: dict[str, Any]) -> None:
 
 
 def test_a_kill_at_a_link_or_a_sync_leaves_whole_versions_only(memory_path: Path) -> None:
-    attempts = _attempts(memory_path / "kills", "publish", "signal=KILL", "linkat", "unlinkat")
+    attempts = attempts_at(memory_path / "kills", "publish", "signal=KILL", "linkat", "unlinkat")
     assert 0 < _check_killed_publishes(attempts) < len(attempts)
 
 
 def test_a_sync_that_the_kernel_fails_is_told(memory_path: Path) -> None:
-    attempts = _attempts(memory_path / "errors", "publish", "error=EIO", "fsync")
+    attempts = attempts_at(memory_path / "errors", "publish", "error=EIO", "fsync")
     _check_syncs_told(attempts)
     _, unknown = _check_failed_publishes(attempts)
     assert unknown > 0
@@ -113,7 +113,7 @@ def test_a_sync_that_the_kernel_fails_is_told(memory_path: Path) -> None:
 def test_campaign_a_kill_before_every_system_call_of_a_publish(
     memory_path: Path, fault_row: AddRow
 ) -> None:
-    attempts = _attempts(memory_path / "kills", "publish", "signal=KILL")
+    attempts = attempts_at(memory_path / "kills", "publish", "signal=KILL")
     assert len(attempts) > 100
     assert all(attempt["status"] == 9 for attempt in attempts)
     published = _check_killed_publishes(attempts)
@@ -130,14 +130,14 @@ def test_campaign_a_kill_before_every_system_call_of_a_publish(
 def test_campaign_a_kill_before_every_system_call_of_a_rollback_and_of_a_new_store(
     memory_path: Path, fault_row: AddRow
 ) -> None:
-    moves = _attempts(memory_path / "rollbacks", "rollback", "signal=KILL")
+    moves = attempts_at(memory_path / "rollbacks", "rollback", "signal=KILL")
     for attempt in moves:
         store = Store.open(attempt["store"])
         records = len(store.history("production"))
         assert records in (1, 2)
         assert records == 2 or not attempt["acknowledged"]
         check_intact(store, head=1)
-    made = _attempts(memory_path / "creations", "create", "signal=KILL")
+    made = attempts_at(memory_path / "creations", "create", "signal=KILL")
     for attempt in made:
         store = Store.create(f"{attempt['store']}/fresh")
         assert publish_lineage(store, 1)[0].version == 1
@@ -157,7 +157,7 @@ def test_campaign_every_file_call_of_a_publish_fails(memory_path: Path, fault_ro
         ("error=ENOSPC", ("openat", "mkdirat", "write", "linkat", "fsync")),
         ("error=EDQUOT", ("openat", "mkdirat", "write", "linkat", "fsync")),
     ):
-        attempts = _attempts(memory_path / effect, "publish", effect, *syscalls)
+        attempts = attempts_at(memory_path / effect, "publish", effect, *syscalls)
         _check_syncs_told([attempt for attempt in attempts if attempt["syscall"] == "fsync"])
         refused, unknown = _check_failed_publishes(attempts)
         total, all_refused, all_unknown = (

@@ -10,7 +10,7 @@ import pytest
 from model_store import spec
 from model_store.loop.jobs import LEASE_S, MAX_CLAIMS
 from model_store.records import channel, inbox, jobs, manifest, quality, sealing
-from model_store.store import shard, versions
+from model_store.store import alternates, shard
 from tests.model_store.drafts import prepare
 
 TEXT = files("model_store").joinpath("FORMAT.md").read_text(encoding="utf-8")
@@ -37,7 +37,9 @@ WORDS = set(re.findall(r"`([^`]+)`", TEXT))
         quality.Flip,
         sealing.Signature,
         channel.ChannelRecord,
-        versions.StoreRecord,
+        alternates.StoreRecord,
+        alternates.Alternate,
+        alternates.Borrower,
         inbox.ItemRecord,
         inbox.KeptPicture,
         inbox.TopClass,
@@ -78,7 +80,7 @@ def test_the_limits_are_those_of_the_code() -> None:
     assert f"last {sealing.DIGEST_FIELD_BYTES} bytes" in TEXT
     assert f"at most 1 MiB and {shard.MAX_TENSORS} tensors" in TEXT
     assert shard.MAX_HEADER_BYTES == 1 << 20
-    assert versions.MAX_SHARD_BYTES == 1 << 34
+    assert alternates.MAX_SHARD_BYTES == 1 << 34
     assert str(sealing.MAX_VERSION) in TEXT
     assert f"at most {spec.MAX_TASKS} tasks" in TEXT
     text, newline = sealing.SIGNED_AS.decode()[:-1], sealing.SIGNED_AS[-1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import shutil
 import struct
 from collections.abc import Callable
@@ -72,6 +73,28 @@ def test_it_reads_every_weight_to_the_last_bit(store: Store) -> None:
     for name, (shape, values) in found.items():
         assert list(weights[name].shape) == shape
         assert torch.equal(weights[name].flatten(), torch.tensor(values))
+
+
+def test_it_reads_what_a_store_has_borrowed(store: Store, tmp_path: Path) -> None:
+    publish_tiny(store)
+    acme = Store.create(str(tmp_path / "acme"), alternates=[store.location])
+    weights = load_network(acme.read_shard, publish_tiny(acme)).state_dict()
+    read, _ = reading(acme.location)
+    (alternate,) = json.loads(read("store.json"))["alternates"]
+    beside, _ = reading(f"{acme.location}/{alternate['location']}")
+    lender = reader.unseal(beside("store.json"), reader.STORE)
+    assert lender["id"] == alternate["id"]
+
+    def either(name: str) -> bytes:
+        try:
+            return read(name)
+        except FileNotFoundError:
+            return beside(name)
+
+    manifest = reader.read_manifest(read, 1)
+    assert reader.read_model(either, manifest).keys() == weights.keys()
+    with pytest.raises(FileNotFoundError):
+        reader.read_model(read, manifest)
 
 
 def test_it_reads_the_images_that_are_in_use(store: Store) -> None:

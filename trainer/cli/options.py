@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from model_store.cli.command import (
+    add_alternate_option,
     add_json_option,
     add_key_options,
     add_store_option,
@@ -184,6 +185,7 @@ def _add_task_options(parser: argparse.ArgumentParser) -> None:
     add = _adder(parser)
     add("--data", metavar="DATA", type=Path, help=f"{DATA}, unless --from-inbox")
     add("--name", metavar="N", help="the task's name (default: that of DATA)")
+    add_alternate_option(parser)
     add(
         "--extend",
         action="store_true",

@@ -43,6 +43,8 @@ def test_where_the_store_is_stays_here() -> None:
     said = public_message(errors.StoreError("/srv/models/x could not be read: Permission denied"))
     assert "/srv" not in said
     assert "/srv" not in public_message(errors.StoreNotFound("there is no store at /srv/models"))
+    unreachable = errors.ShardUnreachable("0" * 64, ["there is no store at /srv/shared"])
+    assert "/srv" not in public_message(unreachable)
 
 
 def test_each_answer_has_an_id_of_its_own_and_its_line_in_the_log(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from model_store.backends.base import ObjectMissing, ObjectRefused
+from model_store.backends.location import objects_at
 from model_store.backends.s3 import ObjectStorage
 from model_store.errors import (
     OutcomeUnknown,
@@ -21,7 +22,7 @@ from model_store.errors import (
     WrongUsage,
 )
 from model_store.layout import shard_name
-from model_store.store.store import Store, objects_at
+from model_store.store.store import Store
 from tests.model_store.drafts import prepare, publish_lineage
 from tests.s3_proxy import Fault, Plan, Proxy, Request, proxy_before
 from tests.s3_server import BUCKET, S3, free_ports, reach

@@ -9,8 +9,8 @@ import pytest
 
 from model_store.backends.base import ObjectMissing, ObjectRefused, Objects
 from model_store.backends.local import LocalDirectory
+from model_store.backends.location import objects_at
 from model_store.errors import StoreError, StoreUnsupported, WriteFailed, WrongUsage
-from model_store.store.store import objects_at
 
 HOSTILE_NAMES = [
     "",
