@@ -21,7 +21,7 @@ export const keepToken = (name, value) => {
 };
 export const forgetToken = (name) => sessionStorage.removeItem(name);
 
-/** Give the JSON of an answer (`as: "blob"`: its bytes), or throw an Error with the problem's own
+/** Give the JSON of an answer (`as: "blob"`: its bytes, "answer": itself), or throw an Error with the problem's own
  * sentence. */
 export async function ask(path, { bearer = token(READ_TOKEN), as = "json", ...options } = {}) {
   const headers = { ...(bearer ? { Authorization: `Bearer ${bearer}` } : {}), ...options.headers };
@@ -34,6 +34,7 @@ export async function ask(path, { bearer = token(READ_TOKEN), as = "json", ...op
   }
   document.dispatchEvent(new Event("reached"));
   if (as === "blob" && answer.ok) return answer.blob();
+  if (as === "answer" && answer.ok) return answer;
   const body = await answer.json().catch(() => ({}));
   if (!answer.ok) throw refusal(answer, body);
   return body;

@@ -17,6 +17,8 @@ async function showReport() {
     linkParent(report);
     if (report.proposal) await propose(report);
     await loadPictures(bearer);
+    const { offerCorrections } = await import("./correct.js"); // a written report has no server to ask
+    await offerCorrections(report.version);
   } catch (error) {
     tellFailure(error);
   }
@@ -44,7 +46,7 @@ function linkParent(report) {
 /** Say what adapting would win, with a button where the channel names this version. */
 async function propose({ version, proposal: says }) {
   const { growth, moves_refused: refused } = await ask(`../../versions?before=${version + 1}&limit=1`, { bearer: bearer() });
-  const { proposal } = await import("./moves.js"); // a written report has no server to ask
+  const { proposal } = await import("./moves.js");
   const here = growth?.version === version;
   $("proposal").replaceWith(proposal(says, { version, refused: here ? refused : true, root: "../../" }));
 }

@@ -33,10 +33,10 @@ function tile(picture, kind) {
   return row;
 }
 
-function frameOf({ number, label, src }) {
+function frameOf({ number, label, answer, src }) {
   const frame = make("div", "frame", src === null ? "not kept" : "loading…");
   const alt = `an image of ${label}`;
-  if (src === undefined) Object.assign(frame.dataset, { picture: number, alt });
+  if (src === undefined) Object.assign(frame.dataset, { picture: number, alt, label, answer });
   if (src) imageFrom(src, alt).then((image) => frame.replaceChildren(image));
   return frame;
 }
@@ -53,15 +53,17 @@ function captionOf({ label, answer, before, confidence }) {
 export async function loadPictures(bearer) {
   for (const frame of document.querySelectorAll("[data-picture]")) {
     try {
-      frame.replaceChildren(await picture(frame.dataset, bearer()));
+      const answer = await asked(`report/images/${frame.dataset.picture}`, bearer());
+      frame.dataset.kept = answer.headers.get("Dne-Kept"); // what a correction names
+      frame.replaceChildren(await picture(await answer.blob(), frame.dataset.alt));
     } catch (error) {
       frame.textContent = error.status === 404 ? "not kept" : error.message;
     }
   }
 }
 
-async function picture({ picture: number, alt }, bearer) {
-  const src = URL.createObjectURL(await asked(`report/images/${number}`, bearer));
+async function picture(bytes, alt) {
+  const src = URL.createObjectURL(bytes);
   const image = await imageFrom(src, alt);
   URL.revokeObjectURL(src);
   return image;
@@ -78,7 +80,7 @@ async function imageFrom(src, alt) {
 async function asked(path, bearer) {
   for (let tries = 1; ; tries += 1) {
     try {
-      return await ask(path, { bearer, as: "blob" });
+      return await ask(path, { bearer, as: "answer" });
     } catch (error) {
       if (tries === TRIES || ![429, 503].includes(error.status)) throw error;
       await sleep(1000 * error.retryAfter);

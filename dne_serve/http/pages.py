@@ -148,15 +148,17 @@ def tell_report(request: Request, serving: Parts, version: VersionPath) -> Versi
 def show_image(
     serving: Parts, version: VersionPath, image: Annotated[int, Path(ge=0, lt=MAX_SHOWN)]
 ) -> Response:
-    """Return one picture of a report: a PNG or JPEG of at most 96 pixels a side."""
+    """Return one picture of a report: a PNG or JPEG of at most 96 pixels a side. The header
+    `Dne-Kept` has the digest of the kept image, by which it is corrected."""
     store = serving.open_store()
     manifest = store.manifest(version)
     if image >= len(manifest.metrics.shown):
         raise NotOffered(f"the report of version {version} has no picture {image}")
     try:
-        picture = read_picture_of(store, manifest, image)
+        picture, kept = read_picture_of(store, manifest, image)
     except ShardForgotten as error:
         raise NotOffered("the pictures of that class were forgotten") from error
     except ImageRejected as error:
         raise NotOffered("that picture cannot be decoded") from error
-    return Response(picture.data, media_type=picture.type, headers=PICTURE_HEADERS)
+    headers = {**PICTURE_HEADERS, "Dne-Kept": kept}
+    return Response(picture.data, media_type=picture.type, headers=headers)

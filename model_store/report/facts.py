@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -108,12 +109,13 @@ def list_pictures(store: Store, manifest: Manifest) -> tuple[list[ReportPicture]
     return listed, f"The pictures of {', '.join(lost)} were forgotten." if lost else ""
 
 
-def read_picture_of(store: Store, manifest: Manifest, number: int) -> Thumbnail:
-    """Read one picture of the list and write it anew. Raise ShardForgotten, KeptTooLarge or
-    ImageRejected where it cannot be shown."""
+def read_picture_of(store: Store, manifest: Manifest, number: int) -> tuple[Thumbnail, str]:
+    """Read one picture of the list and write it anew; give the digest of the kept image too. Raise
+    ShardForgotten, KeptTooLarge or ImageRejected where it cannot be shown."""
     shown = manifest.metrics.shown[number]
     images = read_kept(store.read_stored_shard, _entries(manifest)[shown.class_name])
-    return Thumbnail.of(images[shown.image])
+    data = images[shown.image]
+    return Thumbnail.of(data), hashlib.sha256(data).hexdigest()
 
 
 def _entries(manifest: Manifest) -> dict[str, ClassImages]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
+from dne_serve.access.permission import new_token
+from model_store.loop.corrections import list_corrections
 from model_store.loop.inbox import Inbox
 from model_store.report.advice import (
     Advice,
@@ -15,6 +18,7 @@ from model_store.report.advice import (
     Suspect,
     write_advice,
 )
+from model_store.store.shard import read_kept
 from model_store.store.store import Store
 from tests.e2e.browsing import NEEDS_CHROMIUM, playwright, watching
 from tests.e2e.test_teach_page import COLOURS, picture
@@ -62,6 +66,62 @@ def test_a_person_reads_what_would_help_and_sees_the_pictures(
         )
         playwright.expect(told.nth(2).get_by_role("img", name=item)).to_be_visible()
         assert page.locator("#advice img").count() == 1
+
+
+def test_a_report_corrects_what_the_channel_names_and_nothing_older(
+    browser: playwright.Browser, trained_copy: TrainedStore
+) -> None:
+    store = Store.open(str(trained_copy.location))
+    shown = next(one for one in store.versions() if store.manifest(one).metrics.shown)
+    store.promote(shown, channel="production", actor="tests", reason="")
+    with (
+        live_server(Path(store.location)) as live,
+        watching(browser, live.url, path=f"/versions/{shown}/report#token={TOKEN}") as watched,
+    ):
+        live.wait_until_ready()
+        page = watched.page
+        page.reload()
+        tile = page.locator(".pictures figure").first
+        tile.get_by_text("Wrong label?").click()
+        tile.get_by_role("button", name="Take it out").click()
+        playwright.expect(tile).to_contain_text("Will be taken out.")
+        playwright.expect(page.get_by_role("heading", name="What would help most")).to_be_visible()
+        (said,) = list_corrections(store)
+        wrong = store.manifest(shown).metrics.shown[0]
+        (entry,) = [one for one in store.manifest(shown).held_out if one.class_name == said.label]
+        kept = read_kept(store.read_stored_shard, entry)
+        assert (said.label, said.to) == (wrong.class_name, None)
+        assert said.image == hashlib.sha256(kept[wrong.image]).hexdigest()
+        tile.get_by_role("button", name="Undo").click()
+        playwright.expect(tile).to_contain_text("Taken back.")
+        another = next(one for one in store.versions() if one != shown)
+        store.promote(another, channel="production", actor="tests", reason="")
+        page.reload()
+        playwright.expect(page.locator(".pictures img").first).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        playwright.expect(page.get_by_text("Wrong label?")).to_have_count(0)
+
+
+def test_the_report_of_a_reader_who_may_not_label_corrects_nothing(
+    browser: playwright.Browser, trained_copy: TrainedStore, tmp_path: Path
+) -> None:
+    store = Store.open(str(trained_copy.location))
+    shown = next(one for one in store.versions() if store.manifest(one).metrics.shown)
+    store.promote(shown, channel="production", actor="tests", reason="")
+    made = new_token("reader=read")
+    (tmp_path / "tokens").write_text(made.line)
+    with (
+        live_server(Path(store.location), token_file=tmp_path / "tokens") as live,
+        watching(
+            browser, live.url, path=f"/versions/{shown}/report#token={made.secret}"
+        ) as watched,
+    ):
+        page = watched.page
+        page.reload()
+        playwright.expect(page.locator(".pictures img").first).to_be_visible()
+        page.wait_for_load_state("networkidle")
+        playwright.expect(page.get_by_text("Wrong label?")).to_have_count(0)
+        assert "What would help most" not in page.inner_text("main")
 
 
 @pytest.mark.long

@@ -86,7 +86,7 @@ def _facts_of_page(
 
 def _picture(store: Store, manifest: Manifest, number: int) -> str | None:
     try:
-        thumbnail = read_picture_of(store, manifest, number)
+        thumbnail, _ = read_picture_of(store, manifest, number)
     except (StoreError, ImageRejected):
         return None
     return f"data:{thumbnail.type};base64,{base64.b64encode(thumbnail.data).decode()}"

@@ -82,5 +82,6 @@ def test_the_pages_are_part_of_the_package() -> None:
         "label_items.js", "label_names.js", "label_tiles.js",
         "learn.js", "report.html", "report.css", "report.js", "report_parts.js",
         "report_pictures.js", "plots.js", "version_facts.js", "versions_tree.js",
-        "advice.js", "dropped.js", "tally.js", "teach.js", "why.js", "wrong.js", "zip.js",
+        "advice.js", "correct.js", "dropped.js", "tally.js", "teach.js", "why.js", "wrong.js",
+        "zip.js",
     }  # fmt: skip
