@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ class Repository:
     """Other bytes that are sent for a file than those that its headers tell of."""
     cut: dict[str, int] = field(default_factory=dict)
     """Files whose connection ends after so many bytes, each time."""
+    pause_s: float = 0.0
+    """The time between two of twenty pieces of a file."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,10 +160,15 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"ETag": '"cdn"', "Accept-Ranges": "bytes"}
         if begin:
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
-        self._send(206 if begin else 200, data[begin:], headers, cut=known.cut.get(name))
+        self._send(206 if begin else 200, data[begin:], headers, known.cut.get(name), known.pause_s)
 
     def _send(
-        self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None
+        self,
+        status: int,
+        body: bytes,
+        headers: dict[str, str],
+        cut: int | None = None,
+        pause_s: float = 0.0,
     ) -> None:
         with suppress(OSError):  # the client may have left
             self.send_response(status)
@@ -168,7 +176,11 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
-                self.wfile.write(body if cut is None else body[:cut])
+                whole = body if cut is None else body[:cut]
+                step = len(whole) if not pause_s else max(1, len(whole) // 20)
+                for begin in range(0, len(whole), max(1, step)):
+                    self.wfile.write(whole[begin : begin + step])
+                    time.sleep(pause_s)
             self.close_connection = cut is not None
 
     def log_message(self, format: str, *args: object) -> None:

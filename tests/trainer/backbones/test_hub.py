@@ -75,6 +75,12 @@ def test_a_repository_is_fetched_with_its_settings_and_only_once(hub: FakeHub) -
     assert hub.asked == [f"GET /api/models/{TOWER}"]
 
 
+def test_a_hub_that_answers_slowly_is_waited_for(hub: FakeHub) -> None:
+    hub.repositories[TOWER].pause_s = 0.02
+    weights = find_weights(TOWER, note=lambda said: None)
+    assert weights.file.read_bytes() == hub.repositories[TOWER].files["model.safetensors"]
+
+
 def test_what_is_in_the_cache_needs_no_hub(hub: FakeHub) -> None:
     fetched, told = find(TOWER), list[str]()
     hub.mute = True
