@@ -64,6 +64,9 @@ def _options(threads: int | None) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 3
+    # Threads of a pass would go on looking for work for milliseconds after it, which decoding and
+    # the other sessions need (docs/adr/115).
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -272,6 +273,20 @@ def test_a_second_session_takes_no_memory_of_its_own_for_its_passes() -> None:
         session(batch)
     # What one pass needs is several times as much.
     assert resident_bytes() - before < 4 * batch.nbytes
+
+
+def test_a_session_leaves_the_processor_alone_between_two_passes() -> None:
+    """By the processor time of the whole process while no pass is under way."""
+    network = grown([4], geometry=NetworkSpec(image_size=32, patch_size=4, depth=1))
+    session, batch = Session(weights_of(network), threads=2), images(4, size=32).numpy()
+    session(batch)
+    idle_s = []
+    for _ in range(5):
+        session(batch)
+        began_s = time.process_time()
+        time.sleep(0.02)
+        idle_s.append(time.process_time() - began_s)
+    assert min(idle_s) < 0.001
 
 
 def test_sessions_of_several_versions_read_the_same_memory() -> None:
