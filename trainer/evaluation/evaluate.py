@@ -21,6 +21,7 @@ from trainer.data.checks import refuse_familiar_classes, refuse_no_images, refus
 from trainer.data.folders import LabelledImages, Listing, note_ignored, read_images
 from trainer.data.sources.forms import list_judged, list_strangers
 from trainer.embeddings.cache import EmbeddingCache, Floats
+from trainer.embeddings.reading import reader_of
 from trainer.evaluation.judged import Judged, judged_by
 from trainer.evaluation.unknown import Scores, scores_of, tell_apart
 from trainer.progress import Progress
@@ -66,7 +67,7 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
     doubt = load_doubt(store.read_shard, manifest)
     cache = EmbeddingCache(
         network,
-        Lineage.of(network).token,
+        reader_of(network, Lineage.of(network)),
         preprocessing=manifest.preprocessing,
         folder=request.tokens if manifest.spec.is_pretrained else None,
     )

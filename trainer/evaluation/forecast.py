@@ -156,7 +156,8 @@ def _least_ms(network: Network, experts: Lineage) -> float:
     """Time one image through the folded form: the least of many runs.
 
     Measure CPU time of one thread, so that other work on the machine counts little; on a GPU
-    measure by the clock.
+    measure by the clock. Torch computes it, as it does while learning: `model_store.worth` tells
+    the minutes of growing by this time.
     """
     run = _one_image(network, experts)
     clock = time.thread_time if network.device.type == "cpu" else time.perf_counter

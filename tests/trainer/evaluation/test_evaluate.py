@@ -7,12 +7,14 @@ import pytest
 import torch
 
 from model_store.errors import ChannelNotFound, StoreNotFound, VersionNotFound, WrongUsage
+from model_store.inference.forward import Lineage
 from model_store.preprocess import normalise
 from model_store.records.manifest import Preprocessing
 from model_store.store.store import Store
 from tests.model_store.networks import grown
 from tests.tiny_versions import promote, publish_tiny
 from tests.trainer.folders import Listening, labelled, write_classes
+from trainer.embeddings import reading
 from trainer.evaluation.evaluate import evaluate
 from trainer.evaluation.judged import Judged, judge
 from trainer.request import Evaluate
@@ -125,6 +127,22 @@ def test_an_older_version_is_judged_by_what_it_knew(store: Store, tmp_path: Path
             request(store, write_classes(tmp_path / "new", ["0"], images=2), version=1),
             progress=Listening(),
         )
+
+
+def test_a_large_network_is_judged_as_its_embeddings_are_read(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime", reason="ONNX NOT TRIED: onnxruntime is not installed")
+    data = write_classes(tmp_path / "data", ["a", "b"], images=2)
+    by_torch = evaluate(request(store, data), progress=Listening())
+
+    def refused(*given: object) -> None:
+        raise AssertionError("torch reads a large network")
+
+    monkeypatch.setattr(reading, "LARGE_FLOP", 1)
+    monkeypatch.setattr(Lineage, "token", refused)
+    report = evaluate(request(store, data), progress=Listening())
+    assert report["confusion"] == by_torch["confusion"]
 
 
 def test_what_is_not_there_cannot_be_judged(store: Store, tmp_path: Path) -> None:
