@@ -133,10 +133,11 @@ BREAKS = (
     Break(
         "6 a request has one version",
         "dne_serve/http/routes.py",
-        "    chosen = await serving.predictor.resolve(version, at_least=at_least_of(request))\n"
-        "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n",
         "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n"
-        "    chosen = await serving.predictor.resolve(version, at_least=at_least_of(request))\n",
+        "    watch =",
+        "    uploads = await read_uploads(request, max_images=serving.settings.max_images)\n"
+        "    chosen = await serving.predictor.resolve(version, at_least=at_least_of(request))\n"
+        "    watch =",
         "tests/dne_serve/rollout/test_live_reload.py::test_a_request_keeps_the_version_it_began_with",
     ),
     Break(
