@@ -141,6 +141,11 @@ class StillBorrows(StoreError):
         )
 
 
+class BundleRefused(CopyRefused):
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} is not a whole bundle: {reason}; nothing was taken")
+
+
 class ItemNotFound(StoreError):
     def __init__(self, item: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""Run `dne-store init`, `borrowers`, `storage`, `gc` and `copy`."""
+"""Run `dne-store init`, `borrowers`, `storage`, `gc`, `copy`, `bundle` and `unbundle`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ from model_store.cli.command import (
     current_actor,
     print_json,
     show_result,
+    version_number,
 )
 from model_store.errors import WrongUsage
 from model_store.layout import record_name
+from model_store.maintenance.bundle import take_bundle, write_bundle
 from model_store.maintenance.copy import CopyReport, Progress, copy_store
 from model_store.maintenance.gc import GRACE_S, GcReport, collect_garbage, report_storage
 from model_store.maintenance.mend import Mender, MendReport, Stray, mend_channel
@@ -77,6 +79,31 @@ def add_housekeeping_commands(add: Add) -> None:
         type=Path,
         help="with --sign: sign only what is signed by someone whom this file names (default: "
         "$DNE_TRUST, else sign everything that the gate did not refuse)",
+    )
+    bundle = add("bundle", _bundle, help="write what another store lacks into one file")
+    bundle.add_argument(
+        "--since",
+        metavar="N",
+        type=version_number,
+        default=0,
+        help="the other store has all versions up to N (default: none)",
+    )
+    bundle.add_argument("--out", metavar="FILE", type=Path, required=True, help="the file to write")
+    unbundle = add("unbundle", _unbundle, help="take versions and channels out of such a file")
+    unbundle.add_argument("file", metavar="FILE", type=Path, help="the file that bundle wrote")
+    unbundle.add_argument(
+        "--sign",
+        metavar="KEYFILE",
+        type=Path,
+        help="sign versions and channel records again with this private key, for the store that "
+        "they are taken into (default: leave signatures as they are)",
+    )
+    unbundle.add_argument(
+        "--trust",
+        metavar="FILE",
+        type=Path,
+        help="take only what is signed by someone whom this file names (default: $DNE_TRUST, else "
+        "take everything)",
     )
 
 
@@ -174,13 +201,41 @@ def _copy_all(options: argparse.Namespace) -> int:
     target = Store.create(options.to)
     with _bar() as progress:
         report = copy_store(source, target, keys=keys, progress=progress)
-    _note_signatures(report, options)
+    return _tell_copy(report, options, source=options.store, target=options.to)
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    with _bar() as progress:
+        made = write_bundle(
+            Store.open(options.store), options.out, since=options.since, progress=progress
+        )
+    after = f" after version {made.since}" if made.since else ""
+    said = (
+        f"{counted(len(made.versions), 'version')}{after} and {counted(made.shards, 'shard')} are "
+        f"in {options.out} ({size(made.bytes)}); `dne-store unbundle` takes them out"
+    )
+    return show_result(options, {"path": str(options.out), **asdict(made)}, said)
+
+
+def _unbundle(options: argparse.Namespace) -> int:
+    trust = options.trust or os.environ.get("DNE_TRUST")
+    keys = Keys(
+        signer=load_signer(options.sign) if options.sign else None,
+        trust=load_trust(Path(trust)) if trust else None,
+    )
+    with _bar() as progress:
+        report = take_bundle(options.file, options.store, keys=keys, progress=progress)
+    return _tell_copy(report, options, source=str(options.file), target=options.store)
+
+
+def _tell_copy(report: CopyReport, options: argparse.Namespace, *, source: str, target: str) -> int:
+    _note_signatures(report, source=source, target=target, signs=bool(options.sign))
     for channel in report.moved_on:
-        print(f"note: channel {channel} has moved on in {options.to}: left alone", file=sys.stderr)
+        print(f"note: channel {channel} has moved on in {target}: left alone", file=sys.stderr)
     if report.remembered:
         print(
-            f"note: {options.to} still has {counted(len(report.remembered), 'shard')} of images "
-            "that were forgotten here; `dne-store forget` removes them there",
+            f"note: {target} still has {counted(len(report.remembered), 'shard')} of images "
+            f"that were forgotten in {source}; `dne-store forget` removes them there",
             file=sys.stderr,
         )
     if options.json:
@@ -189,7 +244,7 @@ def _copy_all(options: argparse.Namespace) -> int:
         print(
             f"{counted(len(report.versions), 'version')}, {counted(report.shards, 'shard')} "
             f"({size(report.bytes)}) and {counted(report.records, 'channel record')} copied to "
-            f"{options.to}"
+            f"{target}"
             + (f"; {counted(len(report.signed), 'version')} signed for it" if options.sign else "")
         )
     return EXIT_OK
@@ -206,28 +261,28 @@ def _copying_keys(options: argparse.Namespace) -> Keys:
     return Keys(signer=load_signer(options.sign), trust=load_trust(Path(trust)) if trust else None)
 
 
-def _note_signatures(report: CopyReport, options: argparse.Namespace) -> None:
+def _note_signatures(report: CopyReport, *, source: str, target: str, signs: bool) -> None:
     """Print what servers that require signatures will refuse in the copy, and the next step."""
     if report.foreign:
         print(
-            f"note: {options.to} has {counted(len(report.foreign), 'version')} signed for another "
+            f"note: {target} has {counted(len(report.foreign), 'version')} signed for another "
             "store, which servers that require signatures refuse; copy to a new store with --sign "
             "KEYFILE to sign for it",
             file=sys.stderr,
         )
-    if options.sign is None:
+    if not signs:
         return
     left = [version for version in report.versions if version not in report.signed]
     if left:
         print(
             "note: not signed, because the gate refused them or they are not trusted in "
-            f"{options.store}: {', '.join(map(str, left))}",
+            f"{source}: {', '.join(map(str, left))}",
             file=sys.stderr,
         )
     for channel, version in report.unsigned.items():
         print(
             f"note: the newest record of channel {channel} is not signed; `dne-store promote "
-            f"{version} --channel {channel} --store {options.to} --sign KEYFILE --trust FILE` "
+            f"{version} --channel {channel} --store {target} --sign KEYFILE --trust FILE` "
             "writes a signed one",
             file=sys.stderr,
         )
@@ -243,8 +298,8 @@ def _bar() -> Iterator[Progress]:
 
     shown = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Bars(*shown, console=Console(stderr=True)) as bars:
-        task = bars.add_task("copy")
-        yield lambda done, total: bars.update(task, completed=done, total=total)
+        task = bars.add_task("copy", visible=False)  # until there is something to copy
+        yield lambda done, total: bars.update(task, completed=done, total=total, visible=True)
 
 
 def _gc_as_json(report: GcReport) -> dict[str, object]:
