@@ -19,7 +19,7 @@ from dne_serve.observe.live import ActivityAnswer, Stream, snapshot
 from dne_serve.observe.metrics import Statistics
 from dne_serve.rollout.canary import CanaryAndShadow
 from dne_serve.rollout.channel import ChannelMove, Mover, SameStore
-from dne_serve.rollout.guard import Guard
+from dne_serve.rollout.guard import CanaryWatch, Guard
 from dne_serve.rollout.loaded_versions import ImageFlow, LoadedLimits, LoadedVersions
 from dne_serve.rollout.reloader import NEXT_POLLS, Reloader
 from dne_serve.setting_values import (
@@ -143,6 +143,16 @@ class Serving:
             least=settings.fixed.guard_least,
             on_return=self._returned,
         )
+        self._canary_watch = CanaryWatch(
+            self.mover,
+            trial=self.canary_and_shadow,
+            served=lambda: self.reloader.record,
+            rules=guarding.rules,
+            channel=settings.channel,
+            actor=f"canary:{current_actor()}",
+            least=settings.fixed.guard_least,
+            on_promoted=self._canary_promoted,
+        )
         self.reloader = Reloader(
             self.open_store,
             loaded=self.loaded,
@@ -174,6 +184,7 @@ class Serving:
             self.statistics.answered,
             self.counts.answered,
             self._guard.answered,
+            self._canary_watch.answered,
             note_answered,
         )
         self.predictor = Predictor(
@@ -210,6 +221,7 @@ class Serving:
     def stop(self) -> None:
         """Stop what loads: a load under way still needs the engine."""
         self._guard.stop()
+        self._canary_watch.stop()
         if self.trainer is not None:
             self.trainer.stop()
         self.writer.stop()
@@ -255,6 +267,7 @@ class Serving:
             queue_limit=self.settings.max_queue,
             canary=self.canary_and_shadow.ready("canary"),
             shadow=self.canary_and_shadow.ready("shadow"),
+            canary_share=self.canary_and_shadow.share,
         )
 
     def _inbox_news(self) -> InboxNews | None:
@@ -308,6 +321,12 @@ class Serving:
         model = {} if self.name is None else {"model": self.name}
         moved = {"who": record.actor, "to": record.target, "reason": record.reason}
         self.audit.note(f"guard {rule}", **model, **moved)
+        self.reloader.poll()
+
+    def _canary_promoted(self, record: ChannelRecord, reason: str) -> None:
+        model = {} if self.name is None else {"model": self.name}
+        moved = {"who": record.actor, "to": record.target, "reason": reason}
+        self.audit.note("canary", **model, **moved)
         self.reloader.poll()
 
     def _not_loaded(self) -> NotLoaded | None:

@@ -146,6 +146,8 @@ class Canary:
 
     version: int
     share: float
+    step: int = 0
+    """Requests after which the share is doubled, until the version is promoted; 0: it stays."""
 
     @classmethod
     def parse(cls, text: str) -> Canary:
@@ -171,9 +173,16 @@ class TriedVersions:
 
 
 def parse_canary(texts: Sequence[str]) -> TriedVersions:
-    """Parse `7=5%`, `shadow=8`, or both."""
+    """Parse `7=5%`, perhaps with `promote=1000`, `shadow=8`, or both."""
     shadows = [text.partition("=")[2] for text in texts if text.startswith("shadow=")]
-    shares = [Canary.parse(text) for text in texts if not text.startswith("shadow=")]
+    steps = [text.partition("=")[2] for text in texts if text.startswith("promote=")]
+    shares = [Canary.parse(text) for text in texts if not text.startswith(("shadow=", "promote="))]
+    if steps:
+        if len(steps) > 1 or not shares or not re.fullmatch("[1-9][0-9]{0,8}", steps[0]):
+            raise WrongUsage(
+                "canary: promote=N stands beside one VERSION=SHARE%, and N is a number of requests"
+            )
+        shares = [replace(one, step=int(steps[0])) for one in shares]
     if len(shadows) > 1 or len(shares) > 1:
         raise WrongUsage("canary names one version with a share, and one shadow, at most")
     if shadows and not (shadows[0].isdigit() and 1 <= int(shadows[0][:20]) <= MAX_VERSION):

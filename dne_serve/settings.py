@@ -139,7 +139,9 @@ class Settings(BaseSettings):
     canary: str = Field(
         "",
         description="versions beside the served one: VERSION=SHARE% answers a share of the "
-        "requests, shadow=VERSION is compared and answers nobody; one or both, separated by commas",
+        "requests, shadow=VERSION is compared and answers nobody; one or both, separated by commas."
+        " With promote=N the share doubles after each N of its requests, until the version is "
+        "promoted; a broken rule of guard takes it away",
     )
     poll_seconds: Seconds = Field(
         0.25, description="time between two looks at the channel; object storage bills each of them"
@@ -289,6 +291,19 @@ class Settings(BaseSettings):
                 f"{alone[0]} is for one store: serve the model that needs it with --store, or run "
                 "`dne-train worker` beside its store"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_canary_that_rises_is_judged(self) -> Self:
+        canary = parse_canary(listed(self.canary)).canary
+        if canary is not None and canary.step:
+            if not parse_guard(listed(self.guard)).rules:
+                raise ValueError("canary: promote= needs a rule of guard, which would object")
+            if canary.step < self.fixed.guard_least:
+                raise ValueError(
+                    f"canary: promote={canary.step} is less than the {self.fixed.guard_least} "
+                    "requests that a rule judges by"
+                )
         return self
 
     @field_validator(*PARSERS)

@@ -147,9 +147,10 @@ const drift = (answers) =>
 function beside(name, one) {
   if (!one) return [];
   const compared = one.same + one.other;
-  if (!compared && one.answered) return [[name, count(one.answered, "image", "images"), `version ${one.version}, not compared`]];
+  const version = one.share ? `version ${one.version} for ${percent(one.share)}` : `version ${one.version}`;
+  if (!compared && one.answered) return [[name, count(one.answered, "image", "images"), `${version}, not compared`]];
   const agreed = compared ? `${percent(one.same / compared)} same` : "–";
-  return [[name, agreed, `version ${one.version}, ${count(compared, "image", "images")}`]];
+  return [[name, agreed, `${version}, ${count(compared, "image", "images")}`]];
 }
 
 function tile([name, value, about, bad]) {

@@ -76,6 +76,8 @@ class Beside(BaseModel):
     other: int
     answered: int
     """Images that it answered; 0 for a shadow."""
+    share: float
+    """The share of the requests that it answers now; 0 for a shadow."""
 
 
 class ActivityAnswer(BaseModel):
@@ -105,6 +107,7 @@ def snapshot(
     queue_limit: int,
     canary: int | None,
     shadow: int | None,
+    canary_share: float,
 ) -> ActivityAnswer:
     """Sum up the server at this moment, from its metrics and from what no metric keeps."""
     recently = None if version is None else counts.answers.look(version)
@@ -120,8 +123,8 @@ def snapshot(
         queue_limit=queue_limit,
         answers=_classes(recently) if recently else None,
         swap=last and Swap(version=last.version, time=round(last.time, 1), count=last.count),
-        canary=_beside(canary, counts.canary),
-        shadow=_beside(shadow, counts.shadow),
+        canary=_beside(canary, counts.canary, share=canary_share),
+        shadow=_beside(shadow, counts.shadow, share=0.0),
     )
 
 
@@ -147,10 +150,16 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
-def _beside(version: int | None, agreed: Agreement) -> Beside | None:
+def _beside(version: int | None, agreed: Agreement, *, share: float) -> Beside | None:
     if version is None:
         return None
-    return Beside(version=version, same=agreed.same, other=agreed.other, answered=agreed.answered)
+    return Beside(
+        version=version,
+        same=agreed.same,
+        other=agreed.other,
+        answered=agreed.answered,
+        share=round(share, 4),
+    )
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

@@ -53,12 +53,15 @@ class CanaryAndShadow:
     compares_canary: bool = False
     """Compare the canary's answers with those of the served version, whatever it costs. Where the
     canary's own pass answers for the served version too, they are always compared."""
+    share: float = field(init=False)
+    """The share of the requests that the canary answers now. A watch may change it."""
     _canary: _Beside | None = field(init=False)
     _shadow: _Beside | None = field(init=False)
     _due: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self._canary = _Beside("canary", self.canary.version) if self.canary else None
+        self.share = self.canary.share if self.canary else 0.0
         self._shadow = _Beside("shadow", self.shadow) if self.shadow is not None else None
 
     def load(self, open_store: Callable[[], Store]) -> None:
@@ -93,12 +96,14 @@ class CanaryAndShadow:
         return Chosen(resident=served, by="served", shadow=shadow)
 
     def ready(self, name: Literal["canary", "shadow"]) -> int | None:
-        """Return the version that is in memory under this name."""
+        """Return the version that is in memory under this name, and not taken back."""
+        if name == "canary" and not self.share:
+            return None
         trial = self._canary if name == "canary" else self._shadow
         return trial.version if trial is not None and trial.resident is not None else None
 
     def _is_due(self) -> bool:
-        self._due += self.canary.share if self.canary else 0.0
+        self._due += self.share
         if self._due < 1 - 1e-9:
             return False
         self._due -= 1

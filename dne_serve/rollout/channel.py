@@ -133,8 +133,9 @@ class Mover:
         self._loaded = loaded
         self._channel = channel
 
-    def promote(self, to: int, *, actor: str, reason: str) -> ChannelMove:
-        return self._move(partial(Channel.promote, version=to), actor=actor, reason=reason)
+    def promote(self, to: int, *, actor: str, reason: str, after: int | None = None) -> ChannelMove:
+        move = partial(Channel.promote, version=to, after=after)
+        return self._move(move, actor=actor, reason=reason)
 
     def rollback(
         self, *, to: int | None, actor: str, reason: str, after: int | None = None

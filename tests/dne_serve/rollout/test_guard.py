@@ -5,7 +5,9 @@ import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
@@ -21,9 +23,11 @@ from dne_serve.errors import (
     QueueFull,
     WaitedTooLong,
 )
+from dne_serve.rollout.canary import CanaryAndShadow
 from dne_serve.rollout.channel import ChannelMove, Mover
-from dne_serve.rollout.guard import Guard
-from dne_serve.setting_values import parse_guard
+from dne_serve.rollout.guard import CanaryWatch, Guard
+from dne_serve.rollout.loaded_versions import LoadedVersions
+from dne_serve.setting_values import parse_canary, parse_guard
 from dne_serve.settings import load_settings
 from model_store.errors import (
     ChannelMoved,
@@ -360,3 +364,131 @@ def test_only_faults_of_the_engine_count() -> None:
 
 def test_a_guard_without_rules_watches_nothing(live: Live) -> None:
     assert live.serving._guard._watch is None
+
+
+# A canary that rises
+
+
+class PromotingMover(FakeMover):
+    def promote(self, to: int, *, actor: str, reason: str, after: int | None = None) -> ChannelMove:
+        if self.faults:
+            raise self.faults.pop(0)
+        self.asked.append((reason, after))
+        moved = record(target=to, number=(after or 0) + 1)
+        return ChannelMove(record=moved, resident=resident(to))
+
+
+def canary_of(
+    mover: FakeMover, *rules: str, mode: Mode = "follow", text: str = "2=20%,promote=10"
+) -> tuple[CanaryWatch, CanaryAndShadow]:
+    nothing = cast(LoadedVersions, None)  # requests are noted here, and not answered
+    trial = CanaryAndShadow(parse_canary(text.split(",")).canary, None, loaded=nothing)
+    watch = CanaryWatch(
+        mover,
+        trial=trial,
+        served=lambda: record(target=1, number=4, mode=mode),
+        rules=parse_guard(rules).rules,
+        channel="production",
+        actor="canary",
+        least=10,
+    )
+    return watch, trial
+
+
+def answer(watch: CanaryWatch, *, times: int, error: Exception | None = None) -> None:
+    asked = resident(2)
+    event = answered(asked, logits(1, 0, 0)) if error is None else failed(asked, error)
+    for _ in range(times):
+        watch.answered(replace(event, by="canary"))
+
+
+def ended(watch: CanaryWatch) -> None:
+    if watch._promoting is not None:
+        watch._promoting.join()
+
+
+def test_a_canary_rises_by_doubling_and_is_promoted_in_the_end() -> None:
+    mover = PromotingMover()
+    watch, trial = canary_of(mover, "errors>10%")
+    shares = []
+    for _ in range(3):
+        shares.append(trial.share)
+        answer(watch, times=10)
+    ended(watch)
+    assert shares == [0.2, 0.4, 0.8]
+    assert mover.asked == [("canary: 30 requests, 0 failed, 0 of 30 images unknown", 4)]
+    assert trial.share == 0  # after a rollback of the channel it must not answer again
+    answer(watch, times=100)
+    assert len(mover.asked) == 1
+
+
+def test_a_canary_that_breaks_a_rule_answers_nobody_any_more() -> None:
+    mover = PromotingMover()
+    watch, trial = canary_of(mover, "errors>10%")
+    answer(watch, times=8)
+    answer(watch, times=2, error=ModelUnusable("it gives no numbers"))
+    assert trial.share == 0
+    assert trial.ready("canary") is None
+    answer(watch, times=100)
+    ended(watch)
+    assert mover.asked == []
+
+
+def test_requests_that_the_canary_did_not_answer_do_not_raise_it() -> None:
+    watch, trial = canary_of(PromotingMover(), "errors>10%")
+    for by in ("served", "asked"):
+        watch.answered(replace(answered(resident(2), logits(1, 0, 0)), by=by))
+    answer(watch, times=9, error=QueueFull("full"))
+    assert trial.share == 0.2
+
+
+def test_a_canary_is_not_promoted_over_a_rollback_or_another_move() -> None:
+    pinned = PromotingMover()
+    watch, _ = canary_of(pinned, "errors>10%", mode="pin")
+    answer(watch, times=30)
+    ended(watch)
+    assert pinned.asked == []
+    overtaken = PromotingMover(ChannelMoved("somebody was first"))
+    watch, trial = canary_of(overtaken, "errors>10%")
+    answer(watch, times=30)
+    ended(watch)
+    assert (overtaken.asked, trial.share) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"canary": "2=5%,promote=100"}, "needs a rule of guard"),
+        ({"canary": "2=5%,promote=9", "guard": "errors>1%"}, "less than the 50 requests"),
+        ({"canary": "promote=100", "guard": "errors>1%"}, "beside one VERSION=SHARE%"),
+        ({"canary": "2=5%,promote=0", "guard": "errors>1%"}, "beside one VERSION=SHARE%"),
+        ({"canary": "2=5%,promote=1,promote=2", "guard": "errors>1%"}, "beside one VERSION=SHARE%"),
+    ],
+)
+def test_a_canary_that_nobody_judges_is_wrong_usage(given: dict[str, str], said: str) -> None:
+    with pytest.raises(WrongUsage, match=said):
+        load_settings(**given)
+
+
+@pytest.mark.parametrize("is_good", [True, False])
+def test_a_server_promotes_a_canary_or_takes_it_back(
+    store: Store, digits: Manifest, is_good: bool
+) -> None:
+    promote(store, store.manifest(1))
+    low = -1e9 if is_good else 1e9
+    rule = Unknown(score="max-logit", threshold=low, rate=0.05, images=20)
+    third = publish_tiny(store, tasks=[("more", ["x"])], parent=store.manifest(1), unknown=rule)
+    canary = f"{third.version}=50%,promote=50"
+    with live_server(Path(store.location), canary=canary, guard="unknown>50%") as live:
+        wait_for(lambda: live.http.get("/readyz").json().get("canary") == third.version)
+        assert live.http.get("/live").json()["canary"]["share"] == 0.5
+        for _ in range(100):
+            live.predict(png())
+        if is_good:
+            wait_for(lambda: live.http.get("/readyz").json().get("version") == third.version)
+        wait_for(lambda: live.http.get("/readyz").json().get("canary") is None)
+        versions = {live.predict(png()).json()["version"] for _ in range(4)}
+    assert versions == {third.version if is_good else 1}
+    head = store.history("production")[-1]
+    assert head.target == (third.version if is_good else 1)
+    assert head.actor.startswith("canary:") is is_good
