@@ -1,7 +1,7 @@
 // The sections of a report, made from its facts. Every name of a class or task is text.
 // `measured_anew`, `levels` and `advice` are in written reports only.
 
-import { count, figure, make, percent, size } from "./elements.js";
+import { count, figure, make, percent, size, when } from "./elements.js";
 import { histogram, key, lines, matrix, reliability } from "./plots.js";
 import { pictureLists } from "./report_pictures.js";
 
@@ -205,8 +205,15 @@ function unknown(report) {
   const { score, threshold, images, scores } = report.unknown;
   const { refused_known: expected } = report;
   const says = `An image whose score (${score}) is below ${figure(threshold, 3)} is answered as unknown. The threshold was set by ${count(images, "image", "images")} that the score was not fitted to.${expected ? ` About ${percent(expected.share)} of known images fall below it; ${percent(expected.low)} to ${percent(expected.high)} are likely.` : ""}`;
-  if (!scores) return section("Unknown images", says, make("p", "note", "Older software made this version: it recorded no scores."));
-  return section("Unknown images", says, histogram({ title: "Scores of these images", threshold, ...scores }));
+  const made = section("Unknown images", says);
+  if (scores) made.append(histogram({ title: "Scores of these images", threshold, ...scores }));
+  else made.append(make("p", "note", "Older software made this version: it recorded no scores."));
+  const own = Object.entries(report.unknown.by_class ?? {});
+  if (own.length) {
+    const rows = own.map(([name, one]) => [name, percent(one.above), one.actor, when(one.time), one.reason]);
+    made.append(make("p", "", "Images that look most like one of these classes are unknown above its own threshold, a probability of none of the classes."), table("Thresholds of single classes", ["class", "unknown above", "who", "when", "why"], rows));
+  }
+  return made;
 }
 
 function groups(levels) {

@@ -29,14 +29,14 @@ class Scored:
 
     @classmethod
     def of(cls, resident: Resident, answer: Answer) -> Scored:
-        """Judge the image by the rule that the version's trainer fitted."""
-        detector, odds = resident.manifest.unknown, answer.log_odds
-        score = float(answer.logits.max()) if odds is None else odds
+        """Judge the image by the rule of the version."""
+        odds = answer.log_odds
+        unknown_score = None if odds is None else none_of_these(odds)
         return cls(
             logits=answer.logits,
             temperature=resident.manifest.calibration.temperature,
-            is_unknown=detector is not None and score < detector.threshold,
-            unknown_score=None if odds is None else none_of_these(odds),
+            is_unknown=_is_unknown(resident, answer, unknown_score),
+            unknown_score=unknown_score,
             token=answer.token,
         )
 
@@ -47,6 +47,19 @@ class Scored:
         if self._probabilities is None:
             self._probabilities = softmax(self.logits, temperature=self.temperature)
         return self._probabilities
+
+
+def _is_unknown(resident: Resident, answer: Answer, unknown_score: float | None) -> bool:
+    """Judge by the threshold of the likeliest class, or else by the one that was fitted."""
+    detector = resident.manifest.unknown
+    if detector is None:
+        return False
+    if detector.by_class and unknown_score is not None:
+        own = detector.by_class.get(resident.labels[answer.logits.argmax()])
+        if own is not None:
+            return unknown_score > own.above
+    score = float(answer.logits.max()) if answer.log_odds is None else answer.log_odds
+    return score < detector.threshold
 
 
 def softmax(logits: Floats, *, temperature: float) -> Probabilities:

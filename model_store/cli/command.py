@@ -15,10 +15,12 @@ from typing import Any, Protocol, TextIO, TypeAlias, cast
 
 from model_store import __version__
 from model_store.command_line import Parser
-from model_store.errors import DneError, WrongUsage
+from model_store.errors import ChannelNotFound, DneError, WrongUsage
 from model_store.records.channel import check_channel_name
+from model_store.records.manifest import Manifest
 from model_store.records.sealing import MAX_VERSION
 from model_store.records.signing import NO_KEYS, Keys, load_signer, load_trust
+from model_store.store.store import Store
 from model_store.tables import Shown
 
 EXIT_OK = 0
@@ -104,6 +106,15 @@ def add_channel_option(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_CHANNEL,
         help="the channel that is meant (default: %(default)s)",
     )
+
+
+def open_head(options: argparse.Namespace) -> tuple[Store, Manifest]:
+    """Open the store, and read the version that the channel names."""
+    store = Store.open(options.store)
+    head = store.head(options.channel)
+    if head is None:
+        raise ChannelNotFound(f"channel {options.channel} names no version yet; promote one first")
+    return store, store.resolve(head)
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:

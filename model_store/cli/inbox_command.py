@@ -16,10 +16,11 @@ from model_store.cli.command import (
     add_reason_option,
     adder,
     current_actor,
+    open_head,
     print_json,
     show_result,
 )
-from model_store.errors import ChannelNotFound, WrongUsage
+from model_store.errors import WrongUsage
 from model_store.loop.corrections import correct, find_corrections, image_named
 from model_store.loop.describe import describe_correction, describe_item, describe_label
 from model_store.loop.inbox import CLEAR, DISCARD, WRONG, Inbox, Judgement
@@ -89,11 +90,7 @@ def add_relabel_command(add: Add) -> None:
 
 
 def _relabel(options: argparse.Namespace) -> int:
-    store = Store.open(options.store)
-    head = store.head(options.channel)
-    if head is None:
-        raise ChannelNotFound(f"channel {options.channel} names no version yet; promote one first")
-    manifest = store.resolve(head)
+    store, manifest = open_head(options)
     if options.image is None:
         if options.to is not None or options.out:
             raise WrongUsage("name the image that --to or --out is about")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -17,11 +18,20 @@ from model_store.cli.command import (
     add_reason_option,
     add_version_argument,
     current_actor,
+    open_head,
     print_json,
     read_keys,
     show_result,
 )
-from model_store.maintenance.edit_classes import Care, CareOutcome, rename_class, retire_class
+from model_store.errors import WrongUsage
+from model_store.maintenance.edit_classes import (
+    FITTED,
+    Care,
+    CareOutcome,
+    rename_class,
+    retire_class,
+    set_thresholds,
+)
 from model_store.maintenance.forget import (
     CANNOT_BE_UNDONE,
     ForgetReport,
@@ -33,7 +43,7 @@ from model_store.maintenance.forget import (
 from model_store.records.describe import change
 from model_store.records.manifest import delta_of, total_bytes
 from model_store.store.store import Store
-from model_store.tables import counted, printable, size
+from model_store.tables import columns, counted, percent, printable, size
 
 
 def add_class_care_commands(add: Add) -> None:
@@ -42,7 +52,20 @@ def add_class_care_commands(add: Add) -> None:
     rename = add("rename-class", _rename_one, help="publish a version with another class name")
     rename.add_argument("class_name", metavar="OLD", help="the class as it is called now")
     rename.add_argument("new_name", metavar="NEW", help="what it is to be called")
-    for subparser in (retire, rename):
+    threshold = add(
+        "threshold",
+        _set_or_list_thresholds,
+        help="publish a version with thresholds of single classes for unknown images; list them",
+    )
+    threshold.add_argument(
+        "pairs",
+        metavar="NAME SHARE",
+        nargs="*",
+        help="a class, and the probability of none of the classes above which an image that looks "
+        "most like it is unknown: 0.3 or 30%%, or fitted, which takes the class's own threshold "
+        "back; several pairs; without any, list the thresholds",
+    )
+    for subparser in (retire, rename, threshold):
         add_channel_option(subparser)
         add_key_options(subparser)
         subparser.add_argument(
@@ -64,6 +87,52 @@ def _rename_one(options: argparse.Namespace) -> int:
     return _tell(outcome, done, told, options)
 
 
+def _set_or_list_thresholds(options: argparse.Namespace) -> int:
+    words: Sequence[str] = options.pairs
+    if not words:
+        return _list_thresholds(options)
+    if len(words) % 2:
+        raise WrongUsage(
+            f"{words[-1]!r} has no threshold: write NAME SHARE, and then the next pair"
+        )
+    pairs = zip(words[::2], words[1::2], strict=True)
+    asked = {name: _threshold(said) for name, said in pairs}
+    if 2 * len(asked) != len(words):
+        raise WrongUsage("name each class once")
+    outcome = set_thresholds(asked, care=_care(options))
+    names = ", ".join(map(printable, asked))
+    return _tell(outcome, f"thresholds of {names} are set", {"thresholds": asked}, options)
+
+
+def _threshold(text: str) -> float | None:
+    """Read a share as `dne-train` does: one above 1 is meant in percent."""
+    if text == "fitted":
+        return FITTED
+    try:
+        value = float(text.removesuffix("%"))
+    except ValueError as error:
+        raise WrongUsage(f"{text[:80]!r} is not a share: give 0.3, 30% or fitted") from error
+    return value / 100 if text.endswith("%") or value > 1 else value
+
+
+def _list_thresholds(options: argparse.Namespace) -> int:
+    _, manifest = open_head(options)
+    unknown = manifest.unknown
+    facts = unknown and unknown.model_dump(include={"score", "threshold", "by_class"})
+    if options.json:
+        print_json({"version": manifest.version, "unknown": facts})
+        return EXIT_OK
+    own = unknown.by_class if unknown else {}
+    rows = [
+        (name, percent(one.above), one.actor, one.time, one.reason) for name, one in own.items()
+    ]
+    if rows:
+        print(columns([("class", "unknown above", "who", "when", "reason"), *rows]))
+    classes = counted(len(rows), "class with a threshold of its own", "classes with their own")
+    print(f"version {manifest.version}: {classes}, of {len(manifest.classes)}")
+    return EXIT_OK
+
+
 def _care(options: argparse.Namespace) -> Care:
     return Care(
         store=Store.open(options.store, keys=read_keys(options)),
@@ -75,7 +144,7 @@ def _care(options: argparse.Namespace) -> Care:
 
 
 def _tell(
-    outcome: CareOutcome, done: str, told: dict[str, str], options: argparse.Namespace
+    outcome: CareOutcome, done: str, told: Mapping[str, Any], options: argparse.Namespace
 ) -> int:
     manifest = outcome.manifest
     for note in outcome.notes:

@@ -1,4 +1,5 @@
-"""Retire or rename a class: publish a version that differs in its manifest only.
+"""Retire or rename a class, or set its threshold: publish a version that differs in its manifest
+only.
 
 Nothing is trained and no shard is written, so the logits of all other classes are those of the
 parent, bit for bit.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from model_store import __version__
 from model_store.errors import ChannelNotFound, DataRejected, WrongUsage
@@ -21,11 +22,15 @@ from model_store.records.manifest import (
     Draft,
     Manifest,
     Metrics,
+    Unknown,
 )
-from model_store.records.sealing import timestamp
+from model_store.records.quality import ClassThreshold
+from model_store.records.sealing import make_record, timestamp
 from model_store.store.store import Store
+from model_store.tables import counted
 
 Kept = TypeVar("Kept", ClassImages, ClassTokens)
+Thresholds = Mapping[str, ClassThreshold]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,9 @@ def retire_class(name: str, *, care: Care) -> CareOutcome:
             "memory": _without(parent.memory, known),
             "held_out": _without(parent.held_out, known),
             "statistics": _without(parent.statistics, known),
+            "unknown": _with_thresholds(
+                parent, lambda own: {name: one for name, one in own.items() if name != known}
+            ),
             "metrics": _metrics_without(parent, known),
         }
 
@@ -102,6 +110,9 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
             "held_out": _renamed(parent.held_out, named),
             "statistics": _renamed(parent.statistics, named),
             "hierarchy": parent.hierarchy and parent.hierarchy.renamed(known, new),
+            "unknown": _with_thresholds(
+                parent, lambda own: {named(name): one for name, one in own.items()}
+            ),
             "metrics": Metrics(
                 accuracy=parent.metrics.accuracy,
                 per_class={named(name): n for name, n in parent.metrics.per_class.items()},
@@ -119,6 +130,49 @@ def rename_class(old: str, new: str, *, care: Care) -> CareOutcome:
     outcome = _publish(care, changed, what=f"class {old} was renamed to {new}")
     others = [name for name in outcome.manifest.spec.classes if name != new]
     return replace(outcome, notes=notes_on_look_alikes([new], known=others))
+
+
+FITTED: Final = None
+"""Stands for the threshold that the trainer fitted for all classes."""
+
+
+def set_thresholds(asked: Mapping[str, float | None], *, care: Care) -> CareOutcome:
+    """Publish a version with other thresholds of single classes; FITTED takes one back. Each is a
+    probability of none of the classes, above which an image that looks most like the class is
+    called unknown."""
+
+    def changed(parent: Manifest) -> dict[str, Any]:
+        if parent.doubt is None:
+            raise DataRejected(
+                f"version {parent.version} tells no probability of unknown, which a threshold "
+                "could be for; versions that begin with a pre-trained network do"
+            )
+
+        def with_asked(own: Thresholds) -> Thresholds:
+            for name, above in asked.items():
+                known = _known(parent, name)
+                if known in parent.retired:
+                    raise DataRejected(f"class {name!r} is retired: it is never answered")
+                own = {one: said for one, said in own.items() if one != known}
+                if above is not FITTED:
+                    said = {"above": above, "actor": care.actor, "reason": care.reason}
+                    own = {**own, known: make_record(ClassThreshold, **said)}
+            return own
+
+        # The gate judged the parent, by answers that thresholds do not change.
+        metrics = parent.metrics.model_copy(update={"gate": None, "run": None})
+        return {"unknown": _with_thresholds(parent, with_asked), "metrics": metrics}
+
+    first, *more = asked
+    classes = counted(len(asked), "class", "classes") if more else f"class {first}"
+    return _publish(care, changed, what=f"the threshold of {classes} was set")
+
+
+def _with_thresholds(
+    parent: Manifest, changed: Callable[[Thresholds], Thresholds]
+) -> Unknown | None:
+    unknown = parent.unknown
+    return unknown and unknown.with_thresholds(changed(unknown.by_class))
 
 
 def _publish(

@@ -119,5 +119,8 @@ def _unknown(unknown: Unknown | None) -> dict[str, str]:
     if unknown is None:
         return {}
     if unknown.score == "log-odds":
-        return {"unknown_above": repr(none_of_these(unknown.threshold))}
+        fitted = {"unknown_above": repr(none_of_these(unknown.threshold))}
+        own = {name: one.above for name, one in unknown.by_class.items()}
+        by_class = json.dumps(own, ensure_ascii=False)
+        return {**fitted, "unknown_above_by_class": by_class} if own else fitted
     return {"unknown_below": repr(unknown.threshold)}

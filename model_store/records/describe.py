@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from model_store.records.channel import ChannelRecord
 from model_store.records.manifest import Draft, Manifest, ShardRef, delta_of, total_bytes
-from model_store.tables import counted
+from model_store.tables import counted, percent
 
 T = TypeVar("T")
 Verdict = Literal["passed", "refused", "overruled", "not judged"]
@@ -113,9 +113,24 @@ def change(manifest: Manifest, parent: Draft | None) -> str:
         newest = manifest.tasks[-1]
         return f"learnt {newest.name}: {_some(newest.classes)}"
     said = [f"retired {name}" for name in _only_in(manifest.retired, parent.retired)]
-    pairs = zip(parent.spec.classes, manifest.spec.classes, strict=False)
+    pairs = list(zip(parent.spec.classes, manifest.spec.classes, strict=False))
     said += [f"renamed {old} to {new}" for old, new in pairs if old != new]
+    said += _thresholds_set(manifest, parent)
     return ", ".join(said) or "tuned the classifier again"
+
+
+def _thresholds_set(manifest: Manifest, parent: Draft) -> list[str]:
+    """Say which classes got a threshold of their own or lost it, by a person's word."""
+    before, now = (one.unknown.by_class if one.unknown else {} for one in (parent, manifest))
+    pairs = zip(parent.spec.classes, manifest.spec.classes, strict=False)
+    changed = {
+        new: now.get(new)
+        for old, new in pairs
+        if before.get(old) != now.get(new) and new not in manifest.retired
+    }
+    own = [f"{name} {percent(one.above)}" for name, one in changed.items() if one]
+    fitted = [f"{name} as fitted" for name, one in changed.items() if one is None]
+    return [f"set thresholds: {_some([*own, *fitted])}"] if changed else []
 
 
 def _some(names: Sequence[str]) -> str:

@@ -233,6 +233,9 @@ class Draft(Record):
         by_token = self.unknown is not None and self.unknown.score == "log-odds"
         if by_token != (self.doubt is not None):
             raise ValueError("the score log-odds and a doubt shard go together")
+        own = set(self.unknown.by_class) if self.unknown else set()
+        if own and not (by_token and own <= set(spec.classes) - retired):
+            raise ValueError("a threshold of a class without the score log-odds, or of no class")
         if len({ref.sha256 for ref in self.experts}) != len(self.experts):
             raise ValueError("two tasks name the same expert shard")
         self._check_deepened()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from model_store.records.sealing import LATER, Count, Record, Share, Text
+from model_store.records.sealing import LATER, Count, Record, Share, Text, Timestamp
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
 """A fit ends between 0.03 and 30: beyond these, a manifest was not written by a trainer."""
@@ -63,6 +64,16 @@ class Histogram(Record):
     counts: Annotated[tuple[Count, ...], Field(min_length=1, max_length=_MAX_BINS)]
 
 
+class ClassThreshold(Record):
+    """A threshold that a person has set for a class: an image whose likeliest class it is belongs
+    to none of the classes where their probability is above `above`."""
+
+    above: Share
+    actor: Text
+    reason: Text
+    time: Timestamp
+
+
 class Unknown(Record):
     """An image with a score below `threshold` belongs to none of the classes. The scores:
     `max-logit` is the largest logit; `log-odds` is what the doubt shard gives."""
@@ -73,6 +84,12 @@ class Unknown(Record):
     images: Count
     scores: Annotated[Histogram | None, LATER] = None
     """The scores of these images."""
+    by_class: Annotated[dict[str, ClassThreshold], LATER] = Field(default_factory=dict)
+    """Thresholds of single classes, which count instead of the fitted one."""
+
+    def with_thresholds(self, by_class: Mapping[str, ClassThreshold]) -> Self:
+        """Take other thresholds of single classes. A score that is no probability has none."""
+        return self.model_copy(update={"by_class": by_class if self.score == "log-odds" else {}})
 
 
 class Accuracy(Record):

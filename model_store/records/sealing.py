@@ -147,11 +147,12 @@ def unseal_record(name: str, sealed: bytes, kind: type[T]) -> T:
 
 
 def make_record(kind: type[T], /, **fields: object) -> T:
-    """Make a record with a random transaction, and with the time of now unless it is given. Raise
-    WrongUsage for values that it cannot hold."""
-    moment = {"time": timestamp()} if "time" in kind.model_fields else {}
+    """Make a record. A random transaction and the time of now stand where it has them and they are
+    not given. Raise WrongUsage for values that it cannot hold."""
+    own = {"time": timestamp(), "transaction": uuid.uuid4().hex}
     try:
-        return kind.model_validate({**moment, "transaction": uuid.uuid4().hex, **fields})
+        given = {name: one for name, one in own.items() if name in kind.model_fields}
+        return kind.model_validate({**given, **fields})
     except ValidationError as error:
         raise WrongUsage(f"that cannot be recorded: {first_reason(error)}") from error
 

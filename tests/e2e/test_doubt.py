@@ -19,6 +19,7 @@ from model_store.cli.main import main as dne_store
 from model_store.codec import load_doubt, load_network
 from model_store.inference.doubt import none_of_these
 from model_store.preprocess import normalise
+from model_store.records.describe import change
 from model_store.records.manifest import Manifest
 from model_store.store.store import Store
 from tests.dne_serve.protocol_v2.v2_requests import image_tensor, infer
@@ -141,6 +142,80 @@ def test_a_renamed_class_keeps_its_prototype(store: Store) -> None:
     np.testing.assert_array_equal(scores(asked(store, "onnx", 2)), scores(asked(store, "onnx", 3)))
 
 
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_a_class_is_refused_by_its_own_threshold_until_it_is_taken_back(
+    store: Store, backend: str
+) -> None:
+    at = ["--store", store.location]
+    assert dne_store(["promote", "2", *at]) == 0
+    plain = asked(store, backend, 2)
+    label = plain[0]["label"]
+    mine = sorted(one["unknown_score"] for one in plain if one["label"] == label)
+    for version, above in ((3, mine[0] / 2), (4, (mine[0] + mine[-1]) / 2)):
+        assert dne_store(["threshold", label, str(above), *at]) == 0
+        assert asked(store, backend, version) == [
+            {**one, "unknown": one["unknown_score"] > above} if one["label"] == label else one
+            for one in plain
+        ]
+    assert dne_store(["threshold", label, "fitted", *at]) == 0
+    assert asked(store, backend, 5) == plain
+
+
+def test_a_threshold_says_who_set_it_when_and_why_and_outlasts_learning(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ["--store", store.location]
+    assert dne_store(["promote", "2", *at]) == 0
+    assert dne_store(["threshold", "a", "30%", "b", "0.5", *at, "--reason", "mixed up"]) == 0
+    assert dne_store(["rename-class", "a", "ä", *at]) == 0
+    assert dne_store(["retire-class", "b", *at]) == 0
+    more = write_classes(tmp_path / "more", DIGITS, images=6, seed=7)
+    given = ["add-task", "--data", str(more), "--extend", "--force"]
+    assert dne_train([*given, *at, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert dne_store(["threshold", *at, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["version"], list(told["unknown"]["by_class"])) == (6, ["ä"])
+    own = told["unknown"]["by_class"]["ä"]
+    assert (own["above"], own["reason"]) == (0.3, "mixed up")
+    before = store.manifest(3).unknown
+    assert before is not None
+    assert before.by_class["a"].model_dump() == own
+    assert dne_store(["threshold", *at]) == 0
+    table = capsys.readouterr().out
+    assert all(word in table for word in ("ä", "30.0 %", own["actor"], "mixed up"))
+    parents = [store.parent_of(store.manifest(number)) for number in (3, 4, 5)]
+    said = [change(store.manifest(n), p) for n, p in zip((3, 4, 5), parents, strict=True)]
+    assert said == ["set thresholds: a 30.0 %, b 50.0 %", "renamed a to ä", "retired b"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "code", "said"),
+    [
+        (["a"], 2, "has no threshold"),
+        (["a", "much"], 2, "'much' is not a share: give 0.3, 30% or fitted"),
+        (["a", "nan"], 2, "above"),
+        (["a", "101%"], 2, "above"),
+        (["a", "0.1", "a", "0.2"], 2, "name each class once"),
+        (["nobody", "0.1"], 1, "knows no class 'nobody'"),
+        (["c", "0.1"], 1, "'c' is retired"),
+    ],
+)
+def test_a_threshold_that_cannot_be_set_publishes_nothing(
+    store: Store,
+    pairs: list[str],
+    code: int,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    at = ["--store", store.location]
+    assert dne_store(["promote", "2", *at]) == 0
+    assert dne_store(["retire-class", "c", *at]) == 0
+    assert dne_store(["threshold", *pairs, *at]) == code
+    assert said in capsys.readouterr().err
+    assert store.versions() == [1, 2, 3]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
 def test_the_exported_graph_gives_the_same_probability(
     store: Store, tmp_path: Path, precision: str
@@ -148,10 +223,11 @@ def test_the_exported_graph_gives_the_same_probability(
     options = ["--out", str(tmp_path / "out"), "--store", store.location, "--precision", precision]
     assert dne_store(["promote", "2", "--store", store.location]) == 0
     assert dne_store(["retire-class", "c", "--store", store.location]) == 0
-    assert dne_store(["export-onnx", "3", *options]) == 0
+    assert dne_store(["threshold", "a", "0.25", "--store", store.location]) == 0
+    assert dne_store(["export-onnx", "4", *options]) == 0
     (graph,) = (tmp_path / "out").glob("*.onnx")
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    manifest = store.manifest(3)
+    manifest = store.manifest(4)
     batch = normalise(pixels(NAMES), manifest.preprocessing)
     logits, found = session.run(["logits", "unknown_score"], {"images": batch})
     assert logits.shape == (len(NAMES), len(manifest.classes))
@@ -160,6 +236,7 @@ def test_the_exported_graph_gives_the_same_probability(
     assert manifest.unknown is not None
     metadata = session.get_modelmeta().custom_metadata_map
     assert float(metadata["unknown_above"]) == none_of_these(manifest.unknown.threshold)
+    assert json.loads(metadata["unknown_above_by_class"]) == {"a": 0.25}
 
 
 def test_evaluate_judges_by_the_score_that_the_server_answers(

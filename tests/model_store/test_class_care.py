@@ -9,7 +9,7 @@ import pytest
 from model_store.cli.main import main
 from model_store.errors import ChannelNotFound, DataRejected, RecordInvalid, WrongUsage
 from model_store.layout import SHARDS
-from model_store.maintenance.edit_classes import Care, rename_class, retire_class
+from model_store.maintenance.edit_classes import Care, rename_class, retire_class, set_thresholds
 from model_store.records.manifest import Draft, Manifest, decode, delta_of, encode
 from model_store.records.sealing import seal
 from model_store.records.signing import Trust, load_signer, load_trust, save_trust
@@ -89,6 +89,12 @@ def test_class_care_promotes_and_says_what_was_done(store: Store) -> None:
     ]
     assert store.manifest(4).parent == 3
     assert store.manifest(4).retired == ("class-0b",)
+
+
+def test_a_version_without_probabilities_of_unknown_takes_no_threshold(store: Store) -> None:
+    with pytest.raises(DataRejected, match="version 2 tells no probability of unknown"):
+        set_thresholds({"class-0a": 0.3}, care=care(store))
+    assert store.versions() == [1, 2]
 
 
 def test_on_a_pinned_channel_it_is_published_and_not_promoted(store: Store) -> None:

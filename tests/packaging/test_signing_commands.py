@@ -24,10 +24,11 @@ ARGUMENTS = {
     ("dne-store", "resume"): (),
     ("dne-store", "retire-class"): ("a",),
     ("dne-store", "rename-class"): ("a", "c"),
+    ("dne-store", "threshold"): ("a", "0.3"),
 }
 """Arguments with which a command would sign something in the stores below."""
-SIGNS_WITHOUT_TRUST = {("dne-store", "copy")}
-"""`copy --sign` is how a person signs a store that has no signatures."""
+SIGNS_WITHOUT_TRUST = {("dne-store", "copy"), ("dne-store", "unbundle")}
+"""`--sign` of these is how a person signs a store that has no signatures."""
 
 
 def run(command: tuple[str, str], *arguments: object) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from trainer.data.sources.forms import list_judged, list_strangers
 from trainer.embeddings.cache import EmbeddingCache, Floats
 from trainer.embeddings.reading import reader_of
 from trainer.evaluation.judged import Judged, judged_by
-from trainer.evaluation.unknown import Scores, scores_of, tell_apart
+from trainer.evaluation.unknown import Doubted, scores_of, tell_apart
 from trainer.progress import Progress
 from trainer.request import Evaluate
 
@@ -95,8 +96,8 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
         },
         "levels": measure_levels(judged, manifest.hierarchy, temperature=temperature),
         "unknown": tell_apart(
-            scores_of(judged.logits_NC, token_NW, doubt=doubt),
-            _scores(network, strangers, manifest, cache, progress, doubt=doubt)
+            _doubted(judged.logits_NC, token_NW, judged.classes, doubt=doubt),
+            _read_doubted(network, strangers, manifest, cache, progress, doubt=doubt)
             if strangers
             else None,
             detector=manifest.unknown,
@@ -104,7 +105,16 @@ def evaluate(request: Evaluate, *, progress: Progress) -> dict[str, Any]:
     }
 
 
-def _scores(
+def _doubted(
+    logits_NC: Floats, token_NW: Floats, classes: Sequence[str], *, doubt: Doubt | None
+) -> Doubted:
+    return Doubted(
+        scores_N=scores_of(logits_NC, token_NW, doubt=doubt),
+        nearest=[classes[place] for place in logits_NC.argmax(axis=1)],
+    )
+
+
+def _read_doubted(
     network: Network,
     images: LabelledImages,
     manifest: Manifest,
@@ -112,10 +122,11 @@ def _scores(
     progress: Progress,
     *,
     doubt: Doubt | None,
-) -> Scores:
+) -> Doubted:
     """Score images of no class by the classes that are answered."""
     token_NW, logits_NC = _read_out(network, images, cache, progress)
-    return scores_of(logits_NC[:, list(manifest.places)], token_NW, doubt=doubt)
+    answered_NC = logits_NC[:, list(manifest.places)]
+    return _doubted(answered_NC, token_NW, manifest.classes, doubt=doubt)
 
 
 def _read_out(

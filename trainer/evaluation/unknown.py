@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from model_store.inference.doubt import LEAST_NORM, Doubt
+from model_store.inference.doubt import LEAST_NORM, Doubt, none_of_these
 from model_store.records.quality import Histogram, ScoreName, Unknown
 
 Floats = NDArray[np.float32]
@@ -82,25 +82,41 @@ def _histogram(scores_N: Scores) -> Histogram:
     return Histogram(low=float(edges[0]), high=float(edges[-1]), counts=tuple(counts.tolist()))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Doubted:
+    """The scores of images, and the class that each is most like."""
+
+    scores_N: Scores
+    nearest: Sequence[str]
+
+    def refused(self, detector: Unknown) -> float:
+        """Return the share that a server calls unknown. It compares probabilities with thresholds
+        of classes, and scores with the fitted one."""
+        called = [
+            none_of_these(score) > detector.by_class[name].above
+            if name in detector.by_class
+            else score < detector.threshold
+            for score, name in zip(self.scores_N.tolist(), self.nearest, strict=True)
+        ]
+        return float(np.mean(called))
+
+
 def tell_apart(
-    known: Scores, unknown: Scores | None, *, detector: Unknown | None
+    known: Doubted, unknown: Doubted | None, *, detector: Unknown | None
 ) -> dict[str, Any]:
     """Measure how known and unknown images are told apart, as `dne-train evaluate` reports it.
 
     Refused means called unknown; accepted means not. A figure is null where there is no threshold
     or no unknown image.
     """
-    threshold = detector.threshold if detector else None
     return {
         "score": detector.score if detector else None,
-        "threshold": threshold,
+        "threshold": detector.threshold if detector else None,
         "rate": detector.rate if detector else None,
-        "refused_known": None if threshold is None else float((known < threshold).mean()),
-        "auroc": None if unknown is None else auroc(known, unknown),
-        "false_accept_rate": None
-        if unknown is None or threshold is None
-        else float((unknown >= threshold).mean()),
-        "images": 0 if unknown is None else len(unknown),
+        "refused_known": known.refused(detector) if detector else None,
+        "auroc": auroc(known.scores_N, unknown.scores_N) if unknown else None,
+        "false_accept_rate": 1 - unknown.refused(detector) if unknown and detector else None,
+        "images": len(unknown.scores_N) if unknown else 0,
     }
 
 

@@ -21,7 +21,7 @@ from model_store.records.manifest import (
     task_record,
     total_bytes,
 )
-from model_store.records.quality import TrainingRun
+from model_store.records.quality import TrainingRun, Unknown
 from model_store.records.sealing import timestamp
 from model_store.store.shard import decode_images, shard_ref
 from trainer.base import Base
@@ -104,7 +104,7 @@ def draft_version(
         retired=data.retired,
         hierarchy=data.hierarchy,
         calibration=assessment.calibration,
-        unknown=assessment.unknown,
+        unknown=_with_thresholds(assessment.unknown, base, data),
         metrics=assessment.metrics.model_copy(update={"run": run}),
         created=timestamp(),
         software=f"dne-serve {__version__}",
@@ -112,6 +112,16 @@ def draft_version(
     if doubt is not None and assessment.doubt is not None:
         shards[doubt.sha256] = assessment.doubt
     return draft, {**shards, **image_shards, **statistics_shards}
+
+
+def _with_thresholds(unknown: Unknown | None, base: Base, data: TaskData) -> Unknown | None:
+    """Hand on the thresholds that people have set for classes: as a retirement, such a word stands
+    until it is taken back."""
+    before = base.parent.unknown if base.parent else None
+    if unknown is None or before is None:
+        return unknown
+    kept = {name: one for name, one in before.by_class.items() if name not in data.retired}
+    return unknown.with_thresholds(kept)
 
 
 Kept = tuple[ClassImages, ...]

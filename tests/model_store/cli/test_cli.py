@@ -22,7 +22,7 @@ COMMANDS = [
     *("list", "show", "diff", "verify", "promote", "rollback", "resume", "history"),
     "export-onnx",
     *("retire-class", "rename-class", "storage", "gc", "delete", "forget", "copy", "mend-channel"),
-    *("relabel", "init", "borrowers"),
+    *("bundle", "unbundle", "threshold", "relabel", "init", "borrowers"),
 ]
 
 

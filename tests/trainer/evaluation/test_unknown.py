@@ -7,13 +7,13 @@ import pytest
 from PIL import Image
 
 from model_store.errors import WrongUsage
-from model_store.records.quality import Unknown
+from model_store.records.quality import ClassThreshold, Unknown
 from model_store.store.store import Store
 from tests.tiny_versions import promote, publish_tiny
 from tests.trainer.folders import Listening, asked, pixels_of, write_classes
 from trainer.add_task import add_task
 from trainer.evaluation.evaluate import evaluate
-from trainer.evaluation.unknown import auroc, fit_threshold, tell_apart
+from trainer.evaluation.unknown import Doubted, auroc, fit_threshold, tell_apart
 from trainer.request import Evaluate
 
 
@@ -61,15 +61,29 @@ def test_auroc_counts_pairs() -> None:
     assert auroc(known, unknown) == pytest.approx(np.mean(pairs))
 
 
+def doubted(*scores: float) -> Doubted:
+    return Doubted(scores_N=np.array(scores), nearest=["cat"] * len(scores))
+
+
 def test_what_is_told_apart_and_what_cannot_be_said() -> None:
     detector = Unknown(score="max-logit", threshold=1.5, rate=0.05, images=9)
-    told = tell_apart(np.array([1.0, 2.0]), np.array([0.5, 1.0, 1.2, 9.0]), detector=detector)
+    told = tell_apart(doubted(1.0, 2.0), doubted(0.5, 1.0, 1.2, 9.0), detector=detector)
     assert told["refused_known"] == 0.5
     assert told["false_accept_rate"] == 0.25
     assert told["images"] == 4
-    bare = tell_apart(np.array([1.0]), np.array([0.5]), detector=None)
+    bare = tell_apart(doubted(1.0), doubted(0.5), detector=None)
     assert (bare["auroc"], bare["false_accept_rate"], bare["refused_known"]) == (1.0, None, None)
-    assert tell_apart(np.array([1.0]), None, detector=detector)["auroc"] is None
+    assert tell_apart(doubted(1.0), None, detector=detector)["auroc"] is None
+
+
+def test_images_are_refused_by_the_threshold_of_the_class_that_they_are_most_like() -> None:
+    own = ClassThreshold(above=0.9, actor="ann", reason="", time="2026-01-01T00:00:00Z")
+    detector = Unknown(score="log-odds", threshold=0.0, rate=0.05, images=9, by_class={"cat": own})
+    known = Doubted(scores_N=np.array([-1.0, -1.0, -3.0]), nearest=["cat", "dog", "cat"])
+    told = tell_apart(known, known, detector=detector)
+    assert told["refused_known"] == pytest.approx(2 / 3)
+    assert told["false_accept_rate"] == pytest.approx(1 / 3)
+    assert told["auroc"] == 0.5
 
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, float("nan")])
