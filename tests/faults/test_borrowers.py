@@ -19,7 +19,7 @@ from tests.faults.test_power_cut import LAZY, WRITING, copy_of, publisher
 from tests.faults.test_system_calls import attempts_at
 from tests.model_store.drafts import prepare, publish_lineage
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 
 
 def _check_both(lender: Path, *, alone: bool) -> bool:
