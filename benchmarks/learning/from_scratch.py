@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure, at_least, at_most, print_figures
-from dne_client.demo.data import DIGIT_TASKS, write_demo_data
+from dne_client.demo.story import DIGIT_TASKS, write_demo_data
 
 SMALL = ("--image-size", "32", "--patch-size", "8", "--depth", "3", "--heads", "4")
 

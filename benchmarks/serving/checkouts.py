@@ -25,7 +25,7 @@ from benchmarks.serving.compare import png_of
 from benchmarks.serving.load import Request, Traffic
 from benchmarks.serving.one_server import START_S, processor_s, ready
 from benchmarks.serving.servers import ROOT, free_ports
-from dne_client.demo.data import write_demo_data
+from dne_client.demo.story import write_demo_data
 
 BACKENDS = ("torch", "onnx")
 CONNECTIONS = (1, 8)
