@@ -147,8 +147,12 @@ def test_no_request_fails_while_engines_switch(tmp_path: Path) -> None:
         for number in range(SWITCHES):
             one = candidates[number % len(candidates)]
             engine = make_candidate(one, threads=2, max_batch=4)
-            live.serving.shared.room.switch(engine)
+            room = live.serving.shared.room
+            before = [resident.model for resident in room._reads]
+            room.switch(engine)
             assert live.serving.engine is engine
+            after = [resident.model for resident in room._reads]
+            assert not set(map(id, before)) & set(map(id, after))  # pinned versions, too
             traffic.wait_for_more(3)
         traffic.stop.set()
         for thread in threads:
