@@ -7,6 +7,7 @@ import pytest
 from model_store.backends.base import Objects
 from model_store.backends.local import LocalDirectory
 from model_store.backends.s3 import ObjectStorage
+from model_store.records.signing import Keys, Signer, Trust, new_signer
 from model_store.store.store import Store
 from tests.model_store.backends import MemoryObjects, WatchedObjects
 
@@ -33,3 +34,13 @@ def store(watched: WatchedObjects) -> Store:
 def location(tmp_path: Path) -> str:
     """An empty store in a directory."""
     return Store.create(str(tmp_path / "models")).location
+
+
+@pytest.fixture
+def ann(tmp_path: Path) -> Signer:
+    return new_signer(tmp_path / "ann.pem")
+
+
+@pytest.fixture
+def keys(ann: Signer) -> Keys:
+    return Keys(signer=ann, trust=Trust({"ann": ann.public}))

@@ -248,16 +248,6 @@ def test_signed_and_unsigned_manifests_keep_their_bytes(source: Store, target: S
 
 
 @pytest.fixture
-def ann(tmp_path: Path) -> Signer:
-    return new_signer(tmp_path / "ann.pem")
-
-
-@pytest.fixture
-def keys(ann: Signer) -> Keys:
-    return Keys(signer=ann, trust=Trust({"ann": ann.public}))
-
-
-@pytest.fixture
 def staging(keys: Keys) -> Store:
     """A store of three versions; the second was not signed. All records of the channel are."""
     store = Store.create("staging", objects=MemoryObjects(), keys=keys)

@@ -20,23 +20,13 @@ from model_store.loop.claim import job_name, made_name
 from model_store.loop.jobs import Jobs
 from model_store.records.manifest import Manifest
 from model_store.records.sealing import seal
-from model_store.records.signing import Keys, Signer, Trust, new_signer
+from model_store.records.signing import Keys, Trust, new_signer
 from model_store.store.store import Store
 from tests.model_store import reader
 from tests.model_store.backends import MemoryObjects
 from tests.model_store.drafts import prepare
 
 WHO: dict[str, Any] = {"channel": "production", "actor": "ann", "reason": ""}
-
-
-@pytest.fixture
-def ann(tmp_path: Path) -> Signer:
-    return new_signer(tmp_path / "ann.pem")
-
-
-@pytest.fixture
-def keys(ann: Signer) -> Keys:
-    return Keys(signer=ann, trust=Trust({"ann": ann.public}))
 
 
 @pytest.fixture

@@ -31,11 +31,6 @@ from tests.model_store.form_1 import changed, with_form_1
 
 
 @pytest.fixture
-def ann(tmp_path: Path) -> Signer:
-    return new_signer(tmp_path / "ann.pem")
-
-
-@pytest.fixture
 def bob(tmp_path: Path) -> Signer:
     return new_signer(tmp_path / "bob.pem")
 

@@ -14,14 +14,8 @@ from typing import Any
 import pytest
 
 from dne_serve.access.audit import MOST, Audit, LineFile, LogThrottle
+from tests.dne_serve.fake_engine import Clock
 from tests.live_server import TOKEN, Live, live_server, wait_for
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

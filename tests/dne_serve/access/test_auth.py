@@ -10,6 +10,7 @@ from dne_serve.access import permission
 from dne_serve.access.auth import MAX_ADDRESSES, MAX_KNOWN, Authorizer, FailedAuthThrottle
 from dne_serve.access.permission import Permission, Token, digest_of, find
 from dne_serve.errors import RateExceeded, TokenMissing, TokenRefused
+from tests.dne_serve.fake_engine import Clock
 
 PREDICT = Token(
     name="shop", permissions=frozenset({Permission.PREDICT}), digest=digest_of("shop-token")
@@ -20,13 +21,6 @@ READ = Token(
 ADMIN = Token(
     name="ops", permissions=frozenset({Permission.ADMIN}), digest=digest_of("admin-token")
 )
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def authorizer(*tokens: Token, clock: Clock | None = None) -> Authorizer:

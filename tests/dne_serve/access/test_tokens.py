@@ -18,15 +18,9 @@ from dne_serve.access.permission import (
 )
 from dne_serve.settings import load_settings
 from model_store.errors import WrongUsage
+from tests.dne_serve.fake_engine import Clock
 
 HASH = "sha256:" + "ab" * 32
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def write(path: Path, text: str) -> None:

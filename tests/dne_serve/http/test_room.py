@@ -18,19 +18,13 @@ from starlette.exceptions import HTTPException
 from dne_serve.http.bodies import STALLED_S, STEP_BYTES, MemoryBudget, Reservation
 from model_store.store.store import Store
 from tests.dne_serve.conftest import publish_letters
+from tests.dne_serve.fake_engine import Clock
 from tests.dne_serve.wire.test_limits import HEAD, assert_raw_problem, connect, rest
 from tests.live_server import Live, assert_problem, live_server, png, wait_for
 
 MIB = 1 << 20
 BODY = MIB
 ROOM = 4 * MIB
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def room(clock: Clock | None = None) -> MemoryBudget:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,6 @@ def read(live: Live, path: str) -> Any:
     answer = live.http.get(path, headers=ADMIN)
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-@pytest.fixture
-def live(store: Store, digits: Manifest) -> Iterator[Live]:
-    """A server that collects nothing."""
-    with live_server(Path(store.location)) as live:
-        live.wait_until_ready()
-        yield live
 
 
 def test_the_first_pictures_make_the_store_and_wait_to_be_learnt(tmp_path: Path) -> None:

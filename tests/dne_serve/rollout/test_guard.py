@@ -41,16 +41,10 @@ from model_store.records.manifest import Manifest
 from model_store.records.quality import Unknown
 from model_store.store.store import Store
 from tests.abuse.images import flat
+from tests.dne_serve.fake_engine import Clock
 from tests.dne_serve.observe.made_up import answered, failed, logits, resident
 from tests.live_server import Live, live_server, png, wait_for
 from tests.tiny_versions import promote, publish_tiny
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class FakeMover(Mover):

@@ -16,7 +16,7 @@ from model_store.records.describe import verdict
 from model_store.records.quality import Gate
 from model_store.store.store import Store
 from tests.model_store.commands import Capture, json_of, text_of
-from tests.model_store.drafts import prepare, publish_lineage
+from tests.model_store.drafts import prepare
 
 COMMANDS = [
     *("list", "show", "diff", "verify", "promote", "rollback", "resume", "history"),
@@ -24,14 +24,6 @@ COMMANDS = [
     *("retire-class", "rename-class", "storage", "gc", "delete", "forget", "copy", "mend-channel"),
     *("bundle", "unbundle", "threshold", "relabel", "init", "borrowers"),
 ]
-
-
-@pytest.fixture
-def store(location: str) -> Store:
-    """Versions 1, 2 and 3, promoted one after the other."""
-    store = Store.open(location)
-    publish_lineage(store, 3)
-    return store
 
 
 # The command line itself

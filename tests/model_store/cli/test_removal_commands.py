@@ -9,17 +9,8 @@ import pytest
 
 from model_store.cli.main import main
 from model_store.store.store import Store
-from tests.model_store.drafts import publish_lineage
 
 Capture = pytest.CaptureFixture[str]
-
-
-@pytest.fixture
-def store(location: str) -> Store:
-    """Versions 1, 2 and 3, promoted one after the other."""
-    store = Store.open(location)
-    publish_lineage(store, 3)
-    return store
 
 
 @pytest.fixture
