@@ -430,6 +430,7 @@ def publish(
             "transaction": uuid.uuid4().hex,
             "parent": None if parent is None else parent.version,
             "parent_digest": None if parent is None else parent.digest,
+            "metrics": like.metrics.model_copy(update={"shown": ()}),
             "memory": (),
             "held_out": (),
             "statistics": (),
