@@ -240,7 +240,7 @@ def _add_learning_options(parser: argparse.ArgumentParser) -> None:
         choices=["auto", "standard", "light", "none"],
         help="random changes to training images: standard is crop, flip and RandAugment; light is "
         "crop; auto (the default) is standard, light for images under 32 pixels, and crop and "
-        "flip in fewer than 40 epochs and after a pre-trained start",
+        "flip in fewer than 100 epochs and after a pre-trained start",
     )
     add(
         "--flip",

@@ -21,7 +21,7 @@ from trainer.ranks.ranks import BatchPart
 _PADDING_SHARE = 1 / 8  # 4 pixels of 32
 _SMALLEST_FOR_STANDARD = 32
 """The smallest image side for `standard`: its shifts and rotations destroy smaller images."""
-_EPOCHS_FOR_STANDARD = 40
+_EPOCHS_FOR_STANDARD = 100
 """The fewest epochs for `standard`: in fewer, images that are changed less are learnt faster."""
 _OPERATIONS_PER_IMAGE = 2
 _MAGNITUDE = 0.9

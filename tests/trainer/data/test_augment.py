@@ -95,7 +95,7 @@ def test_auto_spares_images_that_are_too_small_for_strong_changes() -> None:
     assert Augmentation.named("auto", image_size=16, flip=True).flip
 
 
-@pytest.mark.parametrize(("epochs", "size", "rand_augment"), [(39, 32, False), (40, 32, True)])
+@pytest.mark.parametrize(("epochs", "size", "rand_augment"), [(99, 32, False), (100, 32, True)])
 def test_few_epochs_have_crop_and_flip(epochs: int, size: int, rand_augment: bool) -> None:
     chosen = Augmentation.named("auto", image_size=size, epochs=epochs)
     assert chosen == Augmentation(crop=True, flip=True, rand_augment=rand_augment)
