@@ -202,7 +202,7 @@ class Tables:
         return str(found.count) if found else "0"
 
     def _first_task(self, row: Row) -> str:
-        shared = self.reference is not None and row.base == self.reference.base
+        shared = self.reference is not None and row.base == self.reference.base is not None
         return "the same" if shared else "its own"
 
     def _cost_share(self, row: Row) -> str:
