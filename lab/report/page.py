@@ -23,8 +23,8 @@ from model_store.tables import counted
 TITLE = "Comparisons"
 MOST_NAMED = 4
 """Missing cells of one seed that are named."""
-APPENDIX = ("short",)
-"""Presets that have one table, at the end."""
+SUPERSEDED = ("short",)
+"""Presets that stand in the notebook alone: their networks had hardly learnt (ADR 132)."""
 NOTES_TITLE = "Where the order differs from the paper's"
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = """
@@ -95,13 +95,13 @@ class Part:
         return steps(self.lines, preset=self.preset, plan=self.plan)
 
     @property
-    def is_appendix(self) -> bool:
-        return self.preset in APPENDIX
+    def is_superseded(self) -> bool:
+        return self.preset in SUPERSEDED
 
 
 def make_report(parts: Sequence[Part], *, folder: str, notes: str = "") -> Report:
     """Report on presets, each by itself. `folder` is the place of the figures, beside the page."""
-    main = [part for part in parts if not part.is_appendix]
+    main = [part for part in parts if not part.is_superseded]
     drawn = {part.preset: tuple(figures(part.tables, part.preset)) for part in main}
     sections = [
         f"# {TITLE}",
@@ -115,8 +115,7 @@ def make_report(parts: Sequence[Part], *, folder: str, notes: str = "") -> Repor
         "## How to read the tables",
         text.METRICS,
         *[said for part in main for said in _whole(part, drawn[part.preset], folder)],
-        *[said for part in parts if part.is_appendix for said in _appendix(part)],
-        *_origin([line for part in parts for line in part.lines]),
+        *_origin([line for part in main for line in part.lines]),
     ]
     every = tuple(one for some in drawn.values() for one in some)
     return Report(markdown="\n\n".join(sections) + "\n", figures=every)
@@ -136,13 +135,6 @@ def _whole(part: Part, drawn: Sequence[Figure], folder: str) -> Iterator[str]:
 def _title(part: Part) -> str:
     pretrained = preset_named(part.preset).pretrained
     return f"{'On a pre-trained start' if pretrained else 'From random weights'}: `{part.preset}`"
-
-
-def _appendix(part: Part) -> Iterator[str]:
-    yield f"## Appendix: `{part.preset}`"
-    yield text.APPENDIX
-    yield _setting(preset_named(part.preset), part.preset)
-    yield markdown_table(part.tables.matched_cost())
 
 
 def _claims(part: Part) -> Iterator[str]:

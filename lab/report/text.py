@@ -49,8 +49,3 @@ CLAIMS = """\
 The difference is of the last accuracy, in points, on the same orders of classes. Its error is the \
 larger one of the standard errors over seeds and over test images. A claim is shown if the \
 difference is more than twice its error, and at least what was asked."""
-
-APPENDIX = """\
-Of 10,000 images in 20 epochs, with plain patches, AdamW and RandAugment, the transformer had \
-hardly learnt: this table compares speeds of learning more than methods. It ran before the other \
-presets were made, and is not run again."""

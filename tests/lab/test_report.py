@@ -198,7 +198,7 @@ def test_the_error_of_a_difference_is_that_over_seeds_where_it_is_larger() -> No
     assert (found.mean, found.error) == (pytest.approx(0.2), pytest.approx(0.2))
 
 
-def test_parts_of_one_page_are_told_apart_and_appendices_are_short() -> None:
+def test_parts_of_one_page_are_told_apart_without_those_that_are_superseded() -> None:
     learnt = Part(preset="signs", lines=course(*BEST, preset="signs"), plan=PLAN)
     before = Part(preset="short", lines=course(*BEST, preset="short"), plan=PLAN)
     empty = Part.of("converged", [])
@@ -207,7 +207,6 @@ def test_parts_of_one_page_are_told_apart_and_appendices_are_short() -> None:
     assert titles[4:] == [
         "From random weights: `converged`",
         "On a pre-trained start: `signs`",
-        "Appendix: `short`",
         "Origin",
     ]
     assert "| DNE k = 1 above adapter | > 2 errors | – | 0 | not run |" in page
