@@ -107,6 +107,7 @@ def make_report(parts: Sequence[Part], *, folder: str, notes: str = "") -> Repor
         f"# {TITLE}",
         text.INTRODUCTION,
         "## What is shown, and what is not",
+        text.CLAIMS,
         *[said for part in main for said in _claims(part)],
         f"## {NOTES_TITLE}",
         notes.strip() or "Nothing is written down yet.",
@@ -140,7 +141,7 @@ def _title(part: Part) -> str:
 def _claims(part: Part) -> Iterator[str]:
     table = part.tables.claims(CLAIMS.get(part.preset, ()))
     if table.rows:
-        yield f"{_title(part)}. {text.CLAIMS}"
+        yield f"{_title(part)}:"
         yield markdown_table(table)
 
 

@@ -18,8 +18,7 @@ among all classes so far. *All tasks* is the average over the tasks after the fi
 after the first.
 - **forgetting** is the average over the old tasks of the best minus the last accuracy.
 - **IA** is independent attention: DNE whose experts read their own channels only.
-- **passes** are the passes through a backbone that an answer takes.
-- A number after ± is the standard error of the mean over seeds.
+- **passes** are those through a backbone for an answer. ± is the standard error over seeds.
 - *The paper's* figures are not comparable: compare orders only."""
 
 SAME_BACKBONE = "All rows use the transformer. Seeds, costs and the paper's figures follow below."
@@ -42,8 +41,7 @@ CANNOT_BE_CLAIMED = """\
 - **The paper's absolute figures and its order at 500 epochs**: it has 100 classes, a memory of \
 2,000 and networks several times as large.
 - **Full ResNet-18**: it begins with 20 channels instead of 64, to cost about as much as the \
-transformer.
-- **Rows that were not run**: each part ends with what is missing. No figure stands for them."""
+transformer."""
 
 CLAIMS = """\
 The difference is of the last accuracy, in points, on the same orders of classes. Its error is the \
