@@ -89,14 +89,14 @@ def base_of(request: Learning) -> Base:
     Refuse a place in which no store can be made before the training, not after it.
     """
     made = partial(
-        Base, location=request.store, keys=request.keys, alternates=tuple(request.alternates)
+        Base, location=request.store, keys=request.keys, alternates=tuple(request.alternate)
     )
     try:
         store = Store.open(request.store, keys=request.keys)
     except StoreNotFound:
-        check_location(request.store, alternates=request.alternates)
+        check_location(request.store, alternates=request.alternate)
         return made(store=None, head=None, parent=None)
-    store.check_alternates(request.alternates)
+    store.check_alternates(request.alternate)
     head = store.head(request.channel)
     newest = store.newest()
     if head is None and newest is not None:

@@ -213,7 +213,7 @@ class Learning:
     unknown_rate: float = 0.05
     """The share of known images that may be answered as unknown."""
     store: str
-    alternates: Sequence[str] = ()
+    alternate: Sequence[str] = ()
     """The stores from which a new store is to borrow experts."""
     channel: str = "production"
     device: str = "auto"

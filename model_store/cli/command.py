@@ -83,7 +83,6 @@ def add_store_option(parser: argparse.ArgumentParser) -> None:
 def add_alternate_option(parser: argparse.ArgumentParser, *, after: str = "") -> None:
     parser.add_argument(
         "--alternate",
-        dest="alternates",
         metavar="STORE",
         action="append",
         default=[],

@@ -108,7 +108,7 @@ def add_housekeeping_commands(add: Add) -> None:
 
 
 def _make_store(options: argparse.Namespace) -> int:
-    store = Store.create(options.store, alternates=options.alternates)
+    store = Store.create(options.store, alternates=options.alternate)
     named = [alternate.location for alternate in store.alternates.named]
     versions = len(store.versions())
     facts = {"id": store.id, "versions": versions, "alternates": named}

@@ -231,7 +231,7 @@ def sent_to_cluster(options: argparse.Namespace, arguments: Sequence[str]) -> Se
     """Describe the command for a cluster. `options` is what the arguments were parsed to."""
     from trainer.cluster import Sent
 
-    if getattr(options, "alternates", []):
+    if getattr(options, "alternate", []):
         raise WrongUsage(
             "--alternate cannot be sent to a cluster: make the store first, with `dne-store init "
             "--alternate`"

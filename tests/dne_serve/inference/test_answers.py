@@ -56,7 +56,7 @@ def resident_of(*labels: str, temperature: float = 1.3, threshold: float = 0.0) 
     manifest: Any = SimpleNamespace(
         version=7,
         calibration=SimpleNamespace(temperature=temperature),
-        unknown=SimpleNamespace(threshold=threshold),
+        unknown=SimpleNamespace(threshold=threshold, by_class={}),
     )
     model: Any = None
     return Resident(manifest=manifest, labels=labels, tasks=("letters",) * len(labels), model=model)

@@ -54,9 +54,9 @@ def test_an_alternate_that_cannot_lend_is_refused_before_anything_is_learnt(
 ) -> None:
     store = tmp_path / "models"
     with pytest.raises(AlternateRefused, match="there is no store"):
-        run(first(store, letters, vit, alternates=[str(tmp_path / "nothere")]))
+        run(first(store, letters, vit, alternate=[str(tmp_path / "nothere")]))
     assert not store.exists()
     run(first(store, letters, vit))
     run(first(tmp_path / "shared", letters, vit))
     with pytest.raises(WrongUsage, match="is a store already"):
-        run(later(store, digits, alternates=[str(tmp_path / "shared")]))
+        run(later(store, digits, alternate=[str(tmp_path / "shared")]))
