@@ -80,8 +80,10 @@ class Reader:
                 ["bash", "-euc", shell],
                 cwd=self.folder, env=self.environment, stdout=log, stderr=log,
             )  # fmt: skip
+        # A server of an empty store is alive, and ready only once something is learnt.
+        up = "/readyz" if (self.folder / "models").exists() else "/healthz"
         for _ in range(1200):
-            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "/readyz"):
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + up):
                 return
             assert self.server.poll() is None, (self.folder / "server.log").read_text()
             time.sleep(0.1)
